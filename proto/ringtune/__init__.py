@@ -26,5 +26,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a user may want; modules that were imported are none of it."""
+    """The names of the API, without modules that were imported."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -107,7 +107,7 @@ def _missing(name: str, module: str) -> Any:
 
 
 class _LazyCommands(MutableMapping[str, Any]):
-    """Commands by name; the module of a command is imported when it is first looked up."""
+    """Commands by name; the module of a command is imported at its first use."""
 
     def __init__(self, targets: dict[str, str]) -> None:
         self._targets = targets
@@ -149,7 +149,7 @@ class LazyGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, as the panels have them; others come first."""
+        """The names of all commands, in the order of the panels, then others."""
         order = [name for names in PANELS.values() for name in names]
         return sorted(self.commands, key=lambda name: (name in order, order.index(name) if name in order else 0))
 
@@ -257,7 +257,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line as a process of its own and exit, within its grace time once it is told to end."""
+    """Run the command line as a process of its own and exit, within its grace time after a signal to end."""
     own_process()
     guard_outputs()
     run_typed()

@@ -54,7 +54,7 @@ from ringtune.schedule.units import EMBEDDING, Range, Units
 
 
 class Rest(NamedTuple):
-    """What a rest gives: at most so many seconds of the next action, which keeps at least a share of its time.
+    """The gain of a rest: at most so many seconds of the next action, which keeps at least a share of its time.
 
     Example: after a long rest an action of 30 ms takes 23 ms with ``most_s`` 0.007. At a quota of 0.4 cores it can't
     take less than 12 ms, whatever the rest was.
@@ -453,7 +453,7 @@ class CourseCosts:
         return taken[0], taken[1]
 
     def rest(self, node: str) -> Rest:
-        """What a rest gives to the next action of ``node``; nothing where times were recorded in a run."""
+        """The gain of a rest for the next action of ``node``; none where times were recorded in a run."""
         facts = self._facts[node]
         if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
             return Rest(0.0, 1.0)
@@ -494,7 +494,7 @@ _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What one node did, or would have done; sums of items can be added.
+    """The work of one node in items, done or predicted; sums of items can be added.
 
     Attributes:
         full: rows of blocks with forward and backward, counted by their subnets.
@@ -511,13 +511,13 @@ class Done:
     sent_bytes: float = 0.0
 
     def __add__(self, other: Done) -> Done:
-        """Add what was done for other items."""
+        """Add the work for other items."""
         return Done(
             **{entry.name: getattr(self, entry.name) + getattr(other, entry.name) for entry in dataclasses.fields(Done)}
         )
 
     def times(self, count: float) -> Done:
-        """What is done for so many items that are alike."""
+        """The work for so many equal items."""
         return Done(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(Done)})
 
     @property
@@ -538,7 +538,7 @@ class Done:
 
 
 def total(parts: Iterable[Done]) -> Done:
-    """Add up what was done."""
+    """The sum of the work of items."""
     return sum(parts, Done())
 
 
@@ -553,7 +553,7 @@ def _all_full(plan: Plan) -> Plan:
 
 
 def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, Done]:
-    """What each host does for a train item.
+    """The work of each host for a train item.
 
     Args:
         plan: as decided for the item's turn.

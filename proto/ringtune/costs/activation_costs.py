@@ -121,7 +121,7 @@ def graph_terms(
     flying: int,
     dealt: int | None = None,
 ) -> Iterable[Term]:
-    """The graphs that a node's trained blocks keep at most, and what comes besides where some are run again.
+    """The graphs that a node's trained blocks keep at most, and what is added where some are run again.
 
     Args:
         course: the run.
@@ -241,7 +241,7 @@ Seconds = Callable[[Op, int, int], float]
 
 
 def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
-    """What VeLoRA takes off a block's backward, over its forward with a graph: g.
+    """The share g of a block's forward with a graph that VeLoRA takes off its backward.
 
     The gradient of a weight from P numbers of a token instead of D inputs takes P / D of the multiplications. With
     adapters it is 0: their own matrices take next to no time. Keys and values count as wide as queries.

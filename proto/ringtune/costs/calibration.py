@@ -337,7 +337,7 @@ class RecordedProfile:
         return scope is not Scope.UNITS or EMBEDDING < action.start < action.stop <= stop
 
     def _add_shared(self, node: str, action: Action, entry: _OpenItem, seconds: float) -> None:
-        """Add the mean time of an item's actions of one kind, once all of them have come.
+        """Add the mean time of an item's actions of one kind, once all of them are recorded.
 
         The first embedding of an item makes its whole batch, so that one alone says little.
         """
@@ -544,7 +544,7 @@ class LinkWatch:
         self._rates: LastingChanges[Pair] = LastingChanges(LINK_CHANGED)
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that came at ``at_s``; one of no known link, or that says no rate, is left out."""
+        """Add one message that arrived at ``at_s``; one of no known link, or that shows no rate, is left out."""
         if (source, target) in self._latency_s and says_a_rate(num_bytes, seconds, at_s):
             found = self._turn.setdefault((source, target), [])
             if len(found) < KEPT_SAMPLES:
@@ -591,7 +591,7 @@ _OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", 
 
 
 def kinds_of_work(part: Plan, turn: Turn) -> tuple[Hashable, dict[str, Hashable]]:
-    """What trains in a turn, at its first and its last step: in the whole ring, and as each host has it to do."""
+    """The units that train at the first and the last step of a turn: in the whole ring, and the part of each host."""
     course = part.course.decided(turn.unfreeze_at)
     depth = tuple(trained(course, StepKind.TRAIN, step) for step in (turn.first_step, turn.end_step - 1))
     kinds: dict[str, Hashable] = {
@@ -705,7 +705,7 @@ class PaceWatch:
 
 
 def _at_pace(node: NodeFacts, factor: float) -> NodeFacts:
-    """The facts of a node all of whose work takes so many times as long."""
+    """The facts of a node with all its times multiplied."""
     if factor == 1:
         return node
     quartiles = ("median_s", "low_s", "high_s")

@@ -44,7 +44,7 @@ from ringtune.schedule.units import EMBEDDING, Units
 def with_full_parameters(
     facts: ModelFacts, family: Family, tensors: Mapping[str, StoredTensor], *, task: str, item_bytes: int
 ) -> ModelFacts:
-    """Change the facts of a model with adapters to those of one whose parameters all train.
+    """Change the facts of a model with adapters to those of one in which all parameters train.
 
     Args:
         facts: of the model, with the bytes of a head that the task adds.
@@ -89,7 +89,7 @@ _EMBEDDING_TENSORS = 3
 
 
 def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
-    """Yield the terms of weights, of what is there for a moment, and of gradients that go to other owners."""
+    """Yield the terms of weights, of passing pieces, and of gradients for other owners."""
     yield Term("weights", "block", share.stop - share.start, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
@@ -218,7 +218,7 @@ def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> 
 
 
 def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
-    """The head, if it may be updated while graphs are kept: its own step's, or of any step that comes after another's.
+    """The head, if it may be updated while graphs are kept: in its own step, or in a step after another unit's.
 
     The head of an item is updated before the backward of its blocks.
     """
@@ -306,7 +306,7 @@ def _local(units: Units, course: Course, share: Share) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _kinds(course: Course) -> tuple[Units, ...]:
-    """What trains at the steps of the run, as far as they differ, in their order; an evaluation trains nothing."""
+    """The distinct sets of units that train at the steps of the run, in their order; none in an evaluation."""
     steps = range(min(course.num_steps, course.method.period(course)))
     return tuple(course.method.trained(course, step) for step in steps) or (Units(course.num_blocks),)
 

@@ -199,7 +199,7 @@ class RecordedLinks:
         self._samples: dict[tuple[str, str], deque[_Message]] = {}
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that came at ``at_s``; a small or quick one, or one whose times are no times, is left out."""
+        """Add one message that arrived at ``at_s``; one that is small, quick, or of impossible times is left out."""
         if says_a_rate(num_bytes, seconds, at_s):
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
             kept.append(_Message(num_bytes, seconds, at_s))
@@ -243,7 +243,7 @@ class _Message(NamedTuple):
 
 
 class _Lines:
-    """What links had of the lines of their nodes, and what these carried.
+    """The rates of links as shares of the lines of their nodes, and the busy rates of these lines.
 
     Args:
         transfers: of each link.

@@ -293,7 +293,7 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
 
 
 class Copies(NamedTuple):
-    """What some nodes of a plan have alike.
+    """Copies that some nodes of a plan hold alike.
 
     Attributes:
         what: in words.

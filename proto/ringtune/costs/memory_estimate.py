@@ -222,7 +222,7 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
 
 
 def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """What a pass that gathers scores holds besides: whole graphs, inputs of linear layers, and one gradient.
+    """The terms that a pass with scores adds: whole graphs, inputs of linear layers, and one gradient.
 
     It goes down to the lowest block that may train, although a short run may never train that.
     """
@@ -341,7 +341,7 @@ _NOT_YET = ("activations", "buffers", "passing")
 
 
 def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEstimate]:
-    """What each node holds at most in any placement."""
+    """The most memory of each node in any placement."""
     nodes = dict.fromkeys(node for part in parts for node in part)
     return {
         node: max((part[node] for part in parts if node in part), key=lambda one: one.total_bytes) for node in nodes
@@ -351,7 +351,7 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
 def most_memory(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
 ) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
-    """What each node holds at most in any placement, and during any move; the second has no node that never moves."""
+    """The most memory of each node in any placement, and in any move; the second has no node that never moves."""
     moving: dict[str, MemoryEstimate] = {}
     for placements, (before, after) in zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True):
         moving = fullest([moving, moving_memory(placements, before, after)])
@@ -361,7 +361,7 @@ def most_memory(
 def moving_memory(
     placements: tuple[Placement, Placement], before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
 ) -> dict[str, MemoryEstimate]:
-    """What each node of a placement holds at most while the run moves to it; no micro-batch is under way.
+    """The most memory of each node of a placement while the run moves to it; no micro-batch is under way.
 
     First what others trained of its blocks comes, beside the old slice. Then the next slice is there, with what came
     and with what was trained of the old one.
@@ -489,7 +489,7 @@ def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
 
 
 def _num_checkpoints(course: Course) -> int:
-    """At most so many: they come at the end of a turn."""
+    """The most checkpoints of a run: each is at the end of a turn."""
     if not course.checkpoint_every:
         return 0
     return math.ceil(course.num_steps / max(course.checkpoint_every, course.local_iterations))

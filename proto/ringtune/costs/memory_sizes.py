@@ -151,7 +151,7 @@ _BATCH_BYTES: Final = 400
 
 
 class KeptGraphs(NamedTuple):
-    """What the graphs of one item keep at most, for each block.
+    """The most that the graphs of one item keep, for each block.
 
     Attributes:
         micros: micro-batches for which the block keeps a graph.
@@ -227,7 +227,7 @@ def block_scores_bytes(course: Course) -> int:
 
 @functools.lru_cache(maxsize=64)
 def kept_graphs(course: Course) -> KeptGraphs | None:
-    """What graphs of one item keep at most, whatever the batch; None where that may be all of every block."""
+    """The most that graphs of one item keep in any batch; None where that may be all of every block."""
     choice = course.choice
     if gathers_scores(course):
         return None
@@ -250,7 +250,7 @@ def _most(each: Sequence[KeptGraphs | None]) -> KeptGraphs | None:
 
 
 def _of_table(course: Course, table: Operations) -> KeptGraphs | None:
-    """What a table says of every batch of every owner; None if it leaves a batch out, which is all full."""
+    """The most that a table's batches keep; None if it leaves a batch out, which is all full."""
     if len(table.batches) < sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners):
         return None
     return _most([_of_rows(rows, course.num_blocks, table.subnets) for rows in {each.rows for each in table.batches}])
@@ -268,7 +268,7 @@ def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> KeptGraphs
 
 
 def _of_capacities(course: Course) -> KeptGraphs:
-    """What capacities allow each chooser, whichever micro-batches it draws; blocks without one are all full."""
+    """The most that capacities allow each chooser, for any draw; blocks without one are all full."""
     parts, subnets = course.microbatch_sizes(), course.subnets
     micros, shares = [len(parts)] * course.num_blocks, [float(len(parts))] * course.num_blocks
     for chooser in choosers_of(course):

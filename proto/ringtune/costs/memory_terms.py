@@ -63,7 +63,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What one node holds at the moment of the run when it holds most.
+    """The memory of one node at the fullest moment of the run.
 
     Attributes:
         terms: everything, none of them counted twice.

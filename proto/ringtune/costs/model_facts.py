@@ -148,7 +148,7 @@ def job_subnets(job: Job, model: ModelFacts) -> Subnets:
 
 
 def check_subnets(job: Job, dimensions: Dimensions, *, where: str) -> None:
-    """Refuse a job whose subnets do not divide a model.
+    """Refuse a job with subnets that do not divide the blocks of its model.
 
     Args:
         job: what is wanted.

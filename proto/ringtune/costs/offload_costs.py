@@ -74,7 +74,7 @@ _BFLOAT16_BYTES: Final = 2
 
 
 class PairWidths(NamedTuple):
-    """What one module sends of a token.
+    """The values that one module sends of a token.
 
     Attributes:
         inputs: values of x; 0 where another module sends the same x.
@@ -194,12 +194,12 @@ def vector_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, pa
 def weight_bytes(
     config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int, value_bytes: int
 ) -> int:
-    """Bytes of the weights of one block that come back after each update."""
+    """Bytes of the weights of one block that return after each update."""
     return block_params(config, block, hidden_size=hidden_size, widths=widths, num_blocks=num_blocks) * value_bytes
 
 
 class SetBytes(NamedTuple):
-    """Bytes of the adapters of one block whose adapters a helper fits.
+    """Bytes of the adapters of one block that a helper fits.
 
     Attributes:
         hosted: in the modules of its host.
@@ -263,7 +263,7 @@ def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:
 
 
 def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, float]:
-    """Bytes that a helper's blocks send at one step in which all train, and bytes that come back at an update.
+    """Bytes that a helper's blocks send at one step in which all train, and bytes that return at an update.
 
     Args:
         plan: of the run.
@@ -312,7 +312,7 @@ class OffloadCosts:
     def action_s(
         self, node: str, action: Action, work_s: float, costs: WorkSeconds, *, size: float, kind: StepKind
     ) -> float:
-        """Seconds of an action, of which ``work_s`` is what it takes where nobody helps."""
+        """Seconds of an action that takes ``work_s`` without helpers."""
         op, blocks = action.op, action.stop - action.start
         if op is Op.SHIP:
             return blocks * self._packing(size) * costs.work(Work.ENCODE, size)

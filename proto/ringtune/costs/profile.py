@@ -303,7 +303,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedShape:
-    """What the timings of a node belong to besides the model: other values need other timings.
+    """The settings besides the model that timings of a node hold for: other values need other timings.
 
     Attributes:
         rows: of the micro-batch that was timed.
@@ -513,7 +513,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What is known about every node and link; the content of ``profile.json``.
+    """The facts of every node and link; the content of ``profile.json``.
 
     Attributes:
         nodes: in name order.

@@ -190,7 +190,7 @@ class Handled(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One action of a node with its start and end, in seconds of the clock of whoever recorded it.
+    """One action of a node with its start and end, in seconds of the recorder's clock.
 
     A node records monotonic seconds, its reports carry unix seconds, and a virtual ring has virtual seconds.
     ``worked_s`` is what the action would have taken at the quota of processor time alone; 0 where no quota holds.

@@ -110,7 +110,7 @@ class Copies:
         return next(update for update in state.copies if update.start == unit), state
 
     def messages(self, update: Action, state: ItemState, course: Course) -> list[ev.Command]:
-        """What is done right before an update: the gradient of an own item leaves, that of another one is taken."""
+        """Messages right before an update: the gradient of an own item leaves, that of another one is taken."""
         unit = update.start
         if unit not in replicated_units(course, state.item):
             return []
@@ -135,13 +135,13 @@ def _is_used_before(seq: int, heads: Iterable[ItemState]) -> bool:
 
 
 def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
-    """Whether hosted blocks keep graphs of some micro-batch: it is through them and has not come back."""
+    """Whether hosted blocks keep graphs of some micro-batch: between its forward and its backward."""
     going = (flow.place for state in backwards for flow in state.backwards)
     return any(place is not None and not place.is_upward for place in going)
 
 
 class ReplicaSums:
-    """What one host owes the other hosts of its stage, and what they owe it; nothing where it is the only one.
+    """Gradients that one host and the other hosts of its stage owe each other; none where it is the only one.
 
     Args:
         plan: of the run.
@@ -187,7 +187,7 @@ class ReplicaSums:
         return self._sent == update.seq and all(key in self._arrived for key in self._awaited(update))
 
     def messages(self, update: Action) -> list[ev.Command]:
-        """What is done right before an update: the gradients of the other hosts are taken, in ring order."""
+        """Messages right before an update: the gradients of the other hosts are taken, in ring order."""
         if not self._is_shared(update):
             return []
         return [ev.AcceptParcel(key, self._arrived.pop(key)) for key in self._awaited(update)]
@@ -311,17 +311,17 @@ class Installs:
         self._arrived[event.key] = event.source
 
     def may_update(self, update: Action) -> bool:
-        """Whether what an update needs from a helper is here."""
+        """Whether the weights that an update needs from a helper are here."""
         return not self.helper_of(update) or weights_key(update) in self._arrived
 
     def messages(self, update: Action) -> list[ev.Command]:
-        """What is done right before an update: the weights of a helper are taken."""
+        """Messages right before an update: the weights of a helper are taken."""
         key = weights_key(update)
         return [ev.AcceptParcel(key, self._arrived.pop(key))] if self.helper_of(update) else []
 
 
 class Exchange:
-    """What one node exchanges with others for updates.
+    """All that one node exchanges with others for updates.
 
     Args:
         plan: of the run.
@@ -365,7 +365,7 @@ class Exchange:
         return self.copies.may_save(seq) and self.helping.may_save(seq)
 
     def may_update(self, update: Action) -> bool:
-        """Whether what an update of own blocks needs from a helper or from replicas is here."""
+        """Whether all is here that an update of own blocks needs from a helper or from replicas."""
         return self._installs.may_update(update) and self.sums.may_update(update)
 
     def next_update(
@@ -375,7 +375,7 @@ class Exchange:
         return self.helping.next_update() or self.copies.next_update(heads, backwards)
 
     def messages_before(self, update: Action, state: ItemState) -> list[ev.Command]:
-        """What is done right before an update: gradients leave or are taken, as are weights of a helper."""
+        """Messages right before an update: gradients leave or are taken, as are weights of a helper."""
         if update.op is Op.SAVE or update in state.helped:
             return []
         if self._course.method.full_parameters:
@@ -383,7 +383,7 @@ class Exchange:
         return self._installs.messages(update) or self.sums.messages(update)
 
     def awaited(self, states: Sequence[ItemState]) -> str:
-        """What the oldest item waits for from another node once its micro-batches are through; empty for nothing."""
+        """The message of another node that the oldest item waits for after its micro-batches; empty if none."""
         if not states or states[0].flows_left:
             return ""
         state = states[0]

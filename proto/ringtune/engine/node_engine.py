@@ -246,7 +246,7 @@ class NodeEngine:
     # ---- decisions --------------------------------------------------------------------------------
 
     def _go_on(self, flow: Flow, commands: list[ev.Command]) -> None:
-        """An action of a micro-batch is done; a send that follows is no work and comes at once."""
+        """Note that an action of a micro-batch is done; a send that follows is no work and is made at once."""
         place = flow.place
         if place is None:
             raise PlanError(f"node {self.node} was told of an action of a micro-batch that is through")
@@ -312,7 +312,7 @@ class NodeEngine:
     # ---- explanation ------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """What the oldest unfinished micro-batch waits for, and from whom."""
+        """The message that the oldest unfinished micro-batch waits for, and its sender."""
         awaited = self._backlog.exchange.awaited(self._backlog.states)
         if awaited:
             return f"waited {self._wait_s:g} s for {awaited}"

@@ -242,7 +242,7 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boun
 
 
 class Flow:
-    """One micro-batch at this node, as far as it has come.
+    """One micro-batch at this node, with its progress.
 
     Args:
         seq: its item.
@@ -263,7 +263,7 @@ class Flow:
 
     @property
     def ready(self) -> Place | None:
-        """Where it goes on, if the tensor that it needs there is here."""
+        """The next place of the micro-batch, if the tensor that it needs there is here."""
         place = self.place
         return place if place is None or place.receive is None or self.arrived else None
 
@@ -395,7 +395,7 @@ class ItemState:
 
     @property
     def holds_graph(self) -> bool:
-        """Whether a graph of this item may still be needed, or its update is still to come."""
+        """Whether a graph of this item may still be needed, or its update is not done."""
         return bool(self.updates) or self.goes_backward
 
     @property

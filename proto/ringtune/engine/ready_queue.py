@@ -54,7 +54,7 @@ class UnitVersions:
         self.embedding = weight_version(plan.course, EMBEDDING, step)
 
     def updated(self, update: Action) -> None:
-        """Count an update; nobody waits for versions of the head."""
+        """Count an update; no action waits for versions of the head."""
         if update.start == EMBEDDING:
             self.embedding += 1
         elif update.start != self._head:
@@ -92,7 +92,7 @@ class HeadKeeping:
         self._first_versions: dict[int, int] = {}
 
     def begin(self, version: int) -> None:
-        """Note how many updates the head has had where the run begins or goes on."""
+        """Note the updates of the head at the step where the run begins or continues."""
         self._version = version
 
     def granted(self, turn: Turn, version: int) -> None:
@@ -151,7 +151,7 @@ class HeadKeeping:
             commands.append(ev.SendHead(turn.index, turn.owner))
 
     def forget(self, turn: int) -> None:
-        """Drop what is kept of a turn that is long over."""
+        """Drop the records of a turn that is long over."""
         self._holds_since.pop(turn, None)
         self._first_versions.pop(turn, None)
 
@@ -239,7 +239,7 @@ class Backlog:
     # ---- what comes in ------------------------------------------------------------------------------
 
     def begin(self, plan: Plan, step: int) -> None:
-        """The run begins at ``step``, or goes on there; the plan of the first turn says what was unfrozen before."""
+        """Begin or continue the run at ``step``; the plan of the first turn has what was unfrozen before."""
         self._versions.begin(plan, step)
 
     def path(self, legs: Legs) -> Path:
@@ -326,7 +326,7 @@ class Backlog:
         self._embeds_in_flight += 1
 
     def passed(self, flow: Flow, place: Place) -> None:
-        """A micro-batch is through one place, and goes on at the next."""
+        """Move a micro-batch from one place, which is done, to the next."""
         if place.op is Op.FIT:
             self.exchange.helping.passed(flow)
             self._may_update = True
@@ -419,7 +419,7 @@ class Backlog:
         return None
 
     def next_flow(self) -> Flow | None:
-        """The micro-batch to go on with: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
+        """The micro-batch to run next: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
         flow, self._going_on = self._going_on, None
         if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
             return flow
@@ -452,12 +452,12 @@ class Backlog:
         return self._or_embedding(found) if self._embeds else found
 
     def _is_next(self, flow: Flow, place: Place) -> bool:
-        """Whether a micro-batch can go on upward without overtaking an older one."""
+        """Whether a micro-batch can move upward without overtaking an older one."""
         older = itertools.takewhile(lambda one: one is not flow, self._upward)
         return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
 
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
-        """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
+        """Whether all that has to precede an update or a save is done; ``upward_seq`` is still on its way up."""
         if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
             seq = state.item.seq
             is_first = state is self._updating[0] and self.exchange.may_save(seq)
@@ -471,7 +471,7 @@ class Backlog:
         return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
 
     def _ready_head(self) -> Flow | None:
-        """The oldest micro-batch of ours whose head is still to come, if that can run."""
+        """The oldest own micro-batch without its head done, if that can run."""
         while self._heads and not self._heads[0].heads:
             self._heads.popleft()
         if self._heads:

@@ -135,7 +135,7 @@ def parse_tables(text: str, *, source: str) -> dict[str, Any]:
 
 
 def _advice(text: str, problem: str) -> str:
-    """What to do about a slip that is known; empty if it is not."""
+    """The remedy for a known slip; empty if it is not known."""
     place = _PLACE.search(problem)
     line = text.splitlines()[int(place[1]) - 1] if place and int(place[1]) <= len(text.splitlines()) else ""
     found = _KEY.match(line)
@@ -153,7 +153,7 @@ _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping
 
 
 def refuse_unsupported(tables: Mapping[str, object]) -> None:
-    """Refuse by name what users of other frameworks look for and RingTune does not carry out.
+    """Refuse by name the keys of other frameworks that RingTune does not carry out.
 
     Raises:
         JobError: names the key and what to do.
@@ -462,12 +462,12 @@ class Kind(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of this kind's pairs; nothing for the job's own kind."""
+        """The prefix of the names of this kind's pairs; empty for the job's own kind."""
         return f"{self.number}/" if self.number else ""
 
 
 def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
-    """The kinds of adapters of a run; one, with all users, where nobody chose another.
+    """The kinds of adapters of a run; one, with all users, where no user chose another.
 
     Args:
         job: of the run.

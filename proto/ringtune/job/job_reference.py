@@ -182,7 +182,7 @@ def _allowed(name: str, hint: Any, default: Any) -> str:
 
 
 def _choices(said: str) -> str:
-    """What a refusal of a text says that it may be."""
+    """The choices that a refusal of a text names."""
     found = re.search(r"is not one of ([^;]*)|it has to be ([^;]*)|is neither ([^;]*)|known here: (.*)", said)
     return next(filter(None, found.groups()), "").replace(" nor ", " or ") if found else ""
 

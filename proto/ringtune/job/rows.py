@@ -173,7 +173,7 @@ def refuse_plain_text(path: Path, data: Data) -> None:
 
 
 def sorted_by_user(chosen: Iterable[int], users: Sequence[str]) -> list[int]:
-    """Rows in the order of their users' names, and of one user in the order in which they come.
+    """Rows in the order of their users' names, and of one user in the order of the file.
 
     Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2.
 
@@ -299,7 +299,7 @@ class Rows:
 
     @property
     def targets(self) -> Sequence[Any]:
-        """What is to be predicted for each row, where it does not stand in the row itself."""
+        """The targets of the rows, where they do not stand in the rows themselves."""
         return self.labels or self.tags or self.numbers
 
 
@@ -399,7 +399,7 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
 
 
 def input_columns(task: str, data: Data) -> dict[str, str]:
-    """Job key -> column of what is given: texts, words, or a question with its context."""
+    """Job key -> column of each input: texts, words, or a question with its context."""
     if task == QUESTION_ANSWERING:
         return {"data.question": data.question, "data.context": data.context}
     if task == TAGGING:
@@ -408,7 +408,7 @@ def input_columns(task: str, data: Data) -> dict[str, str]:
 
 
 def target_columns(task: str, data: Data) -> dict[str, str]:
-    """Job key -> column of what is to be predicted, and of users."""
+    """Job key -> column of each target, and of users."""
     targets = {
         CLASSIFICATION: {"data.label": data.label},
         REGRESSION: {"data.label": data.label},

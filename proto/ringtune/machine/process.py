@@ -120,7 +120,7 @@ codecs.register_error(ESCAPED, _escape)
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor to which every write succeeds; the first one that doesn't is told on the standard error.
+    """A descriptor to which every write succeeds; the first one that doesn't is reported on the standard error.
 
     Of a pipe whose reader has read enough, as ``head``, nothing is told.
     """
@@ -131,7 +131,7 @@ class _LastingFile(io.FileIO):
         self._lock = threading.Lock()
 
     def write(self, data: Any) -> int:
-        """Write, or let go of what can't be written."""
+        """Write, or drop what can't be written."""
         try:
             return super().write(data) or 0
         except BlockingIOError:

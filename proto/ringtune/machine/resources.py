@@ -159,7 +159,7 @@ _NO_LIMIT_BYTES: Final = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Names:
-    """What a version of control groups calls its files, and the page cache in ``memory.stat``."""
+    """The file names of a version of control groups, and its name of the page cache in ``memory.stat``."""
 
     limit: str
     used: str

@@ -322,7 +322,7 @@ def trains_own_weights(config: str) -> bool:
 
 
 def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
-    """What a configuration says of auxiliary models; nothing if it adds none, whatever else it says.
+    """The auxiliary models of a configuration, without its other parts; none if it adds none.
 
     Raises:
         JobError: it names one of these kinds, and ``parse_adapter_config`` refuses it.

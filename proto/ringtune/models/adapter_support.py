@@ -310,7 +310,7 @@ def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) 
 
 
 def _is_of_each_token(adapter_config: str) -> bool:
-    """Whether adapters look at each token alone: a gate takes a mean, ReFT counts tokens from the end."""
+    """Whether adapters read each token alone: a gate takes a mean, ReFT counts tokens from the end."""
     for part in parse_adapter_config(adapter_config):
         kind, defaults = known_configurations()[part.name]
         options = {**defaults, **part.options}

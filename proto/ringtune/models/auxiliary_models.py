@@ -81,7 +81,7 @@ DEFAULTS: Final[dict[str, dict[str, Any]]] = {LINEAR: _SHARED_OPTIONS, MLP: {**_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuxiliaryConfig:
-    """What a configuration of one of these kinds says.
+    """A configuration of one of these kinds.
 
     Attributes:
         kind: ``linear`` or ``mlp``.
@@ -212,7 +212,7 @@ _OF_WHOLE: Final = ("model_type", "model_name", "name")
 
 
 class Described(NamedTuple):
-    """What ``adapter.json`` says.
+    """The content of ``adapter.json``.
 
     Attributes:
         parts: which kinds, and where.

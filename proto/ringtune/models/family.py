@@ -83,7 +83,7 @@ class ConfigKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimensions:
-    """What planning needs of a config, whatever its keys are called.
+    """The sizes of a config for planning, whatever its keys are called.
 
     Attributes:
         num_blocks: transformer blocks.

@@ -265,7 +265,7 @@ def id_of_folder(folder: PurePath) -> str:
 
 
 def name_of_folder(folder: PurePath) -> str:
-    """The name of a model by its folder, without who owns it."""
+    """The name of a model by its folder, without its owner."""
     return id_of_folder(folder).rpartition("/")[2]
 
 
@@ -493,7 +493,7 @@ _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token"
 
 
 class _Tokens(NamedTuple):
-    """What the files of a tokenizer say.
+    """The facts of a tokenizer from its files.
 
     Attributes:
         ids: number of each token of its vocabulary.

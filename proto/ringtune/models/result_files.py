@@ -109,7 +109,7 @@ def part_files(users: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 class Result(NamedTuple):
-    """What the result of a run is.
+    """The form of the result of a run.
 
     Attributes:
         folder: its name in the run's folder.

@@ -258,7 +258,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Place(NamedTuple):
-    """Where the bytes of a digest lie: in which file, from where on, how many."""
+    """The place of the bytes of a digest: file, offset, length."""
 
     path: Path
     offset: int
@@ -337,7 +337,7 @@ class ModelSource:
 
 
 class Offers:
-    """Which models this process serves: those of runs that it takes part in. Safe to call from any thread.
+    """The models that this process serves: those of runs that it takes part in. Safe to call from any thread.
 
     Args:
         max_streams: fetches at a time; each holds a thread.

@@ -184,7 +184,7 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """What a submitter hands over to go on with a run.
+    """The values that a submitter hands over to continue a run.
 
     Attributes:
         plan: of the run; it stays as it was, but for its length.
@@ -249,7 +249,7 @@ class Resume:
 
     @property
     def run_id(self) -> str:
-        """The run under which nodes keep what it goes on from."""
+        """The run under which nodes keep the state that it continues from."""
         return self.manifests[0].run_id
 
     @property
@@ -301,7 +301,7 @@ class _Holder(NamedTuple):
 
 
 class Whereabouts:
-    """Who has which trained block, and the head, at the step of a manifest.
+    """The holders of trained blocks and of the head, at the step of a manifest.
 
     Args:
         manifest: of a checkpoint, or of the end of a turn that nodes kept.
@@ -346,11 +346,11 @@ class Whereabouts:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Blocks that were trained, and that nobody has who is there."""
+        """Trained blocks that no present node has."""
         return tuple(block for block in self._trained if not self._holders[block])
 
     def head_at(self, owners: Collection[str]) -> tuple[str, str] | None:
-        """Who of some owners has the head, the one that had it first, with the digest of its shard; None = nobody.
+        """The owner of some that has the head, the first holder first, with the digest of its shard; None = none has.
 
         The digest is empty where the head is in a file beside shards.
         """
@@ -374,7 +374,7 @@ class Whereabouts:
         return tuple(found)
 
     def why_not(self, owners: Collection[str]) -> str:
-        """Say what is missing, and who had it; empty if all is there, the head at one of these owners."""
+        """Say what is missing, and its last holder; empty if all is there, the head at one of these owners."""
         if self.missing:
             hosts = sorted({self._placement.host_of(block) for block in self.missing})
             plural = "s" if len(self.missing) > 1 else ""

@@ -189,7 +189,7 @@ def as_it_was(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Le
 
 
 def longer(plan: Plan, job: Job) -> Plan:
-    """The plan of a run that goes on beyond its end, because its job asks for more steps.
+    """The plan of a run that continues beyond its end, because its job asks for more steps.
 
     Raises:
         JobError: it asks for fewer steps, or what the run has done depends on its number of steps.
@@ -206,7 +206,7 @@ def longer(plan: Plan, job: Job) -> Plan:
 
 
 def _require_endless(job: Job, course: Course) -> None:
-    """Refuse a course whose steps depend on their number.
+    """Refuse a course in which steps depend on the number of steps.
 
     Raises:
         JobError: names the key.

@@ -47,7 +47,7 @@ def pair_of(name: str) -> tuple[int, int] | None:
 
 
 def table_of(values: Mapping[str, float], num_classes: int) -> Table:
-    """The table of counts, a row for each true class; empty where nobody counted, or with too many classes.
+    """The table of counts, a row for each true class; empty without counts, or with too many classes.
 
     Args:
         values: figures of an evaluation by name; what is outside of the table does not count.

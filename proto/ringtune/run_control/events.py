@@ -15,7 +15,7 @@ from ringtune.techniques.replicas import CopyDigest
 
 
 class CollectBest(NamedTuple):
-    """Ask a node for what it trained up to ``step``, whose evaluation is the best so far; ``BestSent`` answers.
+    """Ask a node for what it trained up to ``step``, the best evaluation so far; ``BestSent`` answers.
 
     ``number`` counts the requests; all other fields are those of ``Collect``.
     """
@@ -266,7 +266,7 @@ class ShowStep(NamedTuple):
 
 
 class LogRecovery(NamedTuple):
-    """Log that the run goes on without a node that was lost, or after a bad step, from the end of ``step`` on.
+    """Log that the run continues without a lost node, or after a bad step, from the end of ``step`` on.
 
     Attributes:
         step: the last one of the turn to which all went back.
@@ -308,7 +308,7 @@ class Inspected(NamedTuple):
 
 
 class PlanMade(NamedTuple):
-    """The plan is made; ``start`` is where a run goes on that began with it before."""
+    """The plan is made; ``start`` is the point where a run continues that began with it before."""
 
     plan: Plan
     start: StartPoint | None = None
@@ -350,7 +350,7 @@ class TurnReported(NamedTuple):
 
 
 class CacheLost(NamedTuple):
-    """A node keeps no hidden states any more, and says why; it comes before the end of the turn in which that was."""
+    """A node keeps no hidden states any more, with the reason; sent before the end of the turn in which that was."""
 
     node: str
     problem: str
@@ -372,7 +372,7 @@ class OperationsFailed(NamedTuple):
 
 
 class Progressed(NamedTuple):
-    """Bytes of a result came from a node, or went to it: neither it nor the link has stopped."""
+    """Bytes of a result arrived from a node, or went to it: neither it nor the link has stopped."""
 
     node: str
 

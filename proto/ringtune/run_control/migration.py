@@ -41,7 +41,7 @@ from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, Turn
 
 
 class FetchingAhead:
-    """What the nodes of one run fetch while it trains.
+    """The base weights that nodes of one run fetch while it trains.
 
     Attributes:
         placement_number: for which nodes have fetched last.
@@ -83,19 +83,19 @@ class FetchingAhead:
         )
 
     def found(self) -> Replanned | None:
-        """Hand out what was found, if nobody is waited for."""
+        """Return the placement that was found, once no node is waited for."""
         if self._waiting:
             return None
         found, self._found = self._found, None
         return found
 
     def lose(self, node: str) -> None:
-        """Forget what was found, if this node is in it."""
+        """Forget the placement that was found, if this node is waited for."""
         if node in self._waiting:
             self.forget()
 
     def forget(self) -> None:
-        """Wait for nobody any more."""
+        """Forget the placement that was found, and wait for no node."""
         self._found, self._waiting, self._answers = None, set(), []
 
     def _ask(self, part: Plan, lost: Collection[str] = ()) -> list[FetchAhead]:
@@ -143,7 +143,7 @@ class Moving:
 
     @property
     def stage(self) -> str:
-        """What is waited for; empty between moves."""
+        """The stage of the move that is waited for; empty between moves."""
         return self._stage
 
     def is_due(self, turn: Turn) -> bool:
@@ -226,7 +226,7 @@ class Moving:
         return [Rest(node) for node in self.part.nodes]
 
     def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
-        """Take a node's answer; one that nobody waits for any more changes nothing.
+        """Take a node's answer; one that is not waited for any more changes nothing.
 
         Raises:
             RingTuneError: a node can't go back.
@@ -264,7 +264,7 @@ class Moving:
         return []
 
     def join(self, node: str) -> None:
-        """Let placements have a node that has come, or come back."""
+        """Let placements have a node that has joined, or returned."""
         self._lost.discard(node)
 
     def late(self, now_s: float) -> list[Command]:
@@ -286,7 +286,7 @@ class Moving:
         return self._tell_all(_BACK, self.part)
 
     def recover(self, plan: Plan | None, step: int, decided: tuple[int, ...]) -> None:
-        """Give up what is under way; go by a plan whose last placement holds now, after ``step`` steps.
+        """Give up a move under way; follow a plan with a last placement that holds now, after ``step`` steps.
 
         With ``plan`` None the placement that holds is not known yet.
         """
@@ -306,7 +306,7 @@ class Moving:
         return part.placement.placement_number
 
     def _tell_all(self, stage: str, part: Plan) -> list[Command]:
-        """Tell every node of both placements to move to one of them; who has no place there only stops, some time."""
+        """Send every node of both placements to one of them; a node without a place there only stops, some time."""
         nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
         self._stage, self._waiting = stage, set(part.nodes)
         course = self.plan.course.decided(self._decided)

@@ -291,7 +291,7 @@ class Rounds:
             self._on_moving(found, now_s, commands)
 
     def _on_moving(self, found: list[rd.Command], now_s: float, commands: list[rd.Command]) -> None:
-        """Tell the nodes what comes next in a move; once it is over, training goes on."""
+        """Send the nodes the next stage of a move; once it is over, training continues."""
         commands += found
         moving, granting = self._made_moving, self._made_granting
         if moving.is_under_way:
@@ -314,7 +314,7 @@ class Rounds:
             self._move_if_due(now_s, commands)
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """End the run, unless it goes on without this node: the present placement does not need it."""
+        """End the run, unless it can continue without this node: the present placement does not need it."""
         moving = self._moving
         if moving is None or event.node in moving.part.nodes:
             self._fail(event.error, event.message, commands)
@@ -398,7 +398,7 @@ class Rounds:
             self._collect(now_s, commands)
 
     def _drain(self, reason: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let the granted turns end, then save; what was not granted yet is left for a resumed run.
+        """Let the granted turns end, then save; turns that are not granted yet are left for a resumed run.
 
         Where no open turn trains or saves, nothing is waited for: a resumed run gathers scores and evaluates again.
         """
@@ -465,7 +465,7 @@ class BestKeepingRounds(Rounds):
 
     @property
     def best(self) -> Evaluations | None:
-        """What is known of the evaluations of a run that keeps the best result and has one; None otherwise."""
+        """The state of the evaluations of a run that keeps the best result and has one; None otherwise."""
         found = self._granting.stopping.evaluations if self._granting and self._keeps_best else None
         return found if found and found.best is not None else None
 

@@ -227,7 +227,7 @@ class TurnDepths:
         return len(self._losses.get(turn.index, ())) == turn.num_items
 
     def close(self, turn: Turn) -> None:
-        """Add a closed turn's mean loss to what is known; turns are closed in order."""
+        """Add a closed turn's mean loss; turns are closed in order."""
         losses = self._losses.pop(turn.index, None)
         if losses is None:
             return
@@ -241,7 +241,7 @@ class TurnDepths:
 
 
 class BestResults:
-    """What the nodes of one run send of the best evaluation.
+    """The results that the nodes of one run send of the best evaluation.
 
     Attributes:
         wanted: after which step that evaluation was; None = nothing is wanted.
@@ -272,7 +272,7 @@ class BestResults:
 
 
 class TurnStopping:
-    """What one run decides by its evaluations.
+    """Decisions of one run by its evaluations: its end, and its best result.
 
     Args:
         patience_evals: evaluations without a better loss after which the run ends; 0 = it does not.
@@ -423,7 +423,7 @@ class Granting:
         return depth(self._plan.course.decided(turn.unfreeze_at, turn.operations), step)
 
     def ahead(self) -> list[Command]:
-        """Grant the turns that may be granted now, with the decisions that come into force by that."""
+        """Grant the turns that may be granted now, with the decisions that are made by that."""
         commands: list[Command] = []
         granted: list[Turn] = []
         while not self.is_exhausted and self.open.needs_more:
@@ -511,7 +511,7 @@ class Granting:
         return None if turn is None else _shifted(turn, *self._ahead_of)
 
     def chosen(self, step: int, operations: Operations) -> list[Command]:
-        """Take a table that was chosen, and grant what waited for it; nothing if nobody waits for it any more.
+        """Take a chosen table, and grant the turns that waited for it; none if none waits any more.
 
         Raises:
             PlanError: the table does not fit the course.

@@ -49,7 +49,7 @@ from ringtune.schedule.units import EMBEDDING, head_of, unit_name
 
 
 class Scope(enum.Enum):
-    """What one action belongs to; each scope prints in its own form."""
+    """The scope of an action: micro-batch, range of blocks, units, item or message; each prints in its own form."""
 
     MICRO = enum.auto()  # a micro-batch: E12.0
     RANGE = enum.auto()  # a micro-batch and a range of blocks: f12.0[0,1)
@@ -59,7 +59,7 @@ class Scope(enum.Enum):
 
 
 class Graph(enum.Enum):
-    """What an action does to the graphs of its micro-batch."""
+    """The effect of an action on the graphs of its micro-batch."""
 
     NONE = enum.auto()
     KEEPS = enum.auto()  # a graph of its blocks, for the backward that is to come
@@ -68,7 +68,7 @@ class Graph(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Which measured work (``costs.profile``) an action is timed as; empty where it takes no time.
+    """The measured work (``costs.profile``) that times an action; empty where it takes no time.
 
     Attributes:
         work: of each block in its range, or of the whole action if it has no range.
@@ -269,7 +269,7 @@ Op.RECEIVE = Op(letter="<", name="receive", scope=Scope.MESSAGE)
 
 
 class Payload(enum.StrEnum):
-    """What a message carries."""
+    """The content of a message."""
 
     __hash__ = str.__hash__  # equal to its letter, so of the same hash; and a fast one
 

@@ -135,7 +135,7 @@ class BatchStream:
         return tuple(RandomStream("rows", self._seed, self._owner).permutation(self.num_rows))
 
     def batch_id(self, batch_index: int) -> int:
-        """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.
+        """The one of the owner's ``num_batches`` fixed batches at this position of the stream.
 
         Each pass over the rows has every batch once. Positions may be asked in any order; neighbours are cheap.
         """
@@ -147,7 +147,7 @@ class BatchStream:
         return order[position]
 
     def position(self, batch_id: int, pass_index: int) -> int:
-        """The position of the stream at which a batch comes in a pass; the way back from ``batch_id``."""
+        """The position of a batch in the stream in a pass; the inverse of ``batch_id``."""
         places = self._places.get(pass_index)
         if places is None:
             places = {batch: place for place, batch in enumerate(self._order(pass_index))}

@@ -162,7 +162,7 @@ class Manner:
     users: str = JOINT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word, an interval below 1, and users whose adapters can't be merged so, or have to be.
+        """Refuse an unknown word, an interval below 1, and users with adapters that can't be merged so, or have to be.
 
         Raises:
             PlanError: names the value.
@@ -196,7 +196,7 @@ IN_STEP: Final = Manner()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offload(Manner):
-    """What a result depends on where helpers fit adapters.
+    """All that a result depends on where helpers fit adapters.
 
     Attributes:
         blocks: ranges of blocks whose adapters helpers fit, ascending.
@@ -239,7 +239,7 @@ class Offload(Manner):
         return whole + (1 if is_over and rest else 0)
 
     def rate_at(self, step: int, num_steps: int) -> tuple[int, int]:
-        """Where the learning rate of a helper's update stands: updates before it, and updates of the whole run."""
+        """The position of the learning rate at a helper's update: updates before it, and updates of the whole run."""
         return step // self.interval, -(-num_steps // self.interval)
 
     def to_json(self) -> dict[str, Any]:
@@ -385,7 +385,7 @@ class Course(Extent):
         return num_batches(owner.train_rows, self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
-        """What whole blocks do for an owner's batch at this position of its stream; empty = all full.
+        """The operations of whole blocks for an owner's batch at this position of its stream; empty = all full.
 
         Returns:
             For each micro-batch one code for each block; see ``operation_tables.block_code``.
@@ -413,7 +413,7 @@ class Course(Extent):
 
     @property
     def table_origin(self) -> TableOrigin:
-        """What decides which rows a batch id of an operation table means."""
+        """All that decides the rows of a batch id in an operation table."""
         return TableOrigin(
             seed=self.seed,
             batch_size=self.batch_size,
@@ -473,7 +473,7 @@ class Course(Extent):
         return self if method is self.method else dataclasses.replace(self, method=method)
 
     def fitted(self, slices: Sequence[Slice]) -> Course:
-        """The course on a ring with these slices, of which its method is told (``Method.fitted``).
+        """The course on a ring with these slices, which its method may read (``Method.fitted``).
 
         Where the method's result does not depend on the ring, this is the course itself.
         """

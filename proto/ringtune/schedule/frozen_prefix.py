@@ -52,7 +52,7 @@ def _frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
 
 
 def prefix_after(course: Course, turn: Turn) -> int:
-    """The highest boundary at which a batch is of use after a turn; what is kept above it is deleted then.
+    """The highest boundary at which a batch is of use after a turn; hidden states kept above it are deleted then.
 
     Example: of six blocks the upper two train in the last step of a turn. Then this is 4; it never grows.
 
@@ -67,7 +67,7 @@ def prefix_after(course: Course, turn: Turn) -> int:
 
 
 def boundary_to_keep(prefixes: Sequence[int]) -> int:
-    """Where a batch is to be kept that is embedded now; 0 if that is of no use.
+    """The boundary at which to keep a batch that is embedded now; 0 if that is of no use.
 
     A batch that enters at a boundary can't be kept below it, so a later visit that trains a lower block has to begin at
     the embedding again, and is then kept anew. The boundary is that by which all visits together save the most blocks.
@@ -149,7 +149,7 @@ def why_no_cache(course: Course, has_helpers: bool) -> str:
 
 
 class Key(NamedTuple):
-    """Names a batch whose rows come again.
+    """The name of a batch with later visits.
 
     Attributes:
         owner: of the rows.

@@ -94,7 +94,7 @@ def credit_boundary(course: Course, payload: str) -> int:
 
 
 def weights_key(update: Action) -> TensorKey:
-    """The name of the weights that follow an update at a helper, and that come before the one at the host."""
+    """The name of the weights that follow an update at a helper, and precede the one at the host."""
     return TensorKey(Payload.WEIGHTS, update.seq, -1, update.start)
 
 
@@ -278,7 +278,7 @@ def _ships(plan: Plan, leg: Leg) -> Iterator[Leg]:
 
 
 def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
-    """What ``node`` fits as a helper for every micro-batch of ``item``: from the top down, as pairs are shipped."""
+    """The fits of ``node`` as a helper for every micro-batch of ``item``: from the top down, as pairs are shipped."""
     count = num_microbatches(plan.course, item)
     if not item.kind.has_update or not plan.placement.helped_by(node):
         return ((),) * count
@@ -346,7 +346,7 @@ def entered(path: tuple[Segment, ...], boundary: int) -> tuple[Segment, ...]:
 
 
 class Arrival(NamedTuple):
-    """A tensor on its way into a node: from whom, at which boundary, and what it is."""
+    """A tensor on its way into a node: sender, boundary, payload."""
 
     source: str
     boundary: int
@@ -355,7 +355,7 @@ class Arrival(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
-    """What may come to a node for a train item of an owner, whatever operations the run chooses.
+    """Tensors that may arrive at a node for a train item of an owner, whatever operations the run chooses.
 
     Any nodes between may be passed by. Example: of nodes a, b and c in this order, c may get a hidden state from b,
     from a, or from the owner. What comes under any one table is among these.
@@ -420,7 +420,7 @@ def num_microbatches(course: Course, item: Item) -> int:
 
 @functools.lru_cache(maxsize=256)
 def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
-    """Every directed pair of nodes along which tensors, a head or the gradient of a unit travel, and credits come back.
+    """Every directed pair of nodes along which tensors, a head or a unit's gradient travel, and credits return.
 
     Args:
         plan: of the run.

@@ -65,7 +65,7 @@ def copied_from(placement: Placement, node: str) -> tuple[str, ...]:
 
 
 def why_it_waits(course: Course, owner: str) -> str:
-    """Why a run can't go on without an owner's rows; empty if it can."""
+    """The reason why a run can't continue without an owner's rows; empty if it can."""
     if len(course.owners) == 1:
         return f"no other node than {owner} owns rows"
     if course.operations is not None:
@@ -226,7 +226,7 @@ def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
 
 
 def sources(course: Course, before: Placement, after: Placement, node: str, step: int) -> tuple[Source, ...]:
-    """Which blocks a node takes over when a run moves after ``step`` steps, and from whom, in ascending order.
+    """The blocks that a node takes over when a run moves after ``step`` steps, with their sources, ascending.
 
     Blocks that were not trained yet are as every node makes them, so nobody hands them over.
 

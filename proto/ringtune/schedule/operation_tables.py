@@ -191,7 +191,7 @@ class Subnets:
 
 
 def subnets_of(*, heads: int, kv_heads: int, inner: int, heads_each: int) -> Subnets:
-    """The subnets of blocks whose subnets have so many query heads; with 0 a whole block is one subnet.
+    """The subnets of blocks with so many query heads a subnet; with 0 a whole block is one subnet.
 
     Raises:
         PlanError: so many heads do not divide the block, or would part the query heads of one key/value head.
@@ -523,7 +523,7 @@ def tables_from_json(value: object) -> tuple[GivenTable, ...]:
 
 
 class Score(enum.StrEnum):
-    """What a subnet counts for a micro-batch; w are its weights, g their gradients for that micro-batch."""
+    """The value of a subnet for a micro-batch; w are its weights, g their gradients for that micro-batch."""
 
     FISHER = "fisher"  # sum of g * g
     WEIGHT_MAGNITUDE = "weight-magnitude"  # sum of |w|, the same for every micro-batch
@@ -537,7 +537,7 @@ class Score(enum.StrEnum):
 
 
 class Policy(enum.StrEnum):
-    """What makes a table of scores."""
+    """The policy that makes a table of scores."""
 
     STANDARD = "standard"  # everything is full
     TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest
@@ -560,7 +560,7 @@ UNDEFINED_POLICIES: Final = {
 
 
 class Ties(enum.StrEnum):
-    """Which micro-batches a subnet prefers where scores tie, as weight magnitudes always do."""
+    """The micro-batches that a subnet prefers where scores tie, as weight magnitudes always do."""
 
     SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
     TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
@@ -580,7 +580,7 @@ PRUNING_STEPS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCapacity:
-    """What the subnets of one block may do for the micro-batches of one batch, each of them by itself.
+    """The capacity of each subnet of one block for the micro-batches of one batch.
 
     Attributes:
         full: seconds, or any other measure, of full operations: C^pf.

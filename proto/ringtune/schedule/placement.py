@@ -46,7 +46,7 @@ DEFAULT_MAX_BYTES: Final = 1 << 30
 
 
 class Passage(NamedTuple):
-    """Where every micro-batch of an item enters the ring, and where it is kept; 0 = at the embedding, and nowhere.
+    """The boundaries where micro-batches of an item enter the ring and are kept; 0 = at the embedding, and nowhere.
 
     Attributes:
         enters: the boundary at which its host reads the hidden state that it has kept.
@@ -63,7 +63,7 @@ WHOLE: Final = Passage()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCache:
-    """How hosts keep hidden states that enter their slices, of rows that come again.
+    """Settings of hosts that keep hidden states of rows with later visits, which enter their slices.
 
     Attributes:
         max_bytes: that a host keeps at most.
@@ -130,7 +130,7 @@ class Helper:
 
     @property
     def text(self) -> str:
-        """Which blocks the helper fits, in words: ``[2, 4)``."""
+        """The blocks that the helper fits, in words: ``[2, 4)``."""
         return f"[{self.start}, {self.stop})"
 
 
@@ -203,7 +203,7 @@ class Slice:
 
     @property
     def text(self) -> str:
-        """Which blocks the slice holds, in words: ``[2, 4)``, or ``none``."""
+        """The blocks of the slice, in words: ``[2, 4)``, or ``none``."""
         return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
 
     def to_json(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Who hosts which blocks, from a turn on.
+    """The hosts of all blocks, from a turn on.
 
     Attributes:
         slices: in ring order; they cover ``[private_blocks, N)`` without gaps. Neighbours with the same blocks are
@@ -297,16 +297,16 @@ class Placement:
         return in_ranges(block, self.recompute)
 
     def helped_by(self, node: str) -> tuple[Helper, ...]:
-        """What a node helps with, in ascending order of the blocks."""
+        """The helps that a node gives, in ascending order of the blocks."""
         return tuple(helper for helper in self.helpers if helper.node == node)
 
     def helpers_of(self, node: str) -> tuple[Helper, ...]:
-        """Who helps with blocks that a node hosts, in ascending order of the blocks."""
+        """The helpers of blocks that a node hosts, in ascending order of the blocks."""
         piece = self.slice_of(node)
         return tuple(helper for helper in self.helpers if piece.start <= helper.start < piece.stop)
 
     def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
-        """Helpers as people are told of them: neighbouring blocks of one host and helper are one range.
+        """Helpers for people: neighbouring blocks of one host and helper are one range.
 
         Args:
             node: which helper; empty = all of them.

@@ -310,7 +310,7 @@ def _check_users(course: Course, helped: Sequence[Range]) -> None:
 
 
 def _no_help(course: Course, helper: Helper) -> str:
-    """Why nobody can help in such a run, with what could be done; empty if a helper can."""
+    """The reason why no helper can fit in such a run, with the remedy; empty if one can."""
     name = course.method.name
     if course.method.full_parameters:
         return f"{name} trains all parameters, and helpers fit adapters only; use an adapter"

@@ -118,7 +118,7 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """An owner that was lost with its rows, and whose turns are left out since then.
+    """A lost owner with its rows; its turns are left out since then.
 
     Attributes:
         owner: as it was.

@@ -38,7 +38,7 @@ DEFAULT_PARTS: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Velora:
-    """Which linear layers keep projections of their input instead of their input.
+    """The linear layers that keep projections of their input instead of their input.
 
     Attributes:
         blocks: ranges of blocks, ascending.
@@ -133,7 +133,7 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def within(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
-    """What of some ranges is in [start, stop): of [0, 4) and [6, 8) in [2, 7) these are [2, 4) and [6, 7)."""
+    """The parts of ranges in [start, stop): of [0, 4) and [6, 8) in [2, 7) these are [2, 4) and [6, 7)."""
     cut = (Range(max(start, first), min(stop, last)) for first, last in ranges)
     return tuple(one for one in cut if one.start < one.stop)
 

@@ -195,7 +195,7 @@ def parse_table(text: str, num_blocks: int) -> dict[str, list[Action]]:
 
 
 def message_of(node: str, action: Action) -> tuple[str, str, str, int, int, int]:
-    """What identifies a message: payload, sender, receiver, seq, micro, boundary."""
+    """The identity of a message: payload, sender, receiver, seq, micro, boundary."""
     ends = (node, action.peer) if action.op is Op.SEND else (action.peer, node)
     return (action.payload, *ends, action.seq, action.micro, action.start)
 

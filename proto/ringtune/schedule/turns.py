@@ -78,7 +78,7 @@ from ringtune.schedule.run_shape import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluations:
-    """What is known of the evaluations that were done; checkpoints keep it.
+    """The state of the patience rule after the evaluations so far; checkpoints keep it.
 
     Attributes:
         step: after which the last one was; -1 before the first. An evaluation that is repeated counts once.
@@ -252,7 +252,7 @@ ITEMS_AHEAD = 16
 
 
 class StepKind(enum.StrEnum):
-    """What a pass through the ring is for."""
+    """The purpose of a pass through the ring."""
 
     TRAIN = "train"  # forward, backward, update
     EVALUATE = "evaluate"  # forward and counts
@@ -315,7 +315,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartPoint:
-    """Where a run begins, goes on after a checkpoint, or goes on after it moved to its next placement.
+    """The point where a run begins, or continues after a checkpoint or a move to its next placement.
 
     Attributes:
         step: optimizer steps done; at a turn boundary.
@@ -643,7 +643,7 @@ def steps_of_owners(course: Course) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=16)
 def row_uses(course: Course) -> tuple[RowUse, ...]:
-    """The use that a run makes of each owner's rows, in the order of the owners; those that were left out come last."""
+    """The use that a run makes of each owner's rows, in the order of the owners; those left out are last."""
     there = [_use(course, owner, steps) for owner, steps in zip(course.owners, steps_of_owners(course), strict=True)]
     return (*there, *(_use(course, one.owner, one.turns * course.local_iterations) for one in course.left_out))
 

@@ -31,7 +31,7 @@ TURNS_AHEAD: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """When the loss counts as one that has stopped improving.
+    """The rule by which a loss has stopped improving: settings of methods that let the run decide.
 
     Attributes:
         patience_steps: so many steps without improvement.
@@ -119,7 +119,7 @@ class Method(abc.ABC):
     # ---- what else follows the steps --------------------------------------------------------------
 
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
-        """Where the learning rate stands: updates before that of ``step``, and updates of the whole schedule."""
+        """The position of the learning rate: updates before that of ``step``, and updates of the whole schedule."""
         return step, extent.num_steps
 
     # ---- decisions that a run takes itself --------------------------------------------------------

@@ -169,7 +169,7 @@ def _groups(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _trained(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
-    """What trains at each step of a sweep."""
+    """The units that train at each step of a sweep."""
     always = tuple(hift.always(num_blocks))
     return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks))
 
