@@ -36,7 +36,7 @@ from ringtune.schedule.versions import trained
 
 
 class ItemKind(NamedTuple):
-    """What time and memory of an item's actions depend on, besides the action itself.
+    """The properties of an item that set time and memory of its actions.
 
     Items of one turn have equal kinds if depth, rows, operations and the lowest units with a gradient are equal.
 
@@ -100,7 +100,7 @@ class Items:
 
 
 class Change(NamedTuple):
-    """What an action for a helper, or at one, does to its node's account; see ``Effect`` of the ledger.
+    """The change of a node's account by an action for a helper, or at one; see ``Effect``.
 
     Attributes:
         takes: bytes that it takes.
@@ -140,7 +140,7 @@ class Helping:
         return own, (len(units) - len(own)) * self._sizes.pair_bytes(size)
 
     def change(self, node: str, action: Action, item: ItemKind) -> Change | None:
-        """What an action does; None if it is no action for a helper or at one."""
+        """The change by an action; None if it is no action for a helper or at one."""
         units, one = tuple(range(action.start, action.stop)), self._of(action.start)
         if one is None:
             return None
@@ -229,7 +229,7 @@ class Held:
 
 
 class Effect:
-    """What a kind of action does to its node's account.
+    """The effect of a kind of action on its node's account.
 
     Args:
         held: that account.
@@ -346,7 +346,7 @@ class MemoryLedger:
 
     @property
     def now_bytes(self) -> dict[str, int]:
-        """What each node holds at the moment."""
+        """The bytes that each node holds at the moment."""
         return {node: round(held.now_bytes) for node, held in self._held.items()}
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:

@@ -227,7 +227,7 @@ class Meter:
 
     @property
     def nodes(self) -> dict[str, NodeMeter]:
-        """What each node did."""
+        """The measures of each node."""
         found = {node: NodeMeter() for node in self._nodes}
         for kind in self._times.kinds.values():
             meter = found[kind.node]

@@ -66,7 +66,7 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
 
 
 def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
-    """What each node of the plan holds at most in any placement or move, whatever the timing."""
+    """The most bytes of each node of the plan in any placement or move, whatever the timing."""
     facts = profile.by_name
     sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
     parts = [

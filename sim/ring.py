@@ -57,7 +57,7 @@ class VirtualClock:
         self._is_stopped = True
 
     def run(self, *, until_s: float = float("inf")) -> None:
-        """Run what is due up to ``until_s``, or until nothing is left, or until somebody stops the clock."""
+        """Run the callbacks due up to ``until_s``, or until none is left, or until the clock is stopped."""
         queue = self._queue
         while queue and queue[0][0] <= until_s and not self._is_stopped:
             self.now_s, _, callback, args = heappop(queue)
@@ -65,7 +65,7 @@ class VirtualClock:
 
 
 class Carrier(Protocol):
-    """What actions and messages really do."""
+    """The effects of actions and messages besides their time: none, or real tensors."""
 
     def granted(self, node: str, turn: Turn) -> None:
         """Note that a turn was granted to ``node``."""
@@ -112,7 +112,7 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> str:
-        """What the message carries."""
+        """The content of the message."""
         return self.key.payload
 
 
@@ -140,7 +140,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class RingResult:
-    """What happened in a virtual run; the recordings are empty where ``record`` was off.
+    """The result of a virtual run; the recordings are empty where ``record`` was off.
 
     Attributes:
         order: everything each node did, in order, as table actions.
@@ -217,7 +217,7 @@ class VirtualNode:
         self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
 
     def moved(self, engine: NodeEngine | None) -> VirtualNode:
-        """The node with the engine of its next placement; recordings and the processor go on."""
+        """The node with the engine of its next placement; recordings and processor are kept."""
         node = VirtualNode(self.name, engine)
         node.order, node.spans, node.handled, node.peak_inbox = self.order, self.spans, self.handled, self.peak_inbox
         node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
@@ -253,7 +253,7 @@ class VirtualNode:
 
 
 class Chooser(Protocol):
-    """What nodes report at the end of a score turn, and the table that comes of it."""
+    """The reports of nodes at the end of a score turn, and the table that is chosen from them."""
 
     def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
         """The scores that a node reports at the end of a turn; nothing if it is no score turn."""
@@ -290,7 +290,7 @@ _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
 
 
 class Conditions(NamedTuple):
-    """What holds while one part of a plan is carried out; arguments of ``VirtualRing``."""
+    """The conditions of one part of a plan; arguments of ``VirtualRing``."""
 
     action_s: Callable[[str, Action], float]
     transport: Transport
@@ -400,7 +400,7 @@ class VirtualRing:
         return result
 
     def waiting_for(self, node: str) -> str:
-        """What a node's oldest unfinished micro-batch waits for."""
+        """The wait of a node's oldest unfinished micro-batch, as text."""
         engine = self._nodes[node].engine
         return engine.waiting_for() if engine is not None else "its placement"
 
@@ -460,7 +460,7 @@ class VirtualRing:
                     self._action_s, self._transport, self._observer = self._enters(command.part, self.clock.now_s)
 
     def _move(self, command: rd.Move) -> None:
-        """Give a node the engine of its next placement; what is on its way to the old one is lost."""
+        """Give a node the engine of its next placement; messages on their way to the old one are lost."""
         node, placement_number = command.node, command.part.placement.placement_number
         answer: rd.Moved | rd.MoveFailed = rd.Moved(node, placement_number)
         if problem := self._fails_to_move(command):

@@ -124,7 +124,7 @@ def each_cell(
     backend: str = "loky",
     cluster: str = "",
 ) -> Generator[Cell]:
-    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they come.
+    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they arrive.
 
     A sweep that is left early, by Ctrl-C or otherwise, ends its workers at once. A cluster gives its results together.
 

@@ -459,7 +459,7 @@ def _of_others(table: Operations, name: str) -> Operations:
 
 
 def _slices_without(placement: Placement, name: str) -> tuple[Slice, ...]:
-    """The slices of a placement without a node, whose blocks others host."""
+    """The slices of a placement without a node; others host its blocks."""
     gone = placement.slice_of(name)
     left = [piece for piece in placement.slices if piece.node != name]
     if not gone.num_blocks:

@@ -36,7 +36,7 @@ def printable(text: str, *, most: int = MOST_CHARACTERS) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name that somebody else gave for use in a message, in quotes and on one line."""
+    """Return a name from another machine for use in a message, in quotes and on one line."""
     return repr(printable(name, most=MOST_NAME))
 
 

@@ -705,7 +705,7 @@ class PaceWatch:
 
 
 def _at_pace(node: NodeFacts, factor: float) -> NodeFacts:
-    """The facts of a node with all its times multiplied."""
+    """The facts of a node with all its times multiplied by ``factor``."""
     if factor == 1:
         return node
     quartiles = ("median_s", "low_s", "high_s")

@@ -312,7 +312,7 @@ class NodeEngine:
     # ---- explanation ------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """The message that the oldest unfinished micro-batch waits for, and its sender."""
+        """The wait of the oldest unfinished micro-batch, as text: seconds, message and sender."""
         awaited = self._backlog.exchange.awaited(self._backlog.states)
         if awaited:
             return f"waited {self._wait_s:g} s for {awaited}"

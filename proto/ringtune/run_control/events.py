@@ -15,7 +15,7 @@ from ringtune.techniques.replicas import CopyDigest
 
 
 class CollectBest(NamedTuple):
-    """Ask a node for what it trained up to ``step``, the best evaluation so far; ``BestSent`` answers.
+    """Ask a node for what it trained up to ``step``, after the best evaluation so far; ``BestSent`` answers.
 
     ``number`` counts the requests; all other fields are those of ``Collect``.
     """

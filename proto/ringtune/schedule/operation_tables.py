@@ -537,7 +537,7 @@ class Score(enum.StrEnum):
 
 
 class Policy(enum.StrEnum):
-    """The policy that makes a table of scores."""
+    """The rule that makes an operation table from scores."""
 
     STANDARD = "standard"  # everything is full
     TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest

@@ -20,7 +20,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 class FileCutter:
-    """Cuts one file into messages as its content comes; the last message has the digest.
+    """Cuts one file into messages as its content arrives; the last message has the digest.
 
     Args:
         path: as the receiver shall know it.
@@ -62,7 +62,7 @@ def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
 
 
 def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[control_pb2.FileChunk]:
-    """Cut one file into messages whose content comes a piece at a time."""
+    """Cut one file into messages, from content that arrives a piece at a time."""
     cutter = FileCutter(path)
     for piece in content:
         yield from cutter.add(piece)
@@ -100,7 +100,7 @@ class FileJoiner:
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
-    """Put files together in an empty folder; exactly those with these names have to come, see ``write_any_files``.
+    """Put files together in an empty folder: exactly those with these names; see ``write_any_files``.
 
     Raises:
         IntegrityError: as there, or a file that never came.

@@ -63,7 +63,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
-    """Do what ``write_durably`` does with content that comes a piece at a time.
+    """Do what ``write_durably`` does with content that arrives a piece at a time.
 
     Args:
         path: of the file; its folder is made if it is missing.
@@ -107,7 +107,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that can't be written, before work is done whose result shall go there; changes no file.
+    """Refuse a path that can't be written, before the work for its content; changes no file.
 
     Raises:
         StorageError: it is a folder, or no file can be made beside it.
@@ -230,7 +230,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a crash left half written; nobody else may be writing there."""
+    """Remove partial files of a crash; no other process may be writing there."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         path.unlink(missing_ok=True)
 
@@ -279,7 +279,7 @@ def is_claimed(folder: Path, kind: str) -> bool:
 
 
 def require_free(folder: Path, kind: str) -> None:
-    """Refuse a folder in which somebody else has something; writes nothing.
+    """Refuse a folder with files that are not ours; writes nothing.
 
     Raises:
         UsageError: it has entries and no marker; names some of them, and the remedy.
@@ -297,7 +297,7 @@ def require_free(folder: Path, kind: str) -> None:
 
 
 def require_absent(path: Path) -> None:
-    """Refuse the name of something that is there, for what is written once.
+    """Refuse a path that exists, for files that are written once.
 
     Raises:
         UsageError: it is there.
@@ -465,7 +465,7 @@ class FileLock:
 
 
 def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda name: True) -> None:
-    """Make a folder that nobody else can enter, or shut one that is there, which is logged.
+    """Make a folder that no other user can enter, or shut one that is there, which is logged.
 
     Args:
         folder: whose rights are changed.

@@ -56,7 +56,7 @@ class Pieces:
         return digest.hexdigest()
 
     def let_go(self, before: int) -> None:
-        """Free what is held of the first ``before`` bytes; without effect where the content is not held for this."""
+        """Free the first ``before`` bytes, if they are held in memory for this."""
 
     def _between(self, start: int, stop: int) -> Iterator[Piece]:
         at = 0
@@ -70,7 +70,7 @@ class Pieces:
 
 
 class HeldPieces(Pieces):
-    """Content that is held in memory in pieces, which are let go of one by one.
+    """Content that is held in memory in pieces, which are freed one by one.
 
     Args:
         pieces: one after the other.

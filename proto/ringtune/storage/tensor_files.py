@@ -175,7 +175,7 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
 
 
 class TensorFile:
-    """A safetensors file whose header was read and checked; its tensors are read when they are asked for.
+    """A safetensors file with its header read and checked; its tensors are read when they are asked for.
 
     Args:
         content: of the file.
@@ -205,7 +205,7 @@ class TensorFile:
         return TensorPieces(info.dtype, info.shape, self._content.part(info.offset, info.nbytes))
 
     def let_go_of(self, name: str) -> None:
-        """Free what is held of the file up to the end of this tensor, if it is held in memory."""
+        """Free the file up to the end of this tensor, if it is held in memory."""
         info = self.infos[name]
         self._content.let_go(info.offset + info.nbytes)
 

@@ -51,13 +51,13 @@ class TextForm(NamedTuple):
 
 
 def form_suffix(path: Path) -> str:
-    """The suffix that says what is in a file: ``.csv`` of ``Rows.CSV`` and of ``rows.csv.gz``."""
+    """The suffix for the content of a file: ``.csv`` of ``Rows.CSV`` and of ``rows.csv.gz``."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix == _GZIP else suffix
 
 
 def check_rows_file(path: Path) -> None:
-    """Refuse what is no file of rows: nothing, a folder, a pointer of Git LFS.
+    """Refuse a path that is no file of rows: nothing, a folder, a pointer of Git LFS.
 
     Raises:
         DataError: says which, and what to do.
@@ -108,7 +108,7 @@ def opened_text(path: Path, form: TextForm) -> Iterator[TextIO]:
 
 
 def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
-    """Return the whole text of a file, each line end as one line feed, and what is to be known of its encoding.
+    """Return the whole text of a file, each line end as one line feed, and a note on its encoding.
 
     Raises:
         DataError: as ``text_form`` and ``opened_text``.

@@ -94,7 +94,7 @@ class CacheSettings:
 
 
 def later_visits(course: Course, item: Item) -> Iterator[int]:
-    """Yield the steps at which the batch of a train or evaluation item comes again, in ascending order."""
+    """Yield the steps of later visits of the batch of a train or evaluation item, in ascending order."""
     if item.kind is StepKind.EVALUATE:
         boundaries = range(_next_boundary(course, item.step), course.num_steps, course.local_iterations)
         yield from (step for step in boundaries if evaluation_is_due(course, step))
@@ -123,7 +123,7 @@ def _next_boundary(course: Course, step: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _turn_of(course: Course, owner: str, count: int) -> int:
-    """The number of an owner's train turn that comes after ``count`` others of its own, among those of all owners.
+    """The number, among all owners' train turns, of the owner's turn after ``count`` others of its own.
 
     Turns of an owner that was left out came before it.
     """
@@ -154,7 +154,7 @@ class _Entry(NamedTuple):
 
 
 class TurnPrefixes:
-    """What the hosts of one run keep, by what they were told.
+    """The hidden states that hosts of one run keep, by the passages of granted turns.
 
     Args:
         plan: of the run.
@@ -172,7 +172,7 @@ class TurnPrefixes:
         self._prefix = plan.course.num_blocks
 
     def moved(self, part: Plan) -> TurnPrefixes:
-        """The same for another placement, whose hosts begin with an empty cache."""
+        """The same for another placement, with empty caches at its hosts."""
         return TurnPrefixes(part, items_ahead=self._items_ahead)
 
     def may_grant(self, turn: Turn) -> bool:
@@ -226,7 +226,7 @@ class TurnPrefixes:
         return self._keep(course, turn, item, cache, prefix)
 
     def _keep(self, course: Course, turn: Turn, item: Item, cache: PrefixCache, prefix: int) -> Passage:
-        """Keep a batch that has to begin at the embedding, if it comes again and its host has room."""
+        """Keep a batch that has to begin at the embedding, if it has later visits and its host has room."""
         if prefix <= 0:
             return WHOLE
         boundary = boundary_to_keep([prefix, *itertools.islice(self._later(course, turn, item), VISITS_AHEAD)])
@@ -243,14 +243,14 @@ class TurnPrefixes:
         return Passage(keeps=boundary)
 
     def _later(self, course: Course, turn: Turn, item: Item) -> Iterator[int]:
-        """Yield the frozen prefixes of the later visits that may read what is kept in a turn."""
+        """Yield the frozen prefixes of the later visits that may read hidden states of a turn."""
         first = turn.end_step + self._items_ahead if item.kind.has_update else 0
         steps = (step for step in later_visits(course, item) if step - step % course.local_iterations >= first)
         prefixes = (frozen_prefix(course, item.kind, step) for step in steps)
         return itertools.takewhile(lambda prefix: prefix > 0, prefixes)
 
     def _give_up(self, key: Key, turn: Turn) -> None:
-        """Count on what is kept of a batch no longer; its bytes are free when the turn is done."""
+        """Stop reading the kept hidden state of a batch; its bytes are free when the turn is done."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._useless.setdefault(turn.index, []).append(entry)
@@ -266,7 +266,7 @@ MOST_ITEMS: Final = 100_000
 
 @dataclass(slots=True)
 class ExpectedPrefixes:
-    """What of a run enters above the embedding.
+    """The expected savings of a run by items that enter above the embedding.
 
     Attributes:
         items: passes of batches through the ring.

@@ -22,7 +22,7 @@ POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePolicy:
-    """What the blocks of one slice do to save activations.
+    """The policy of the blocks of one slice for saving activations.
 
     Attributes:
         recomputed: those that run again for their backward.
@@ -43,7 +43,7 @@ class SlicePolicy:
 
     @property
     def name(self) -> str:
-        """One of ``POLICIES``; a slice of which some blocks do something has the name of what they do."""
+        """One of ``POLICIES``; a slice with the policy on some of its blocks only has the name of that."""
         if self.recomputed:
             return BOTH if self.projected else RECOMPUTE
         return VELORA if self.projected else NONE

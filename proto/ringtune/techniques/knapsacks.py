@@ -118,7 +118,7 @@ def in_parts(rows: NDArray[Any], items: int, capacity: int) -> list[NDArray[Any]
 
 
 def after(best: Ints, cost: Ints, value: Ints) -> Ints:
-    """What each knapsack is worth at each capacity if it takes one more item; impossible below the item's cost.
+    """The value of each knapsack at each capacity with one more item; impossible below the item's cost.
 
     Args:
         best: without the item, for each capacity from 0 on, K by W.
@@ -278,7 +278,7 @@ def drawn(knapsacks: Knapsacks, *, seed: int, owner: str, step: int) -> Codes:
 
 
 def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) -> Bools:
-    """Which choosers pruning keeps.
+    """The choosers that pruning keeps.
 
     Args:
         choosers: all that choose.
@@ -490,7 +490,7 @@ def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Score
 
 
 def _in_means(choosers: Sequence[Chooser], given: dict[str, Scores]) -> dict[str, Scores]:
-    """Each kind of score as a share of its mean over all blocks that choose: what is compared needs one scale."""
+    """Each kind of score as a share of its mean over all blocks that choose, to compare them in one scale."""
     found = {owner: scores.copy() for owner, scores in given.items()}
     for kind in range(next(iter(given.values())).shape[3]):
         every = np.concatenate([scores[:, :, choosers[0].start :, kind].ravel() for scores in given.values()])
@@ -513,7 +513,7 @@ def _choice(course: Course) -> Choice:
 
 
 class _Units(NamedTuple):
-    """What one row costs, in whole numbers."""
+    """The costs of one row, in whole numbers."""
 
     full: int
     forward: int

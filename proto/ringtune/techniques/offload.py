@@ -128,7 +128,7 @@ class OffloadSettings:
 
     @property
     def chosen_adapters(self) -> Mapping[str, str]:
-        """The adapter configuration of each user who has another one than ``adapter.config``."""
+        """The adapter configuration of each user with another one than ``adapter.config``."""
         return self.adapters or {}
 
     @property
@@ -197,7 +197,7 @@ def _problem(
 
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
-    """Refuse adapters that a helper can't fit in a model whose query, key and value are one matrix.
+    """Refuse adapters that a helper can't fit in a model with query, key and value in one matrix.
 
     Raises:
         JobError: names the adapter, and the remedy.
@@ -286,7 +286,7 @@ def helpers_by_host(plan: Plan) -> dict[str, str]:
 
 
 def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str, str]:
-    """Read who helps whom from one word: ``pi-1=laptop+pi-2=laptop``, or ``off`` for nobody.
+    """Read helpers and hosts from one word: ``pi-1=laptop+pi-2=laptop``, or ``off`` for none.
 
     Args:
         text: of the user.
@@ -313,7 +313,7 @@ def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str,
 
 
 class UserUse(NamedTuple):
-    """What training made of one user's rows.
+    """The use that training made of one user's rows.
 
     Attributes:
         trained_rows: rows of all batches, each time counted.
@@ -330,7 +330,7 @@ RowsOfUser = tuple[str, tuple[int, ...]]
 
 @functools.lru_cache(maxsize=256)
 def users_of(course: Course) -> tuple[str, ...]:
-    """Every user of a run, in the order of owners and rows; who has rows at several owners is one user."""
+    """Every user of a run, in the order of owners and rows; one with rows at several owners is one user."""
     return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
 
 
@@ -360,7 +360,7 @@ def most_changed(course: Course) -> int:
 
 
 def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
-    """What the first ``steps`` steps make of the rows of each user who has adapters of their own, in their order.
+    """The use by the first ``steps`` steps of the rows of each user with adapters of their own, in their order.
 
     Steps of an interval that is not over yet have trained rows, and made no update but at the end of the run.
     """

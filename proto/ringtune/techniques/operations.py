@@ -277,7 +277,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chooser:
-    """One subnet of one block, or one group of blocks, whose operations are chosen together.
+    """One subnet of one block, or one group of blocks, with operations that are chosen together.
 
     Attributes:
         start: the first block.
@@ -312,7 +312,7 @@ class Chooser:
 
 
 class Limits(NamedTuple):
-    """What one chooser may do for the micro-batches of one batch, in whole numbers.
+    """The limits of one chooser for the micro-batches of one batch, in whole numbers.
 
     Attributes:
         costs: of each micro-batch: its rows, or 1 where micro-batches are counted.
@@ -326,7 +326,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(course: Course, chooser: Chooser, sizes: tuple[int, ...]) -> Limits:
-    """What a chooser may do for a batch with micro-batches of so many rows.
+    """The limits of a chooser for a batch with micro-batches of so many rows.
 
     A batch with fewer rows than others has its share, or with fewer micro-batches where these are counted.
     """
@@ -368,7 +368,7 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
 
 
 def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], list[int]]:
-    """Where each subnet of a block begins, and how many subnets are full for each micro-batch up to this block.
+    """The first micro-batch of each subnet of a block, and the full subnets of each micro-batch up to this block.
 
     The block is rotated such that those totals are as even as can be; among equal rotations it takes the lowest.
     """
@@ -433,7 +433,7 @@ def expected_table(course: Course) -> Operations:
 
 
 def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -> tuple[str, ...]:
-    """The rows of one batch; all subnets are full whose chooser is not named, and all micro-batches that are not.
+    """The rows of one batch; subnets of choosers that are not named, and micro-batches that are not, are full.
 
     Args:
         course: with a choice.
@@ -510,7 +510,7 @@ def _pruned(course: Course, sizes: tuple[int, ...], _batch_id: int) -> tuple[str
 
 
 class ScoreKey(NamedTuple):
-    """What one entry of scores is of."""
+    """The place of one entry of scores: batch, micro-batch, block."""
 
     batch_id: int
     micro: int
@@ -518,7 +518,7 @@ class ScoreKey(NamedTuple):
 
 
 def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
-    """What a node owes at the end of a turn: each block of its slice for each micro-batch of the turn, in order.
+    """The scores that a node owes at the end of a turn: each block of its slice, each micro-batch, in order.
 
     Blocks that never train are not scored. At the end of a turn that scores nothing, a node owes nothing.
     """

@@ -35,7 +35,7 @@ class CopyDigest(NamedTuple):
 
 
 def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
-    """The units that ``node`` compares with others at the end of a turn, each with the item after whose update.
+    """The units that ``node`` compares with others at the end of a turn, each with the item of its last update.
 
     Blocks of a replica are named by the first one of the range that is updated.
     """
@@ -56,7 +56,7 @@ def _compared_blocks(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
 
 
 def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
-    """The units whose copies are compared at the end of a turn, each with the item after whose update.
+    """The units with copies that are compared at the end of a turn, each with the item of its last update.
 
     Nothing where one owner has the only copy.
     """

@@ -217,7 +217,7 @@ class GrantReader:
 
 @functools.lru_cache(maxsize=KEPT_TABLES)
 def table_to_proto(operations: Operations) -> control_pb2.TableMessage:
-    """Translate a table into its message, which nobody changes."""
+    """Translate a table into its message, which is not changed afterwards."""
     text = json.dumps(operations.to_json(), separators=(",", ":"))
     return control_pb2.TableMessage(digest=operations.digest, table_json=text.encode())
 

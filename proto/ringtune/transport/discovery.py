@@ -34,7 +34,7 @@ _AUTHORITY = re.compile(rf"[0-9a-f]{{{_PREFIX_DIGITS}}}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """A coordinator that somebody announces.
+    """The announcement of a coordinator.
 
     Attributes:
         name: as announced, printable.
@@ -68,7 +68,7 @@ def words_of(version: str, authority_sha256: str) -> dict[str, bytes]:
 def read_announcement(
     name: str, addresses: Sequence[str], port: object, words: Mapping[bytes, bytes | None]
 ) -> Announcement | None:
-    """Read what somebody announces; None if it is no coordinator of this form.
+    """Read an announcement; None if it is no coordinator of this form.
 
     Args:
         name: of the instance, without the service's.

@@ -67,7 +67,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``host:port`` stands for every address of a machine, so that nobody can call it."""
+    """Whether ``host:port`` stands for every address of a machine, so that it can't be called."""
     return address.rpartition(":")[0].strip("[]") in _WILDCARDS
 
 

@@ -125,7 +125,7 @@ def _certify(
 
 
 def certificate_at(address: str, *, timeout_s: float = _CALL_S) -> bytes:
-    """Return the certificate of whoever answers at an address, PEM, whoever that is.
+    """Return the certificate of the party that answers at an address, PEM, without trust.
 
     Raises:
         ConnectionFailedError: nobody answers, or not with a certificate.

@@ -42,7 +42,7 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateFacts:
-    """What the certificate of a party says.
+    """The facts of a party's certificate.
 
     Attributes:
         party: whose.
@@ -58,7 +58,7 @@ class CertificateFacts:
 
     @property
     def renew_at_unix_s(self) -> float:
-        """When it should be renewed: at two thirds of its life since it was issued."""
+        """The time to renew it: at two thirds of its life since it was issued."""
         issued_unix_s = self.begins_unix_s + BACKDATED_S
         return issued_unix_s + _RENEWED_AT * (self.ends_unix_s - issued_unix_s)
 
@@ -178,7 +178,7 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a certificate request, whose sender has shown that it has the private one.
+    """Return the public key of a certificate request, if its signature proves the private one.
 
     Raises:
         TrustError: it is no such request.
@@ -207,7 +207,7 @@ _PRIVATE_FILE: Final = 0o600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who a process is, with the proof.
+    """The party of a process, with its proof: private key, certificate, authority.
 
     Attributes:
         key_pem: its private key.
@@ -227,7 +227,7 @@ class Identity:
 
     @property
     def party(self) -> Party:
-        """Who the process is."""
+        """The party of the process."""
         return self.facts.party
 
     @classmethod

@@ -70,7 +70,7 @@ class Guard:
 
     @property
     def cookie_value(self) -> str:
-        """What that cookie has to be: made from the token, which can't be found out from it."""
+        """The value of that cookie: made from the token, which can't be found out from it."""
         return hmac.new(self.token.encode(), b"ringtune page", hashlib.sha256).hexdigest()
 
     def refuse_host(self, host: str | None) -> Refusal | None:
@@ -84,7 +84,7 @@ class Guard:
         return Refusal(421, "this page is for this machine only: open it by 127.0.0.1 or localhost")
 
     def refuse(self, host: str | None, authorization: str | None, cookies: str | None) -> Refusal | None:
-        """Refuse a request that may not look; None if it may.
+        """Refuse a request that has no access; None if it has.
 
         Args:
             host: the header ``Host``.

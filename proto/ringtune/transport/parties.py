@@ -53,7 +53,7 @@ _SERVER_NAME = re.compile(rf"(?P<name>{NODE_NAME.pattern})\.(?P<role>{'|'.join(R
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Somebody who has a certificate.
+    """The holder of a certificate: a role and a name.
 
     Attributes:
         role: what its bearer is.
@@ -108,7 +108,7 @@ def party_of(names: Iterable[str]) -> Party:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Who may make a call.
+    """The roles that may make a call.
 
     Attributes:
         roles: of those who may.
@@ -234,7 +234,7 @@ class Token:
     secret: str
 
     def __str__(self) -> str:
-        """The token with its secret, for the one who gets it."""
+        """The token with its secret, for its bearer."""
         return f"{_PREFIX}:{self.party.role}:{self.party.name}:{self.port}:{self.authority_sha256}:{self.secret}"
 
     def __repr__(self) -> str:

@@ -128,7 +128,7 @@ class Held(NamedTuple):
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, Any]] | None) -> Held | None:
-        """Read the terms that came; None where a call has none, or none that are readable."""
+        """Read the terms of an attempt; None where a call has none, or none that are readable."""
         came = {name: value for name, value in metadata or () if isinstance(value, str)}
         key = came.get(_CALL, "")
         try:
@@ -141,12 +141,12 @@ class Held(NamedTuple):
 
 
 def is_at_work(error: grpc.RpcError) -> bool:
-    """Whether a failed attempt says that the work goes on."""
+    """Whether a failed attempt says that the work continues."""
     return isinstance(error, grpc.Call) and error.code() is AT_WORK_STATUS and error.details() == AT_WORK
 
 
 def is_silence(error: grpc.RpcError) -> bool:
-    """Whether an attempt failed because no answer came; what the other one itself says is its answer."""
+    """Whether an attempt failed without an answer; an error of the server itself is its answer."""
     if not isinstance(error, grpc.Call) or error.code() in (None, grpc.StatusCode.UNIMPLEMENTED):
         return False
     details = error.details() or ""
@@ -223,7 +223,7 @@ class Asking:
             self._cancelled.wait(RETRY_S)
 
     def cancel(self) -> None:
-        """Give the call up; who waits for the result is told so."""
+        """Give the call up; a waiting thread gets an error."""
         with self._lock:
             self._cancelled.set()
             if self._attempt is not None:
@@ -310,7 +310,7 @@ class _EndedError(Exception):
 
 
 class _WorkContext:
-    """Stands for the context of a call in a handler: the work goes on when an attempt is over."""
+    """Stands for the context of a call in a handler: the work continues when an attempt is over."""
 
     def __init__(self, first: grpc.ServicerContext, held: Held) -> None:
         self._first = first

@@ -51,7 +51,7 @@ class Speaker:
             self._identity, self._version = identity, self._version + 1
 
     def refusal(self, caller: CertificateFacts) -> str:
-        """Say why somebody with a valid certificate is refused; empty = it is not."""
+        """Say why a party with a valid certificate is refused; empty = it is not."""
         return self.removed.get(caller.serial, "")
 
 
@@ -65,12 +65,12 @@ def speak_as(speaker: Speaker | None) -> None:
 
 
 def speaker() -> Speaker | None:
-    """Return as whom this process speaks; None = nobody, in plain text."""
+    """Return the identity of this process on connections; None = none, in plain text."""
     return _speaker
 
 
 def is_encrypted() -> bool:
-    """Whether what this process connects to, and who connects to it, is encrypted and known by its certificate."""
+    """Whether connections of this process, to it and from it, are encrypted and authenticated by certificates."""
     return _speaker is not None
 
 

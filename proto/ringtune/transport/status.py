@@ -73,7 +73,7 @@ class WireStatus(NamedTuple):
 
 
 def status_of_error(error: BaseException) -> WireStatus:
-    """The status that carries ``error``; one that nobody foresaw is told by its kind and place."""
+    """The status that carries ``error``; an unforeseen one is given by its kind and place."""
     if not isinstance(error, RingTuneError):
         error = internal_error(error)
     return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}: {error}")))
