@@ -47,7 +47,7 @@ class ProfileTimes:
     Args:
         costs: of the run.
         granted: the items of the run.
-        effect: what an action of an item does to memory; None = nobody counts it.
+        effect: what an action of an item does to memory; None = it is not counted.
 
     Attributes:
         kinds: every kind that there was.
@@ -111,7 +111,7 @@ class RecordedTimes:
     Args:
         course: the run to be simulated.
         samples: (node, action, seconds) in the order of the recording.
-        medians: times where a node has no sample of that kind; told of every action.
+        medians: times where a node has no sample of that kind; called for every action.
         granted: the items of the run.
         same_run: whether the recording is of this very plan, so that actions are the same ones.
         seed: of the draws from the pools.
@@ -188,7 +188,7 @@ class Meter:
 
     Args:
         nodes: of the plan.
-        granted: items; told here of every turn.
+        granted: items; added here with every turn.
         times: what every action begins with.
         ledger: memory accounts.
         keep_spans: whether to keep every action and message for a trace.

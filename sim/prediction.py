@@ -225,7 +225,7 @@ def predict(
         dtype: of the computation.
         samples: (node, action, seconds) of a recorded run, to be replayed in place of medians.
         same_run: whether ``samples`` are of this very plan.
-        start: where the run goes on; by default its very beginning.
+        start: where the run continues; by default its very beginning.
         embedding_bytes: of an owner's table, where only the touched rows shall count.
         control_latency_s: of a word between a node and the coordinator.
         keep_spans: keep every action and message for a trace.

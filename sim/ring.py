@@ -247,7 +247,7 @@ class VirtualNode:
         self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
 
     def end(self, now_s: float) -> None:
-        """The action is over; what it left of its rest is there for the next one."""
+        """The action is over; the rest that it left is used by the next one."""
         self.is_running = False
         self.free_s = now_s - self.left_s
 
@@ -267,7 +267,7 @@ class ExpectedTables:
 
     Args:
         plan: of the run.
-        known: tables that a real run of the plan has chosen; they come in place of expected ones.
+        known: tables that a real run of the plan has chosen; they replace expected ones.
     """
 
     def __init__(self, plan: Plan, known: Sequence[GivenTable] = ()) -> None:
@@ -309,7 +309,7 @@ class VirtualRing:
         wait_s: deadline of every wait of engines and rounds.
         drop: messages for which it returns True never arrive (fault injection).
         items_ahead: as for ``Rounds``.
-        start: where the run goes on; by default its very beginning.
+        start: where the run continues; by default its very beginning.
         drain_at_s: when the user asks to stop after the granted turns; None = never.
         replans: when which other placement is found that the run shall move to.
         transport: in place of ``message_s`` and ``control_s``.

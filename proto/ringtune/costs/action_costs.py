@@ -419,7 +419,7 @@ class CourseCosts:
         """Seconds to encode a message at the source and to decode it at the target.
 
         For a head both are in the one time that the source was measured for; that of a unit's gradient, and of weights
-        of a helper, goes by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
+        of a helper, counts by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
         """
         if payload == Payload.HEAD:
             return self.nodes[source].work(Work.HAND_OVER)

@@ -146,7 +146,7 @@ def _work_spaces(
 ) -> tuple[int, int, int]:
     """Bytes beside graphs while a block runs, or the head, as far as that takes more: one action runs at a time.
 
-    Where a decoder trains, its gradient of one micro-batch is there before it is added to that of those before.
+    Where a decoder trains, the gradient of one micro-batch is held until it is added to that of the ones before.
     """
     tokens = course.microbatch_sizes()[0] * course.max_length
     again = min(1, count.again) * each.whole
@@ -281,7 +281,7 @@ def staying_units(course: Course, share: Share) -> tuple[int, ...]:
 
 
 def _passing(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes that are there for a moment: at an update, or while everything trained is saved or loaded."""
+    """Bytes that are held for a moment: at an update, or while everything trained is saved or loaded."""
     units = trained_units(course, share)
     moved = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
     largest = max(map(sizes.largest_tensor_bytes, units), default=0)

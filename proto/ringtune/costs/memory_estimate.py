@@ -120,7 +120,7 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
     """Whether each helped block keeps more for its backward than pairs: then these take the place of a graph that goes.
 
-    Both are there of the micro-batch that is in its backward, and pairs twice of the one that is packed.
+    Both are held of the micro-batch that is in its backward, and pairs twice of the one that is packed.
     """
     if any(within(share.recompute, start, stop) for start, stop in share.helped):
         return False
@@ -244,7 +244,7 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
-    """Bytes that are there for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
+    """Bytes that are held for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
     moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
     moved += num_trained * (sizes.adapter_bytes + sizes.adapter_state_bytes)
@@ -363,7 +363,7 @@ def moving_memory(
 ) -> dict[str, MemoryEstimate]:
     """The most memory of each node of a placement while the run moves to it; no micro-batch is under way.
 
-    First what others trained of its blocks comes, beside the old slice. Then the next slice is there, with what came
+    First, what others trained of its blocks arrives, beside the old slice. Then the next slice is there, with what came
     and with what was trained of the old one.
 
     Args:
@@ -440,9 +440,9 @@ class DiskNeeds(NamedTuple):
 
     Attributes:
         state_bytes: optimizer state of units that rest.
-        checkpoint_bytes: of all checkpoints that are there at once.
+        checkpoint_bytes: of all checkpoints that are on the disk at once.
         merged_bytes: adapters that the matrices have inside.
-        cache_bytes: hidden states of rows that come again.
+        cache_bytes: hidden states of rows with later visits.
     """
 
     state_bytes: int = 0

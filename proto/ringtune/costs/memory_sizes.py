@@ -62,12 +62,12 @@ _LOGIT_COPIES = 3
 def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
     """Whether a head may compute the logits of so many padded tokens at once.
 
-    Logits computed at once are there three times: as such, as probabilities, and as gradient. Logits of a chunk of
+    Logits computed at once are held three times: as such, as probabilities, and as gradient. Logits of a chunk of
     tokens change in place instead.
 
     Args:
         num_tokens: of the micro-batch.
-        token_logits: numbers for each token; 0 if the head looks at one token of a row.
+        token_logits: numbers for each token; 0 if the head reads one token of a row.
         item_bytes: of a number.
     """
     return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MOST_LOGIT_BYTES
@@ -496,7 +496,7 @@ class Sizes:
         return tokens * self._passing_token_bytes
 
     def kept_in_subnets_bytes(self, tokens: float) -> float:
-        """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""
+        """Bytes of these that all subnets of the block keep together; the rest is held whatever their share."""
         return tokens * self._subnet_token_bytes
 
     def kept_for_scores_bytes(self, tokens: float) -> float:

@@ -127,7 +127,7 @@ def _lora_dropout_values(model: ModelFacts) -> int:
 
 
 def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32") -> int:
-    """Bytes of a block's graph per padded token that are there only with dropout.
+    """Bytes of a block's graph per padded token that are held only with dropout.
 
     Without it the attention kernel is fused and keeps no probabilities. With it these are kept three times, as
     probabilities, mask and product, and the masks of hidden states twice.

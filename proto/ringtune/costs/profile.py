@@ -167,8 +167,8 @@ class WorkTable:
 
         Example: measured as 1 s at 100 tokens and 3 s at 200, a size of 150 takes 2 s, one of 300 takes 5 s.
 
-        Between two measured sizes the time is linear, beyond the largest the line goes on unless it falls. Below the
-        smallest it goes on too, but never below the smallest one's time scaled in proportion. A single point is
+        Between two measured sizes the time is linear, beyond the largest the line continues unless it falls. Below the
+        smallest it continues too, but never below the smallest one's time scaled in proportion. A single point is
         scaled in proportion, if it has a size.
 
         Raises:
@@ -224,7 +224,7 @@ class ModelFacts:
             ``block_bytes`` then.
         digest: SHA-256 over the config and the names, types and shapes of the tensors.
         head_class_bytes: what each class adds to the head.
-        head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
+        head_token_logits: numbers that the head computes for each token; 0 if it reads one token of a row.
         head_class_token_logits: what each class adds to them, where every word gets a class.
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
         fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.

@@ -96,7 +96,7 @@ class Copies:
         """The update of a copy for the oldest item of another owner, if that is possible now.
 
         Args:
-            heads: own items whose heads may still be to come.
+            heads: own items with heads that are not done.
             backwards: items that may still go backward through blocks of this node.
         """
         self._drop_done()

@@ -46,7 +46,7 @@ class NodeEngine:
         plan: the plan of the run.
         node: which node this is; has to be in the plan.
         wait_s: longest time without any progress, in seconds, before the run is given up.
-        start: where the run goes on; by default its very beginning.
+        start: where the run continues; by default its very beginning.
 
     Raises:
         PlanError: the plan does not know the node.
@@ -202,7 +202,7 @@ class NodeEngine:
     def _waits_for_its_turn(self) -> bool:
         """Whether others may be at work: an owner that hosts nothing sees no progress of turns that are not its own.
 
-        Such a turn may take long; those who have a part in it, and the coordinator, see when it does not go on.
+        Such a turn may take long; those who have a part in it, and the coordinator, see when it stops.
         """
         state = self._backlog.states[0]
         if self._backlog.is_host or not state.is_own:

@@ -172,7 +172,7 @@ class Path:
         trains_embedding: whether the embedding does.
         has_head: whether the head is here.
         has_embedding: whether it begins here.
-        head_room: the channel whose credit comes back when the head is through; None where a message feeds the head.
+        head_room: the channel with the credit that returns after the head; None where a message feeds the head.
     """
 
     __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
@@ -250,7 +250,7 @@ class Flow:
         path: its way here.
 
     Attributes:
-        place: where it goes on; None if it is through.
+        place: the next one; None if it is through.
         arrived: the tensor that it waits for, once that is here; None before.
     """
 
@@ -278,7 +278,7 @@ class Flow:
         """Refuse a tensor that can't exist yet.
 
         Raises:
-            FrameError: it came before this node sent what it follows from; names who sent it.
+            FrameError: it arrived before this node sent what it follows from; names the sender.
         """
         (payload, seq, micro, boundary), source = event
         if self._has_to_send_before(payload, boundary):
@@ -311,20 +311,20 @@ class ItemState:
     Attributes:
         item: the item.
         is_own: whether this node is its initiator.
-        updates: updates and saves that are still to come, but for those of copies.
-        helped: updates of blocks that this node helps with, that are still to come.
-        copies: updates of copies of embedding and head, for an item of another owner, that are still to come.
+        updates: updates and saves that are not done, but for those of copies.
+        helped: updates of blocks that this node helps with, that are not done.
+        copies: updates of copies of embedding and head, for an item of another owner, that are not done.
         fits: micro-batches whose pairs are still to be fitted here, in order.
         flows: its micro-batches here, in order.
         flows_left: how many of them are not through.
-        heads: those whose head is still to come, in order; gradients are summed in a fixed order.
+        heads: those with their head not done, in order; gradients are summed in a fixed order.
         backwards: those whose hosted blocks still go backward here, in order.
         embedding_backwards: those whose embedding still goes backward here, in order.
         head_version: updates that the head must have had.
         embedding_version: updates that the embedding must have had.
         awaited_seq: the last item whose forward has to have passed this node's slice before the item's update here.
         forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
-            they can't have had: no update comes before the last forward that must not see it.
+            they can't have had: no update precedes the last forward that must not see it.
         backward_versions: the same for a backward.
         lagging: updates that wait for the backward of the next item.
         values: numbers for the report, summed over micro-batches.

@@ -282,7 +282,7 @@ class Backlog:
             running: the micro-batch whose action runs.
 
         Raises:
-            FrameError: a gradient came before this node sent what it follows from; names who sent it.
+            FrameError: a gradient arrived before this node sent what it follows from; names the sender.
         """
         (payload, seq, micro, boundary), _ = event
         flow = self._flows.get((seq, micro))

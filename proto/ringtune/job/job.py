@@ -90,7 +90,7 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 4_000_000
-"""Most bytes of a job file; one with every key has two thousand, and given operation tables come on top."""
+"""Most bytes of a job file; one with every key has two thousand, and given operation tables are added."""
 
 _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")
@@ -119,7 +119,7 @@ def parse_tables(text: str, *, source: str) -> dict[str, Any]:
 
     Args:
         text: of the file.
-        source: where it came from, for messages.
+        source: its origin, for messages.
 
     Raises:
         JobError: not TOML; names the line, and for common slips the remedy.
@@ -414,7 +414,7 @@ def parse_job(text: str, *, source: str) -> Job:
 
     Args:
         text: TOML.
-        source: where it came from, for messages.
+        source: its origin, for messages.
 
     Raises:
         JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.

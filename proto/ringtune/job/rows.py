@@ -315,7 +315,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         path: a table, or for token-classification also CoNLL.
         task: one that reads tables.
         data: names of the columns, and what is done with rows that miss a value.
-        is_own: whether messages stay with whoever has the file.
+        is_own: whether messages stay with the owner of the file.
 
     Raises:
         DataError: the file can't be used, has no rows, or has some that can't be used: all of them at once.

@@ -122,7 +122,7 @@ codecs.register_error(ESCAPED, _escape)
 class _LastingFile(io.FileIO):
     """A descriptor to which every write succeeds; the first one that doesn't is reported on the standard error.
 
-    Of a pipe whose reader has read enough, as ``head``, nothing is told.
+    Of a pipe whose reader has read enough, as ``head``, nothing is reported.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -130,7 +130,7 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
 
     Args:
         loads: of the machine of each node, as ``machine_load`` counts.
-        when: they were looked at, e.g. ``when it was measured``.
+        when: they were read, e.g. ``when it was measured``.
         own: at most so much of it for each core is the run's own.
 
     Example: ``busy when measured: node-0, node-1 (5.9 threads for each core); times are longer than they need be``.

@@ -86,7 +86,7 @@ def _factor(value: Any) -> bool:
 
 
 def _is_block_name(key: Any) -> bool:
-    """Whether a key is the number of a block as the library looks it up: a text without leading zeros."""
+    """Whether a key is the number of a block as the library finds it: a text without leading zeros."""
     return isinstance(key, str) and key.isascii() and key.isdecimal() and key == str(int(key))
 
 
@@ -420,7 +420,7 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
         config: the configuration string.
         hidden_size: width of the hidden state.
         widths: of the matrices that LoRA wraps.
-        num_blocks: of the model; per-block options are looked up for each.
+        num_blocks: of the model; per-block options are checked for each.
 
     Raises:
         JobError: as ``parse_adapter_config``, an option of a wrong kind, or a method that leaves out every block.

@@ -170,7 +170,7 @@ class Family:
         subnet_weights: names inside the block of what is divided among its subnets, as far as a model has it: weights
             and biases of query, key, value and of the way into the feed-forward part, weights of both ways out. What is
             left belongs to the whole block: norms, and the biases of both ways out.
-        unused_paths: parts of the base model that a file may have and nobody hosts.
+        unused_paths: parts of the base model that a file may have and no node hosts.
         problem: config -> why these values don't fit together; empty if they do.
         first_token: tasks whose head reads the first token of each row and no other.
         trims: whether a block can compute its first tokens only, and attend to all.

@@ -252,7 +252,7 @@ def cached_folder(wanted: HubId, cache: Path) -> Path | None:
 
 
 def place_of(wanted: HubId, cache: Path) -> Path:
-    """The folder of a model in a cache, whichever revisions are there."""
+    """The folder of a model in a cache, with any revisions."""
     return cache / f"models--{wanted.owner}--{wanted.name}"
 
 
@@ -455,7 +455,7 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 
 
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
-    """Refuse keys with a value of which nobody knows here whether it changes numbers."""
+    """Refuse keys with a value that is not known to change no number."""
     known = family.config_keys.keys() | family.refused.keys() | family.no_number | NO_NUMBER | _RUNS_CODE.keys()
     unknown = sorted(
         key for key, value in values.items() if key not in known and value not in (None, False, "", [], {})
@@ -565,7 +565,7 @@ def _check_tokens(folder: Path, vocab: int) -> None:
 
 
 def _tokens(folder: Path) -> _Tokens | None:
-    """Read the tokens of the first file that has them; None if no such file is there."""
+    """Read the tokens of the first file that has them; None if there is no such file."""
     name = next((name for name in (_WHOLE, *_LISTS) if (folder / name).is_file()), None)
     if name is None:
         return None

@@ -133,7 +133,7 @@ class Result(NamedTuple):
     def missing_in(self, folder: Path) -> str:
         """Name a file that ``folder`` lacks of this result; empty if it is all there.
 
-        An index stands for the weights that it names: who reads them finds out whether they are there.
+        An index stands for the weights that it names: their reader checks that they exist.
         """
         instead = {WEIGHTS_FILE: INDEX_FILE} if self.is_model else {}
         lacking = (name for name in self.files if not (folder / name).is_file())
@@ -141,7 +141,7 @@ class Result(NamedTuple):
 
 
 NO_RESULT: Final = Result("", files=(), more=(), loaded=(), max_bytes=0)
-"""What a run has whose job nobody has read yet: no file is taken."""
+"""The result of a run with a job that is not read yet: no file is taken."""
 
 
 def adapter_result(task: str, adapter: str) -> Result:

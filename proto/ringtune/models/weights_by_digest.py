@@ -167,7 +167,7 @@ def needed_tensors(
         manifest: of the model.
         config: from ``read_config``.
         blocks: that the node hosts.
-        is_owner: also the embedding and what comes after the last block.
+        is_owner: also the embedding and the units after the last block.
         with_decoder: an owner's head is the pretrained decoder.
         with_unused: also what a file may lack and no head uses, such as a pooler.
 
@@ -310,7 +310,7 @@ class ModelSource:
         """Read out contents from where the other side has stopped.
 
         Args:
-            pieces: digests, and how many bytes of each are there already.
+            pieces: digests, and the bytes of each that the caller has already.
 
         Yields:
             The index of a piece and its next bytes, at most ``CHUNK_BYTES``.

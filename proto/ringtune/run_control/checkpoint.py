@@ -72,10 +72,10 @@ class CheckpointManifest:
         holder: the owner whose shard has the head.
         shards: one for each node of that part, in its order; none = it is no checkpoint, but the end of a turn that
             every node kept in memory, and that may be on their disks since the coordinator ended.
-        unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
+        unfreezing: what is known of the losses, so that the run continues with the very decisions it would have made.
         operations: the table in force, if the run chooses its tables.
         placement_number: of the placement that held.
-        attempt: the run that had trained so far: ``run_id``, or one that goes on with it; empty = it is not known.
+        attempt: the run that had trained so far: ``run_id``, or one that continues it; empty = it is not known.
         evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
     """
 
@@ -307,8 +307,8 @@ class Whereabouts:
         manifest: of a checkpoint, or of the end of a turn that nodes kept.
         course: of the run, as it was then.
         placement: that held then.
-        parts: by node that is there: its files beside shards.
-        problems: by node that is there: step -> what is wrong with its shard, empty = intact.
+        parts: by present node: its files beside shards.
+        problems: by present node: step -> what is wrong with its shard, empty = intact.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ def entity_figures(values: Mapping[str, float], labels: Sequence[str]) -> dict[s
 
     Returns:
         ``entity_f1``, ``entity_precision``, ``entity_recall``, the number of ``entities``, and ``entity_types`` by
-        name; nothing where nobody counted entities.
+        name; nothing without counts of entities.
     """
     types = entity_types(labels)
     if not types or not any(map(is_entity_count, values)):
@@ -227,7 +227,7 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
 
     Returns:
         ``pearson`` and ``r2``, None where all numbers are the same, and the ``counted_rows`` that they are over;
-        ``spearman`` where one owner has all rows that are evaluated. Nothing where nobody sent sums.
+        ``spearman`` where one owner has all rows that are evaluated. Nothing without sums.
     """
     count = values.get(_ROWS, 0.0)
     if not count:

@@ -63,7 +63,7 @@ class Replanned(NamedTuple):
 class FetchedAhead(NamedTuple):
     """A node has the base weights that the placement with this number wants from it; ``problem`` says why it has not.
 
-    ``num_bytes`` came from other nodes, in ``seconds``.
+    ``num_bytes`` arrived from other nodes, in ``seconds``.
     """
 
     node: str
@@ -112,7 +112,7 @@ class Rested(NamedTuple):
 class Moved(NamedTuple):
     """A node has built what the placement with this number wants from it.
 
-    ``fetched_bytes`` came from other nodes: what they have trained.
+    ``fetched_bytes`` arrived from other nodes: what they have trained.
     """
 
     node: str
@@ -143,11 +143,11 @@ class Move(NamedTuple):
 
     Attributes:
         part: of the plan, with the placement; a node that is not in it only stops.
-        start: where the run goes on.
+        start: where the run continues.
         from_placement_number: in which the trained blocks were hosted as ``sources`` says.
         sources: the trained blocks that the node takes over, perhaps from itself.
         from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
-        head_from: from whom it fetches the head as it was kept then; empty = from nobody.
+        head_from: from whom it fetches the head as it was kept then; empty = from no node.
     """
 
     node: str
@@ -211,7 +211,7 @@ class NotPlaced(NamedTuple):
 
 
 class NodeJoined(NamedTuple):
-    """A node that was lost is back, or a new one is there: it may have a place from now on.
+    """A lost node has returned, or a new one has joined: it may have a place from now on.
 
     The driver has seen that its model, and its rows if it owns some, are those of the plan.
     """
@@ -226,8 +226,8 @@ class AwaitNodes(NamedTuple):
     """Tell people that the run waits for nodes, why, and until when.
 
     Attributes:
-        nodes: whose return lets the run go on, as far as they have names.
-        why: it can't go on without them.
+        nodes: with whose return the run continues, as far as they have names.
+        why: it can't continue without them.
         until_s: on the clock of the state machine.
     """
 
@@ -275,9 +275,9 @@ class LogRecovery(NamedTuple):
         part: of the plan that holds from here on.
         seconds: from the loss to the first turn that is granted again.
         fetched_bytes: by node, of what others had kept.
-        bad_step: what was not finite, where it and what came with it since ``step`` is done once more; else empty.
+        bad_step: what was not finite, where all since ``step`` is repeated; else empty.
         left_out: those of ``lost`` that owned rows, and whose turns are left out from here on.
-        back: those of ``lost`` that have come back meanwhile.
+        back: those of ``lost`` that have returned meanwhile.
     """
 
     step: int

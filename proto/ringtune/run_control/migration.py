@@ -114,7 +114,7 @@ class Moving:
 
     Args:
         plan: of the run.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
         wait_s: longest time that nodes may take to rest, to move, or to go back.
 
     Attributes:
@@ -159,7 +159,7 @@ class Moving:
     def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
         """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.
 
-        It comes to nothing where no turn is left, a node of the placement is lost, or the run is there by then anyway.
+        It is dropped where no turn is left, a node of the placement is lost, or the run is there by then anyway.
         """
         if isinstance(event, Replanned):
             plan = self._extended(event, last)
@@ -200,8 +200,8 @@ class Moving:
         """Begin to move to the placement of ``turn``, the next one; every turn before it is done.
 
         Args:
-            turn: that comes next.
-            last: the turn before it; None = the run goes on with ``turn``.
+            turn: the next one.
+            last: the turn before it; None = the run continues with ``turn``.
             decided: the run's decisions so far (``Turn.unfreeze_at``).
             now_s: the time.
         """

@@ -135,7 +135,7 @@ class Waiting:
         self._room_until_s: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether anybody is awaited."""
+        """Whether any node is awaited."""
         return bool(self._owners or self._problem)
 
     @property
@@ -179,7 +179,7 @@ class Waiting:
         return True
 
     def came(self, node: str) -> None:
-        """A node is there: one owner less is awaited, and there may be room."""
+        """Note that a node has joined: one owner less is awaited, and there may be room."""
         self._owners.pop(node, None)
         self._problem = ""
 
@@ -224,14 +224,14 @@ class Recovery:
         step: to whose end the run goes back.
         bad_step: what was not finite, if the run goes back because of that.
         course: of the run from then on, if owners are left out of it; None = it stays.
-        back: those of ``lost`` that have come back.
+        back: those of ``lost`` that have returned.
 
     Attributes:
-        start: where the nodes go on, once they are sent there.
-        plan: with the placement that was found; None while it is looked for.
+        start: where the nodes continue, once they are sent there.
+        plan: with the placement that was found; None while it is searched.
         sources: the blocks that nodes take over.
         problem: why a node can't move, while it may be that another one is lost.
-        is_old: whether a node has come since a placement was last looked for.
+        is_old: whether a node has joined since the last search for a placement.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Recovery:
         Args:
             kept: who keeps what.
             last: the turn that was granted last; None = there is none.
-            repeats: kinds of turns that come again before the next train turn.
+            repeats: kinds of turns that are repeated before the next train turn.
         """
         part = self.moved_to.parts[-1]
         if self.course is not None and self.course.checkpoint_every and self.step:
@@ -364,8 +364,8 @@ class RecoveringRounds(BestKeepingRounds):
     Args:
         planner: as for ``Rounds``, as are the others.
         begins_anew: whether the weights at step 0 are those that every node makes by itself.
-        leaves_out: whether the run goes on without an owner that is lost, and without its rows.
-        awaits_s: longest time to wait for a node without which the run can't go on, in seconds; 0 = it ends at once.
+        leaves_out: whether the run continues without a lost owner, and without its rows.
+        awaits_s: longest time to wait for a node that the run can't continue without, in seconds; 0 = it ends at once.
         rounds: further arguments of ``Rounds``.
     """
 
@@ -669,7 +669,7 @@ class RecoveringRounds(BestKeepingRounds):
             raise error_from_name(error, f"{problem}; {RESUME}")
 
     def _move_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Send all where they shall be once they have stopped; train once they are there."""
+        """Send all to the placement once they have stopped; train once they have moved."""
         self._set_deadline(now_s, commands)
         if recovery.may_move:
             commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)

@@ -89,12 +89,12 @@ class Rounds:
     """The coordinator's state machine of one run.
 
     Args:
-        planner: facts by node -> plan, or that of an earlier run and where it goes on; may raise errors of ours.
-            None = the driver plans: it is told to with ``MakePlan`` and answers in its time.
+        planner: facts by node -> plan, or that of an earlier run and where it continues; may raise errors of ours.
+            None = the driver plans: ``MakePlan`` asks for it, and the answer may take time.
         plan_only: stop after planning.
         plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
         wait_s: longest time without progress in a phase, in seconds; in training one half more: nodes speak first.
-        start: where the run goes on; by default the plan's very beginning.
+        start: where the run continues; by default the plan's very beginning.
         patience_evals: as for ``Granting``.
         items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
     """

@@ -150,7 +150,7 @@ class OpenTurns:
         """Note that an item of an open turn is finished; False if that was known.
 
         Raises:
-            IntegrityError: somebody else than its owner says so, or with the step of another turn.
+            IntegrityError: another node than its owner reports it, or with the step of another turn.
         """
         if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
             raise IntegrityError(
@@ -180,7 +180,7 @@ class TurnDepths:
 
     Args:
         course: of the run.
-        start: where it goes on; None = it begins.
+        start: where it continues; None = it begins.
 
     Attributes:
         unfreezing: what is known of the closed turns.
@@ -276,12 +276,12 @@ class TurnStopping:
 
     Args:
         patience_evals: evaluations without a better loss after which the run ends; 0 = it does not.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
         keeps_best: whether the result of the best evaluation is kept.
 
     Attributes:
         evaluations: what is known of them.
-        settled: what whoever goes on with the run may count on: the same, or, while a best result is not sent yet,
+        settled: what a resumed run may count on: the same, or, while a best result is not sent yet,
             what was known before its evaluation, which is repeated then.
         best: the result that is wanted.
     """
@@ -351,7 +351,7 @@ class Granting:
         plan: of the run.
         nodes: that work on every turn.
         items_ahead: grant turns until at least so many items are granted beyond the finished ones.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
         patience_evals: evaluations without a better loss after which nothing more is granted; 0 = however many.
         keeps_best: whether the result of the best evaluation is kept.
         moving: knows to which placement a turn belongs.

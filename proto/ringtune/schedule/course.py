@@ -151,7 +151,7 @@ class Manner:
         interval: steps of a block whose gradients are added up for one update.
         pairs: one of ``PAIRS``.
         merged: whether a host holds the adapters inside the matrices beside them, with the rounding of a matrix.
-        overlap: whether a host goes on to the next step of a turn before its helper has updated; see ``Offload.lag``.
+        overlap: whether a host begins the next step of a turn before its helper has updated; see ``Offload.lag``.
         users: one of ``USERS``; which rows are whose is in ``techniques.offload``.
     """
 
@@ -457,7 +457,7 @@ class Course(Extent):
     def plain(self) -> Course:
         """The course without the table that its run has chosen; the course itself if it has none of that kind.
 
-        What no table changes is looked up by this course, so that caches do not keep every table of a long run.
+        All that no table changes is cached by this course, so that caches do not keep every table of a long run.
         """
         return self._plain or self
 

@@ -21,7 +21,7 @@ from ringtune.schedule.turns import Item, StepKind, Turn
 from ringtune.schedule.versions import trained, weight_version
 
 VISITS_AHEAD: Final = 64
-"""How many visits of a batch are looked at when it is decided where it is kept."""
+"""Visits of a batch that count for the choice of its boundary."""
 
 _CACHED: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _HEADER_BYTES: Final = 4096
@@ -73,7 +73,7 @@ def boundary_to_keep(prefixes: Sequence[int]) -> int:
     the embedding again, and is then kept anew. The boundary is that by which all visits together save the most blocks.
 
     Args:
-        prefixes: the frozen prefix at this visit and at those to come; it never grows.
+        prefixes: the frozen prefix at this visit and at later ones; it never grows.
     """
     found, _ = _best(tuple(prefixes))
     return found

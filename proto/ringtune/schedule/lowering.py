@@ -358,7 +358,7 @@ def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
     """Tensors that may arrive at a node for a train item of an owner, whatever operations the run chooses.
 
     Any nodes between may be passed by. Example: of nodes a, b and c in this order, c may get a hidden state from b,
-    from a, or from the owner. What comes under any one table is among these.
+    from a, or from the owner. All that arrives under any one table is among these.
     """
     path = route(plan, owner)
     names = [part.node for part in path]
@@ -424,7 +424,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
 
     Args:
         plan: of the run.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
     """
     pairs: set[tuple[str, str]] = set()
     for owner, lane in itertools.product((one.node for one in plan.course.owners), lanes(plan.placement)):

@@ -49,7 +49,7 @@ TURNS_KEPT: Final = 3
 def copy_holder(placement: Placement, node: str) -> str:
     """The node that keeps a copy of what a host has trained; empty if none does, or a replica has it anyway.
 
-    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has nobody.
+    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has no such host.
     """
     hosts = placement.hosts
     own = placement.slice_of(node)
@@ -77,7 +77,7 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
     """The course of a run that leaves an owner's turns out once so many train turns are done.
 
     Raises:
-        PlanError: the node is no owner, or the course can't go on without it.
+        PlanError: the node is no owner, or the course can't continue without it.
     """
     at = next((index for index, owner in enumerate(course.owners) if owner.node == node), -1)
     problem = f"{node} owns no rows" if at < 0 else why_it_waits(course, node)
@@ -228,7 +228,7 @@ def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
 def sources(course: Course, before: Placement, after: Placement, node: str, step: int) -> tuple[Source, ...]:
     """The blocks that a node takes over when a run moves after ``step`` steps, with their sources, ascending.
 
-    Blocks that were not trained yet are as every node makes them, so nobody hands them over.
+    Blocks that were not trained yet are as every node makes them, so no node hands them over.
 
     Args:
         course: in which the run's decisions are settled.

@@ -325,7 +325,7 @@ class Operations:
     def __post_init__(self) -> None:
         """Compute the hash once: a table is part of a course, which is in the key of many caches.
 
-        Rows are looked up for every item. A cache outside would compare whole tables, where two are equal.
+        Rows are read for every item. A cache outside would compare whole tables, where two are equal.
         """
         object.__setattr__(self, "_hash", hash((self.batches, self.subnets)))
         self._rows.update({(entry.owner, entry.batch_id): entry.rows for entry in self.batches})

@@ -226,9 +226,9 @@ class Placement:
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
         helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.
-        cache: how hosts keep hidden states of rows that come again; None = they do not.
+        cache: how hosts keep hidden states of rows with later visits; None = they do not.
         copies: whether hosts keep what they have trained at the ends of the last turns, and a copy for the host before
-            them, so that the run goes on without a host that is lost.
+            them, so that the run continues without a lost host.
     """
 
     slices: tuple[Slice, ...]

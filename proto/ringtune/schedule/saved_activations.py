@@ -31,7 +31,7 @@ ONE_INPUT: Final = (("query", "key", "value"), ("up", "gate"))
 
 RANDOM: Final = "random"
 INITS: Final = ("average", "running", "svd", RANDOM)
-"""Where v comes from: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
+"""The origin of v: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
 
 DEFAULT_PARTS: Final = 32
 

@@ -155,7 +155,7 @@ def copy_links(course: Course) -> frozenset[tuple[str, str]]:
 def saves_head(course: Course, node: str, holder: str) -> bool:
     """Whether the head is in a node's part of a checkpoint: at its holder, and copies at every owner.
 
-    So a run goes on without a transfer between owners.
+    So a run continues without a transfer between owners.
 
     Args:
         course: of the run.

@@ -36,7 +36,7 @@ _ROWS_AROUND: Final = 12
 def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None = None) -> dict[str, list[Action]]:
     """Build the actions of every node for these turns.
 
-    Actions come item after item (nothing runs ahead), in 1F1B order where weights are stale.
+    Actions are item after item (nothing runs ahead), in 1F1B order where weights are stale.
 
     Within an item a node takes each stretch up to its next receive for all micro-batches in turn.
     """

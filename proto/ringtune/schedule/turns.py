@@ -326,7 +326,7 @@ class StartPoint:
         first_turn: index of the first turn after it: 0, unless the run moved.
         first_seq: ``seq`` of the first item after it.
         placement_number: of the placement that holds there.
-        repeats: kinds of turns that were due at this step and are not committed, so that they come first.
+        repeats: kinds of turns that were due at this step and are not committed, so that they are first.
     """
 
     step: int
@@ -422,8 +422,8 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
 def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterator[Turn]:
     """Yield all turns of a run in order: rounds of train turns, checkpoints and evaluations between.
 
-    A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
-    ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
+    A checkpoint or an evaluation follows the turn in which a multiple of ``checkpoint_every`` or
+    ``eval_every`` steps was passed; both are due at the end too. The checkpoint is first; the evaluation starts
     at the owner that holds the head, then follows the initiator order. A course of no steps is one evaluation.
     Where the run chooses operation tables by scores, every owner has a score turn before the train turn that begins
     with a new table; they too start at the owner that holds the head.

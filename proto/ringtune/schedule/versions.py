@@ -109,7 +109,7 @@ def forward_version(course: Course, unit: int, item: Item) -> int:
 def backward_version(course: Course, unit: int, item: Item) -> int:
     """Updates that ``unit`` has had when ``item`` goes backward: all earlier ones, but where its host does not wait.
 
-    Where a host goes on before its helper has updated, forward and backward see the same weights.
+    Where a host continues before its helper has updated, forward and backward see the same weights.
     """
     return forward_version(course, unit, item) if lag(course, unit) else weight_version(course, unit, item.step)
 

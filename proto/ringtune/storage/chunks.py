@@ -103,7 +103,7 @@ def write_files(
     """Put files together in an empty folder: exactly those with these names; see ``write_any_files``.
 
     Raises:
-        IntegrityError: as there, or a file that never came.
+        IntegrityError: as there, or a missing file.
         StorageError: they can't be written here.
     """
     came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
@@ -120,12 +120,12 @@ def write_any_files(
     Args:
         chunks: of the files, each file's one after the other.
         folder: where they go.
-        names: only these may come; folders that are part of one are made.
+        names: only these may arrive; folders that are part of one are made.
         max_bytes: of all together.
         source: who sends, for errors.
 
     Returns:
-        The path of each file that came, by name.
+        The path of each file that arrived, by name.
 
     Raises:
         IntegrityError: another name, a name twice, too much, or a digest that differs.

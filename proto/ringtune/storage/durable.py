@@ -4,7 +4,7 @@ A file has either the old content or the new one, never half of it: it is writte
 then renamed, and the rename is forced to the disk too. Without the second force, a power cut may restore the old name;
 without the first, a file may be full of zeros.
 
-A folder of ours is never emptied of what somebody else put there::
+A folder of ours is never emptied of what others put there::
 
     DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
     DIR/.ringtune-lock    held by the process that writes there, with its process id

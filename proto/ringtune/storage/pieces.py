@@ -19,7 +19,7 @@ Piece = bytes | memoryview
 
 
 class Pieces:
-    """Some content of known size, made anew each time that it is gone through.
+    """Some content of known size, made anew for each pass through it.
 
     Args:
         size_bytes: of all pieces together.
@@ -82,7 +82,7 @@ class HeldPieces(Pieces):
         self._ends = tuple(itertools.accumulate(piece.nbytes for piece in pieces))
 
     def let_go(self, before: int) -> None:
-        """Free the pieces that lie within the first ``before`` bytes; they can't be gone through again."""
+        """Free the pieces that lie within the first ``before`` bytes; no pass through them is possible any more."""
         for index, end in enumerate(self._ends):
             if end > before:
                 return

@@ -78,7 +78,7 @@ class RowAccount:
     Args:
         path: of the file.
         skips_missing: whether rows with an empty or missing cell are left out (``data.missing = "skip"``).
-        is_own: whether messages stay with whoever has the file, so that they may name all of its columns.
+        is_own: whether messages stay with the owner of the file, so that they may name all of its columns.
 
     Attributes:
         rows: rows that were read, with those that have a value missing.

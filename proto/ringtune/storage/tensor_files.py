@@ -160,7 +160,7 @@ class TensorPieces(NamedTuple):
 def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str, str] | None = None) -> Pieces:
     """Make a safetensors file, sorted by dtype, widest first so that each tensor is aligned, then by name.
 
-    Equal tensors give equal bytes, in whatever order they come.
+    Equal tensors give equal bytes, in any order.
     """
     names = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name].dtype], name))
     entries = {name: (tensors[name].dtype, tensors[name].shape) for name in names}

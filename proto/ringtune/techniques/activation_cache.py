@@ -261,7 +261,7 @@ class TurnPrefixes:
 
 
 MOST_ITEMS: Final = 100_000
-"""About so many items from the beginning are looked at, which takes seconds; of a longer run these stand for all."""
+"""About so many items from the beginning are counted, which takes seconds; of a longer run these stand for all."""
 
 
 @dataclass(slots=True)

@@ -244,7 +244,7 @@ def _check_map(helpers: Mapping[str, str]) -> None:
 
 
 NOBODY: Final = "off"
-"""The word for a plan in which nobody helps."""
+"""The word for a plan without helpers."""
 
 
 def helped(plan: Plan, helper_of: Mapping[str, str], manner: Manner = IN_STEP) -> Plan:

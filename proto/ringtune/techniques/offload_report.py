@@ -42,7 +42,7 @@ class HelpersReason:
     Attributes:
         trials: in the order in which they were made.
         note: what else there is to say: that nothing fitted without helpers, or that nothing could be tried.
-        is_needed: whether every host needs a helper, so that none is compared with nobody.
+        is_needed: whether every host needs a helper, so that there is no trial without helpers.
     """
 
     trials: tuple[Trial, ...] = ()

@@ -245,7 +245,7 @@ def given_tables(settings: OperationsSettings) -> tuple[GivenTable, ...]:
     """The tables that a job is given, each with the step that it holds from; none where it is given none.
 
     Raises:
-        JobError: the job names a file, which nobody has read, or its text is no table.
+        JobError: the job names a file, which is not read, or its text is no table.
     """
     if not settings.table:
         return ()
@@ -576,7 +576,7 @@ class TurnOperations:
 
     Args:
         plan: of the run.
-        start: where it goes on; None = it begins.
+        start: where it continues; None = it begins.
 
     Attributes:
         in_force: the table that the next turn carries; None as long as there is none.

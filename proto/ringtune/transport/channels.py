@@ -206,10 +206,10 @@ def _facts(pem: bytes) -> CertificateFacts:
 class Guard(grpc.ServerInterceptor):
     """Admits a call if the caller's certificate still holds, may make it, and is of whom the request names.
 
-    A connection outlives the certificate that it was opened with, so dates and removals are looked at in every call.
+    A connection outlives the certificate that it was opened with, so dates and removals are checked in every call.
 
     Args:
-        refusal: says why somebody with a valid certificate is refused; empty = it is not.
+        refusal: says why a party with a valid certificate is refused; empty = it is not.
     """
 
     def __init__(self, refusal: Refusal) -> None:

@@ -71,7 +71,7 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
 
     Raises:
         IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, an
-            operation table that did not come, or passages of some items only.
+            operation table that is missing, or passages of some items only.
     """
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
@@ -135,7 +135,7 @@ def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[st
     """Translate messages into named figures, in the given order.
 
     Raises:
-        IntegrityError: a figure without a name, or a name that comes twice.
+        IntegrityError: a figure without a name, or a doubled name.
     """
     values = tuple((message.name, message.value) for message in messages)
     names = [name for name, _ in values]

@@ -21,9 +21,9 @@ from ringtune.texts import shown
 
 SERVICE: Final = "_ringtune._tcp.local."
 LOOK_S: Final = 3.0
-"""How long a node looks for coordinators, seconds."""
+"""Seconds in which a node searches coordinators."""
 MOST_FOUND: Final = 32
-"""Most announcements that are looked at: whoever floods the network can't make a node hold more."""
+"""Most announcements that are read: a flooded network can't make a node hold more."""
 _MOST_ADDRESSES: Final = 8
 _LONGEST_NAME: Final = 63
 _FORM: Final = b"1"
@@ -74,7 +74,7 @@ def read_announcement(
         name: of the instance, without the service's.
         addresses: of its host, IPv4 or IPv6; the first that can be called counts.
         port: where it listens.
-        words: as they came.
+        words: as they arrived.
     """
     version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
     host = next((one for one in addresses[:_MOST_ADDRESSES] if _can_be_called(one)), "")
@@ -106,7 +106,7 @@ def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, l
         found: on the network.
         authority_sha256: that the node's token or certificate names, hex; empty = it has neither.
         what: names that: ``the join token``.
-        looked_s: for how long they were looked for.
+        looked_s: seconds of the search.
 
     Returns:
         Its address.

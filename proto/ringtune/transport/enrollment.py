@@ -53,7 +53,7 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
     Raises:
         ConnectionFailedError: nobody answers there.
         TokenError: the token is wrong, used or expired.
-        TrustError: somebody else answers there, or the clocks differ by more than certificates allow.
+        TrustError: another party answers there, or the clocks differ by more than certificates allow.
         StorageError: the folder can't be written.
     """
     host, port = split_address(coordinator, option="--coordinator")

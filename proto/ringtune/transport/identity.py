@@ -37,7 +37,7 @@ _UNREADABLE: Final = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""Errors of the library for what somebody has made up: they have no base of their own."""
+"""Errors of the library for forged input: they have no base of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ def facts_of(pem: bytes) -> CertificateFacts:
     """Read what the certificate of a party says.
 
     Raises:
-        TrustError: it is no certificate, or of nobody whom RingTune knows.
+        TrustError: it is no certificate, or of no party of RingTune.
     """
     certificate = read_certificate(pem)
     try:

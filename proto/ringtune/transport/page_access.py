@@ -25,7 +25,7 @@ from ringtune.storage.durable import storage_errors
 
 LOCAL_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
 MOST_HEADER: Final = 4096
-"""Longest header that is looked at, in characters."""
+"""Longest header that is read, in characters."""
 
 
 class Refusal(NamedTuple):

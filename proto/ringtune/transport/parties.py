@@ -192,7 +192,7 @@ def require_sender(caller: Party | None, name: str) -> None:
     """Refuse a message in another node's name.
 
     Args:
-        caller: who has sent it; None = nobody knows, in plain text.
+        caller: its sender; None = unknown, in plain text.
         name: the node that the message says it is from.
 
     Raises:

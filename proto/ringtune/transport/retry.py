@@ -16,7 +16,7 @@ The terms of an attempt (``Held``) travel beside its request; a call without ter
 
 ============== =======================================================================================
 ringtune-call   caller; random, the same in every attempt of one call
-ringtune-hold   caller; seconds after which it wants to hear that the work goes on
+ringtune-hold   caller; seconds after which it wants a sign of life
 ringtune-for    caller; seconds that the work may take
 ringtune-again  caller; "1": the other one has the request, this one is empty
 ============== =======================================================================================
@@ -168,7 +168,7 @@ class Asking:
         peer: who is asked, in words.
         lease_s: who is silent for so long is lost.
         timeout_s: for the whole call; None = as long as there are signs of life.
-        is_held: whether the other one carries it out once, see ``Once``; else it may hear it twice, and answers soon.
+        is_held: whether the server carries it out once, see ``Once``; else it may get it twice, and answers soon.
         now_s: a monotonic clock.
     """
 
@@ -270,11 +270,11 @@ def repeated(
     """Do what a node may do twice, such as to fetch a file, until there is an answer.
 
     Args:
-        call: makes one attempt; it ends by itself if nothing comes, and calls what it gets with each sign of life.
+        call: makes one attempt; it ends by itself if nothing arrives, and calls what it gets with each sign of life.
         peer: who is called, in words.
         lease_s: who is silent for so long is lost.
         timeout_s: for all attempts.
-        given_up: set when nobody waits any more.
+        given_up: set when no thread waits any more.
         now_s: a monotonic clock.
 
     Raises:
@@ -325,7 +325,7 @@ class _WorkContext:
         raise _EndedError(WireStatus(code.name, details))
 
     def is_active(self) -> bool:
-        """Return that the work is wanted: nobody can tell an attempt that was lost from one that was given up."""
+        """Return that the work is wanted: a lost attempt can't be told from a cancelled one."""
         return True
 
     def __getattr__(self, name: str) -> Any:
