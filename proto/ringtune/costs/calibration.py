@@ -26,9 +26,9 @@ round, and if the newest differ from the usual ones by more than noise makes lik
 other work besides, would make all others look fast: of four usual turns and more the longest and the shortest do not
 count, and with fewer no pace counts as faster. Noise is the difference of neighbouring turns of one kind, over all
 names together, as a run is too short for an estimate of each. With the mean square ``d`` of differences of logarithms,
-a turn has the variance ``d / 2``, and a difference of the means of ``m`` usual and ``n`` newest turns ``d / 2 * (1 / m
-+ 1 / n)``; it has to be ``BEYOND_NOISE`` times the root of that. The largest difference does not count, as a change
-makes one itself.
+a turn has the variance ``d / 2``. A difference of the means of ``m`` usual and ``n`` newest turns has the variance
+``d / 2 * (1 / m + 1 / n)``; it has to be ``BEYOND_NOISE`` times the root of that. The largest difference does not
+count, as a change makes one itself.
 
 ``LinkWatch``: the rate of a link in a turn is that of its quicker messages, as in ``costs.links``: a busy processor
 slows some of them, a slower link all. Turns count as of the same work if as much trains at both ends of the link,

@@ -1,13 +1,13 @@
 """The memory of a node as a sum of terms (so many equal things of so many bytes), and the node's part in a placement.
 
-``passing_bytes``: room for pieces of files and messages that pass through a node. Measured by ``python -m
-tests.support.saving_memory``: a head with moments of 50 MB is saved, loaded, sent, taken over and collected with 0 to
-12 MB more than before, most of it messages of a link (4 MiB each) and buffers.
+``passing_bytes``: room for pieces of files and messages that pass through a node. Measured by
+``python -m tests.support.saving_memory``: a head with moments of 50 MB is saved, loaded, sent, taken over and collected
+with 0 to 12 MB more than before, most of it messages of a link (4 MiB each) and buffers.
 
 ``has_room_for_heap``: a heap that keeps freed memory saves page faults, but it is fragmented, and no plan counts that.
-A node with little memory does without, so that it needs what the plan says. Resident memory of a node alone, MiniLM, 16
-x 128 tokens, AdamW, above plan and libraries: 10 MiB with a bottleneck, 262 MiB with LoRA on five matrices, for whose
-graphs 344 MiB were planned.
+A node with little memory does without, so that it needs what the plan says. Resident memory of a node alone, MiniLM,
+16 x 128 tokens, AdamW, above plan and libraries: 10 MiB with a bottleneck, 262 MiB with LoRA on five matrices, for
+which graphs of 344 MiB were planned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Events and commands of the state machine of the coordinator: values only."""
+"""Events and commands of the coordinator's state machine: values only.
+
+Of the best result, of weights fetched ahead, of moves, of recovery, and of the run itself.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class LogBest(NamedTuple):
     number: int
 
 
-# ---- events ----
+# ---- events: weights fetched ahead -----------------------------------------------------------------
 
 
 class Replanned(NamedTuple):
@@ -73,7 +76,7 @@ class FetchedAhead(NamedTuple):
     problem: str = ""
 
 
-# ---- commands ----
+# ---- commands: weights fetched ahead ---------------------------------------------------------------
 
 
 class FetchAhead(NamedTuple):
@@ -99,7 +102,7 @@ class LogFetched(NamedTuple):
     problems: tuple[tuple[str, str], ...] = ()
 
 
-# ---- events ----
+# ---- events: moves ---------------------------------------------------------------------------------
 
 
 class Rested(NamedTuple):
@@ -129,7 +132,7 @@ class MoveFailed(NamedTuple):
     message: str
 
 
-# ---- commands ----
+# ---- commands: moves -------------------------------------------------------------------------------
 
 
 class Rest(NamedTuple):
@@ -185,7 +188,7 @@ class LogMove(NamedTuple):
     problem: str = ""
 
 
-# ---- events ----
+# ---- events: recovery ------------------------------------------------------------------------------
 
 
 class Halted(NamedTuple):
@@ -219,7 +222,7 @@ class NodeJoined(NamedTuple):
     node: str
 
 
-# ---- commands ----
+# ---- commands: recovery ----------------------------------------------------------------------------
 
 
 class AwaitNodes(NamedTuple):
@@ -291,7 +294,7 @@ class LogRecovery(NamedTuple):
     back: tuple[str, ...] = ()
 
 
-# ---- events --------------------------------------------------------------------------------------
+# ---- events: the run -------------------------------------------------------------------------------
 
 
 class Started(NamedTuple):
@@ -433,7 +436,7 @@ Event = (
     | TimerFired
 )
 
-# ---- commands ------------------------------------------------------------------------------------
+# ---- commands: the run -----------------------------------------------------------------------------
 
 
 class EnterPhase(NamedTuple):
