@@ -216,7 +216,7 @@ def _show(error: RingTuneError) -> None:
 
 
 _PRINTED = frozenset({"doctor", "eval", "logs", "nodes", "plan", "predict", "runs", "sim", "status", "what-if"})
-"""Commands whose result is what they print."""
+"""Commands with printed text as their result."""
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "

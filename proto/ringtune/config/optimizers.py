@@ -69,7 +69,7 @@ For less it does not, so that what the graphs of the step took is still resident
 """
 
 TABLE_GIVEN_BACK_BYTES: Final = 32 << 20
-"""The same of a table whose gradient becomes whole: a smaller one has room where the graphs were."""
+"""The same of a table with a gradient that becomes whole: a smaller one has room where the graphs were."""
 
 _MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
 

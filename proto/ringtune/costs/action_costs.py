@@ -484,10 +484,10 @@ def _blocks(placement: Placement, node: str) -> tuple[int, int]:
 
 
 FORWARD_COMPUTE: Final = 0.4
-"""What a forward-only operation counts of a full one's compute."""
+"""The compute of a forward-only operation, as a share of a full one's."""
 
 FORWARD_SENT: Final = 0.5
-"""What a forward-only operation counts of a full one's communication."""
+"""The communication of a forward-only operation, as a share of a full one's."""
 
 _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 

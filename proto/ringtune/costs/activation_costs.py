@@ -175,7 +175,7 @@ def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[
 
 
 def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
-    """Those of some blocks whose linear layers keep projections."""
+    """The ones of some blocks with linear layers that keep projections."""
     velora = course.velora
     if velora is None or gathers_scores(course):
         return ()
@@ -221,7 +221,7 @@ def _runs(blocks: Sequence[int]) -> tuple[Range, ...]:
 
 
 VELORA_EXTRA: Final = 0.01
-"""What VeLoRA adds to a block's work with a graph, e: ``make bench-memory``, part ``saved``.
+"""The share e that VeLoRA adds to a block's work with a graph: ``make bench-memory``, part ``saved``.
 
 Measured: nothing in forwards, nor in backwards with adapters, within the noise.
 """
@@ -323,7 +323,7 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
 
 
 def trained_parts(course: Course, projected: Sequence[Range], trained: Units | None) -> Sequence[Range]:
-    """The parts of ranges with VeLoRA whose weights get a gradient; of the others nothing is projected.
+    """The parts of ranges with VeLoRA that get gradients of weights; of the others nothing is projected.
 
     Args:
         course: the run.

@@ -144,7 +144,7 @@ class LastingChanges(Generic[Name]):
         self._now[name] = kind
 
     def changed(self) -> dict[Name, float]:
-        """The names whose pace has lastingly changed, each with how many times as long the same work takes now."""
+        """The names with a lasting change of pace, each with the factor of its time for the same work."""
         ratios = {}
         for name, kind in self._now.items():
             turns = self._kinds[name, kind]
@@ -153,7 +153,7 @@ class LastingChanges(Generic[Name]):
         return ratios
 
     def _lasting(self, turns: _Turns) -> float:
-        """How many times as long the newest turns take; 0 where that is not lasting, or may be noise."""
+        """The factor of the newest turns' times; 0 where that is not lasting, or may be noise."""
         newest, usual = (
             sorted(log for works in each if (log := _log_ratio(works, turns.usual)) is not None)
             for each in (turns.newest, turns.usual)
@@ -563,7 +563,7 @@ class LinkWatch:
                 self._rates.add(pair, kind, {"byte": (1.0 / self._rate(pair, transfers), 1.0)})
 
     def changed(self) -> dict[Pair, float]:
-        """The links whose rate has lastingly changed, each with how many times as long its messages take now."""
+        """The links with a lasting change of rate, each with the factor of its messages' times."""
         return self._rates.changed()
 
     def newest(self) -> RecordedLinks:
@@ -667,7 +667,7 @@ class PaceWatch:
             self._same_depth.add(node, (depth, kinds.get(node)), times_of)
 
     def changed(self) -> dict[str, float]:
-        """The nodes whose pace has lastingly changed, each with how many times as long its actions take now."""
+        """The nodes with a lasting change of pace, each with the factor of its actions' times."""
         slower = {node: ratio for node, ratio in self._same_work.changed().items() if ratio > 1}
         return slower | {node: ratio for node, ratio in self._same_depth.changed().items() if ratio < 1}
 

@@ -271,7 +271,7 @@ def _mapped_on_top(units: Units, course: Course, share: Share, sizes: Sizes) -> 
 
 
 def staying_units(course: Course, share: Share) -> tuple[int, ...]:
-    """The units of a node whose optimizer state stays in memory: all, none on disk, or those that every step trains."""
+    """The units of a node with optimizer state in memory: all, none on disk, or those that every step trains."""
     local = trained_units(course, share)
     if share.state_on_disk:
         return ()

@@ -315,7 +315,7 @@ def numeric_class(facts: NodeFacts) -> str:
 
 
 def refuse_unlike_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
-    """Refuse a plan whose copies are on nodes of different numeric classes.
+    """Refuse a plan with copies on nodes of different numeric classes.
 
     Args:
         plan: with all its placements.

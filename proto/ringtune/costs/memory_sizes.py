@@ -55,7 +55,7 @@ def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
 
 
 MOST_LOGIT_BYTES: Final = 16 << 20
-"""What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
+"""Bytes that the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
 _LOGIT_COPIES = 3
 
 
@@ -101,7 +101,7 @@ def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
 
 VOCABULARY_ENTRY_BYTES: Final = 300
 ROW_BYTES: Final = 650
-"""What a row takes besides its characters and its tokens: objects of its text, label and tokens."""
+"""Bytes of a row besides its characters and its tokens: objects of its text, label and tokens."""
 
 TOKEN_BYTES: Final = 8
 """A token of an encoded row: its id and its type."""
@@ -137,17 +137,17 @@ def held_bytes(path: Path) -> int:
 
 
 SCORE_WORK_BYTES: Final = 2 << 20
-"""What reducing a gradient to scores takes besides the gradient: chunks in float64."""
+"""Bytes for the scores of a gradient besides the gradient: chunks in float64."""
 
 _SCORES_BYTES: Final = 200
 _SCORE_BYTES: Final = 64
 _NUMBER_BYTES: Final = 40
 _MESSAGE_BYTES: Final = 700
-"""What Python takes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
+"""Python's bytes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
 
 _ROW_BYTES: Final = 260
 _BATCH_BYTES: Final = 400
-"""What Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
+"""Bytes that Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
 
 
 class KeptGraphs(NamedTuple):
@@ -309,7 +309,7 @@ def _num_tables(course: Course) -> int:
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
 CONTEXT_BYTES: Final = 815 << 20
-"""What a process takes of a CUDA device before it has a tensor there: context, code of kernels, work space of cuBLAS.
+"""Bytes of a process on a CUDA device before its first tensor there: context, code of kernels, work space of cuBLAS.
 
 Measured on one NVIDIA H200 with torch 2.11.0+cu130 and driver 580: 527 MiB of context, 751 MiB once the kernels of a
 transformer are loaded, and 64 MiB for cuBLAS. A smaller device may load less; no other one was measured.

@@ -34,7 +34,7 @@ PART_WORDS: Final = {
     "kept": "what trained, as it was at the ends of the last turns, and copies of the host before in the ring",
     "passing": "what is there for a moment: work space of an update, pieces of what is saved or handed over",
 }
-"""What a node's memory is reported by, with its meaning."""
+"""The parts of a node's memory in reports, with their meaning."""
 
 PARTS: Final = tuple(PART_WORDS)
 """The names of these parts, in the order of a report."""

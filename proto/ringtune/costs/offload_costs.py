@@ -61,14 +61,14 @@ from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import most_changed, user_sets
 
 FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
-"""How pairs travel; ``float32`` means as they are, in the type of the run."""
+"""The types of pairs on links; ``float32`` means as they are, in the type of the run."""
 
 LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
 """Wires on which x is changed; with it goes a bit for each unit of a ReLU that says whether the host had it on."""
 
 _RELU: Final = "relu"
 _NON_LINEARITIES: Final = {"double_seq_bn": "swish"}
-"""Bottlenecks whose function is not ReLU, if the options name none. Source: adapters 1.3.0, the classes of BnConfig."""
+"""Bottlenecks without ReLU, if the options name none. Source: adapters 1.3.0, the classes of BnConfig."""
 
 _BFLOAT16_BYTES: Final = 2
 
@@ -244,7 +244,7 @@ def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts |
 
 
 def wire_of(offload: Offload | None) -> str:
-    """How the pairs of a run travel."""
+    """The type of the pairs of a run on links."""
     return EXACT if offload is None else offload.pairs
 
 

@@ -49,7 +49,7 @@ class KindFacts:
 
 
 class Work(enum.StrEnum):
-    """What one timing covers; of one micro-batch unless said otherwise."""
+    """The work that one timing covers; of one micro-batch unless said otherwise."""
 
     EMBED = "embed"  # token ids to hidden state
     FORWARD = "forward"  # one block without graph
@@ -86,7 +86,7 @@ WHOLE_WORKS: Final = tuple(work for work in Work if work not in {*PART_OF.values
 """All works but those of a part of a block, and that of helpers, which has an estimate where it was not measured."""
 
 BLOCK_WORKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
-"""Works whose times, where a run recorded them, have in them what messages took of the node."""
+"""Works with recorded times that include the work of messages at the node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,7 +117,7 @@ class AcceptHead(NamedTuple):
 
 
 class SendParcel(NamedTuple):
-    """Send a parcel, whose content may change once it is on its way."""
+    """Send a parcel; its content may change once it is on its way."""
 
     key: TensorKey
     target: str

@@ -193,7 +193,7 @@ class ReplicaSums:
         return [ev.AcceptParcel(key, self._arrived.pop(key)) for key in self._awaited(update)]
 
     def missing(self, update: Action) -> str:
-        """The first host whose gradients an update waits for; empty if it waits for none."""
+        """The first host with gradients that an update waits for; empty if it waits for none."""
         keys = self._awaited(update) if self._is_shared(update) else []
         return next((self._names[key.micro] for key in keys if key not in self._arrived), "")
 
@@ -245,7 +245,7 @@ class Helping:
         return None if update is None else (update, state)
 
     def next_fit(self) -> Flow | None:
-        """The oldest micro-batch whose pairs are here."""
+        """The oldest micro-batch with its pairs here."""
         self._drop_done()
         if not self._queue or not self._queue[0].fits:
             return None
@@ -301,7 +301,7 @@ class Installs:
         self._arrived: dict[TensorKey, str] = {}
 
     def helper_of(self, update: Action) -> str:
-        """The helper whose weights an update takes; empty if it is an update of this node's own."""
+        """The helper that sends the weights of an update; empty if it is an update of this node's own."""
         if not self._helpers:
             return ""
         return next((one.node for one in self._helpers if one.has_block(update.start)), "")

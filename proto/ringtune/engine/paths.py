@@ -211,7 +211,7 @@ def _message(leg: Leg) -> Message:
 
 
 def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int) -> list[Channel | None]:
-    """Which leg takes the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
+    """The leg with the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
 
     It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
     too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
@@ -299,7 +299,7 @@ class Flow:
 
 
 class ItemState:
-    """How far one item is at this node.
+    """The progress of one item at this node.
 
     Args:
         plan: as it is for the item's turn.

@@ -96,7 +96,7 @@ class HeadKeeping:
         self._version = version
 
     def granted(self, turn: Turn, version: int) -> None:
-        """Note a granted turn, whose first item needs a head that has had ``version`` updates.
+        """Note a granted turn; its first item needs a head with ``version`` updates.
 
         This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
         """

@@ -144,7 +144,7 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
 
 
 OWN_LIBRARY_BYTES: Final = 259 << 20
-"""What an idle agent has of its own, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
+"""The bytes of an idle agent, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
 
 LIBRARY_BYTES: Final = 384 << 20
 """Resident bytes of an idle agent that has loaded its libraries, before it hosts anything.

@@ -179,7 +179,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
 
 
 def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
-    """Refuse auxiliary models beside one matrix for query, key and value whose factors differ.
+    """Refuse auxiliary models with different factors beside one matrix for query, key and value.
 
     Raises:
         JobError: names two of them.
@@ -208,7 +208,7 @@ _LIBRARY_MODULES: Final = ("adapters", "loras", "refts")
 """The parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
 
 _OF_WHOLE: Final = ("model_type", "model_name", "name")
-"""What the library's configuration repeats of the file that it is in."""
+"""Keys that the library's configuration repeats of the file that it is in."""
 
 
 class Described(NamedTuple):

@@ -22,13 +22,13 @@ TAGGING = "token-classification"
 REGRESSION = "regression"
 TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
-"""Tasks whose rows are of one class each."""
+"""Tasks with rows of one class each."""
 PAIR_TASKS = (CLASSIFICATION, REGRESSION)
-"""Tasks whose rows may be two texts each."""
+"""Tasks with rows that may be two texts each."""
 NAMED_TASKS = (*CLASS_TASKS, TAGGING)
-"""Tasks whose targets have names: the classes of rows, the tags of words."""
+"""Tasks with targets that have names: the classes of rows, the tags of words."""
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)
-"""Tasks whose head is the pretrained model's own, which never trains."""
+"""Tasks with the pretrained model's own head, which never trains."""
 
 MOST_BLOCKS = 4096
 """Most blocks of a model that can be planned."""
@@ -205,7 +205,7 @@ class Family:
 
     @property
     def block_prefix(self) -> str:
-        """How the names of all blocks begin; the index of the block follows."""
+        """The common beginning of the names of all blocks; the index of the block follows."""
         return f"{self.blocks_path}."
 
 

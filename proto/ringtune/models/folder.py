@@ -49,7 +49,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""What an owner may need beside the weights to turn its rows into tensors."""
+"""Files besides the weights that an owner may need to turn its rows into tensors."""
 
 MODEL_SIDE_FILES = ("generation_config.json", *TOKENIZER_FILES)
 """Every file beside config and weights that the folder of a trained model takes over from its base."""
@@ -530,7 +530,7 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_classes(folder: Path) -> None:
-    """Refuse weights whose head has another number of classes than the config names.
+    """Refuse weights with a head of another number of classes than the config names.
 
     The head itself is made anew for the classes of the job; but one of the two files is of another model.
     """

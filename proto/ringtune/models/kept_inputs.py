@@ -132,11 +132,11 @@ def _added_lora(part: AdapterPart) -> dict[str, Any]:
 
 
 _OUTPUT: Final = 2
-"""Which of the numbers of a ``_Beside`` is that of the last matrix."""
+"""The index in a ``_Beside`` of the number of the last matrix."""
 
 
 class _Beside(NamedTuple):
-    """Where a method stands: how many first matrices read the input of the attention, and which other inputs it reads.
+    """The matrices beside which a method stands: the number that read the attention's input, and other inputs.
 
     LoRA has one beside a matrix that gives query, key and value; of auxiliary models each of the three has its own.
     """

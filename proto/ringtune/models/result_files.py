@@ -34,7 +34,7 @@ BLOCKS_FILE: Final = "blocks.safetensors"
 HEAD_CONFIG_FILE: Final = "head_config.json"
 HEAD_FILE: Final = "model_head.safetensors"
 INTERFACE_FILE: Final = "adapter_interface.json"
-"""What AdapterHub needs to plug adapters into a model for which it has no class; of other models there is none."""
+"""AdapterHub's file to plug adapters into a model for which it has no class; of other models there is none."""
 
 ADAPTER_FILES: Final = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Every file that the AdapterHub folder of a run may have."""

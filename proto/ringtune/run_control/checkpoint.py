@@ -1,4 +1,4 @@
-"""Checkpoints: the manifest with the shard of every node by digest, and the nodes whose disks have each part.
+"""Checkpoints: the manifest with the shard of every node by digest, and the nodes that have each part on disk.
 
 A checkpoint is of a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on the
 nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. All else that a
@@ -128,7 +128,7 @@ class CheckpointManifest:
 
     @property
     def name(self) -> str:
-        """What it is, and of which step, for messages."""
+        """Its kind and step, for messages."""
         return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
 
     def shard_of(self, node: str) -> Shard:

@@ -47,7 +47,7 @@ _LATER: Final = {
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
     **{f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
 }
-"""Keys that came later, each with the value that stands for what a run did before."""
+"""Keys of later versions, each with the value that stands for the behaviour before."""
 
 
 def job_digest(job: Job) -> str:

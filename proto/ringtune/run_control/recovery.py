@@ -191,7 +191,7 @@ class Waiting:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The names of all that are awaited: owners, and hosts for whose blocks there is no room."""
+        """The names of all that are awaited: owners, and hosts of blocks that there is no room for."""
         return tuple(dict.fromkeys((*self.owners, *(self._lost if self._problem else ()))))
 
     @property

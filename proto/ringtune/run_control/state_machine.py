@@ -46,7 +46,7 @@ from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKi
 from ringtune.schedule.versions import unfreezing_steps
 
 TRAINING_PATIENCE: Final = 1.5
-"""How many times longer the coordinator waits in training than a node, which speaks first of what it misses."""
+"""The coordinator's wait in training over a node's wait; the node reports first what it misses."""
 
 
 def overdue(

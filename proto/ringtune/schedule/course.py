@@ -91,7 +91,7 @@ def name_of(frozen: FrozenWeights | None) -> str:
 
 
 MOST_WIDENED_BYTES: Final = 64 << 20
-"""What a widened matrix may take; one that would take more is widened and multiplied so many rows at a time."""
+"""Bytes that a widened matrix may take; a larger one is widened and multiplied so many rows at a time."""
 
 _NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
 _SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
@@ -128,13 +128,13 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
 
 EXACT: Final = "float32"
 PAIRS: Final = (EXACT, "bfloat16", "velora")
-"""How pairs travel: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
+"""Forms of pairs on links: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
 
 JOINT: Final = "joint"
 ALONE: Final = "alone"
 COLLABORATION: Final = "collaboration"
 USERS: Final = (JOINT, ALONE, COLLABORATION)
-"""Whose adapters a row goes through: those of all users together, its user's own, or the sum of all users' own."""
+"""The adapters that a row passes: those of all users together, its user's own, or the sum of all users' own."""
 
 
 _MERGING: Final = {
@@ -145,7 +145,7 @@ _MERGING: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
-    """How helpers fit adapters, as far as the result depends on it.
+    """Settings of helpers that the result depends on.
 
     Attributes:
         interval: steps of a block whose gradients are added up for one update.
@@ -217,7 +217,7 @@ class Offload(Manner):
 
     @property
     def manner(self) -> Manner:
-        """How helpers fit, without which blocks."""
+        """The settings of helpers, without their blocks."""
         return Manner(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Manner)})
 
     def lag(self, unit: int) -> int:

@@ -1,4 +1,4 @@
-"""The frozen prefix of a run: blocks that no update has changed yet, and the boundary whose hidden states pay to keep.
+"""The frozen prefix of a run: blocks without an update so far, and the boundary where hidden states are worth keeping.
 
 A batch's composition is fixed for the run, so the same rows return in every pass over the rows of its owner, and in
 every evaluation. As long as no block below a boundary was trained, the same hidden state enters there.

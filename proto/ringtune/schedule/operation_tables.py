@@ -605,7 +605,7 @@ class BlockCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """How a run chooses its operation tables.
+    """The settings by which a run chooses its operation tables.
 
     Attributes:
         policy: a value of ``Policy``.

@@ -58,7 +58,7 @@ class Passage(NamedTuple):
 
 
 WHOLE: Final = Passage()
-"""The passage of an item whose micro-batches are embedded, and not kept."""
+"""The passage of an item with micro-batches that are embedded, and not kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

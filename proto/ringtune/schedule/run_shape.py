@@ -46,7 +46,7 @@ def check_user_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserRows:
-    """How many rows of an owner are of one user."""
+    """The number of an owner's rows that are of one user."""
 
     name: str
     train_rows: int
@@ -105,7 +105,7 @@ class Owner:
 
     @property
     def user_rows(self) -> tuple[UserRows, ...]:
-        """Whose rows these are, in the order of the rows."""
+        """The users of these rows, in the order of the rows."""
         return self.users or (UserRows(name=self.node, train_rows=self.train_rows, eval_rows=self.eval_rows),)
 
     def to_json(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ _MOST_APART: Final = 1000
 
 
 def weights(owners: Sequence[Owner], turns: str) -> tuple[int, ...]:
-    """How much each owner counts: its rows, or 1 where turns are equal."""
+    """The weight of each owner: its rows, or 1 where turns are equal."""
     return tuple(owner.train_rows if turns == BY_ROWS else 1 for owner in owners)
 
 

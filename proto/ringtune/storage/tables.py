@@ -34,7 +34,7 @@ _MOST_PROBLEMS: Final = 100
 
 
 class Problem(NamedTuple):
-    """Why a row can't be used.
+    """The reason why a row can't be used.
 
     Attributes:
         what: is wrong, without the line and without a cell of the row.
@@ -160,7 +160,7 @@ class RowAccount:
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".xlsx")
 
 MAX_CELL_CHARACTERS: Final = 1 << 24
-"""Most characters of a cell; a longer one is a file whose quotes do not match."""
+"""Most characters of a cell; a longer one is a file with unmatched quotes."""
 
 MOST_NUMBER: Final = 1e9
 """Largest number, in size, that a model can be asked to predict; numbers of order 1 are learned best."""

@@ -39,7 +39,7 @@ _FIRST_BYTES: Final = 16
 
 
 class TextForm(NamedTuple):
-    """How the bytes of a file become text.
+    """The encoding of a text file, with a note on the choice.
 
     Attributes:
         encoding: as Python names it.

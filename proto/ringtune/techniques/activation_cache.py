@@ -87,7 +87,7 @@ class CacheSettings:
             raise JobError(f"cache.max_bytes is {self.max_bytes}, it has to be at least 0")
 
     def of_placement(self, computed: str) -> PrefixCache | None:
-        """How hosts keep hidden states, where these are computed in a type; None if they do not."""
+        """The settings of hosts that keep hidden states, computed in a type; None if they do not."""
         if self.prefix == OFF:
             return None
         return PrefixCache(max_bytes=self.max_bytes, dtype=self.dtype if self.dtype == ROUNDED else computed)

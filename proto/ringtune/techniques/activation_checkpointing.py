@@ -74,7 +74,7 @@ ACTIVATIONS: Final = (*POLICIES, AUTO)
 MOST_PARTS: Final = 1 << 20
 ADAPTER_DOWN: Final = "adapter_down"
 PAPER_LAYERS: Final = ("value", "down", ADAPTER_DOWN)
-"""Where the paper found VeLoRA to serve best: on value and down projections, and those of adapters."""
+"""The layers for which the paper found VeLoRA best: on value and down projections, and those of adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,7 +61,7 @@ Bools = NDArray[np.bool_]
 SUM_BITS: Final = 62
 """All values of a knapsack together have at most so many bits; each is rounded to its share of them."""
 _NEVER: Final = -(2**62)
-"""What no choice is worth."""
+"""A value below that of every choice."""
 _CELLS: Final = 16_000_000
 """Cells of the search table of one go; more knapsacks are solved in several."""
 

@@ -121,7 +121,7 @@ class OffloadSettings:
 
     @property
     def manner(self) -> Manner:
-        """How helpers fit."""
+        """The settings of helpers."""
         return Manner(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
         )
@@ -383,7 +383,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
-    """Whose rows a micro-batch has.
+    """The users of the rows of a micro-batch.
 
     Args:
         course: of the run.

@@ -80,7 +80,7 @@ def check_counts(settings: OperationsSettings, counts: Counts, microbatches: int
 
 
 LEAST_SHARE: Final = 0.95
-"""How much of the compute that could be done has to be done, for the sake of equal times."""
+"""The share of the possible compute that has to be done where times are made equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,7 @@ def balanced(boards: Sequence[Board], microbatches: int, most: float) -> dict[st
 
 
 def spread(boards: Sequence[Board], counts: dict[str, Counts]) -> float:
-    """How far busy seconds lie apart, as a share of the longest ones."""
+    """The spread of busy seconds, as a share of the longest ones."""
     busy = [board.busy_s(counts[board.node]) for board in boards]
     return (max(busy) - min(busy)) / max(busy)
 
@@ -187,7 +187,7 @@ def choice_of(
     local_iterations: int,
     owners: int,
 ) -> Choice:
-    """How a run chooses its tables, from what its job asks and what its boards need.
+    """The settings by which a run chooses its tables, from its job and the times of its boards.
 
     Args:
         settings: ``[operations]`` of the job.

@@ -272,7 +272,7 @@ def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
 
 
 _SLACK = 1e-9
-"""What a capacity may lack of a whole row, of rounding in its last bits."""
+"""The share of a row that a capacity may lack by rounding in its last bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ MOST_HEADER: Final = 4096
 
 
 class Refusal(NamedTuple):
-    """Why a request is not answered.
+    """The reason why a request is not answered.
 
     Attributes:
         status: of HTTP.

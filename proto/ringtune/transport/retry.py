@@ -48,7 +48,7 @@ _LEAST_SILENT: Final = 2
 
 
 class Attempt(NamedTuple):
-    """How long one attempt may take.
+    """The time that one attempt may take.
 
     Attributes:
         hold_s: after so long the other one says that it is still at work.

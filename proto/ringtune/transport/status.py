@@ -50,7 +50,7 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "DATA_LOSS": IntegrityError,
     "UNAUTHENTICATED": TrustError,
 }
-"""What a status means that gRPC itself gave, without an error of ours in its details."""
+"""The error for each status of gRPC itself, without an error of ours in its details."""
 
 _REMEDIES: Final = {
     "CANCELLED": "it ended while it was called; see its log, and start it again",

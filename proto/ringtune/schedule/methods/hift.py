@@ -37,7 +37,7 @@ MEMORY: Final = "memory"
 DROP: Final = "drop"
 DISK: Final = "disk"
 STATES: Final = (MEMORY, DROP, DISK)
-"""Where the optimizer state of groups is kept that do not train; only dropping it changes the result."""
+"""The place of the optimizer state of groups that do not train; only dropping it changes the result."""
 
 
 @method
