@@ -1,1 +1,1 @@
-"""Runs of the ring on a virtual clock: the very engine and round code, without torch or grpc."""
+"""The simulator: runs of the ring on a virtual clock with the engine and round code of real runs; no torch, no grpc."""

@@ -1,23 +1,16 @@
-"""Bytes that each node holds, counted while a virtual run takes place; the peak is what the simulator reports.
+"""The bytes that each node holds during a virtual run, item by item; the simulator reports their peak.
 
-The items that are under way on the virtual clock: kind and sizes of each.
+The planner's bound (``costs.memory_estimate``) has to lie above it for any timing. Counted are weights, adapters and
+the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that runs,
+what is kept of the ends of turns (from the beginning, as after some turns), and the tensors of a micro-batch::
 
-Bytes that helpers add to the accounts of a virtual run, or take off them.
+    on the way and in the inbox --Accept--> with the micro-batch, through every f --send--> on the way
+                                            F: the graph's input until its B    H: freed, and a gradient follows
 
-Pairs and weights, wherever they are::
+Helpers add pairs and weights::
 
     B: pairs as computed --C: packed--> on the way --Accept--> A: unpacked, then freed
     U at the helper: weights --> on the way --Accept--> U at the host: freed
-
-Bytes that each node holds, counted while a virtual run goes on; the peak is what the simulator reports.
-
-The planner's bound (``costs.memory_estimate``) has to lie above it for any timing. What is counted: weights, adapters
-and the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
-runs, what is kept of the ends of turns (from the beginning, as after some turns), and the tensors of a micro-batch,
-wherever they are::
-
-    on the way and in the inbox --Accept--> with the micro-batch, through every f --send--> on the way
-                                            F: the graph's input until its B    H: freed, and a gradient comes of it
 """
 
 from __future__ import annotations
@@ -43,7 +36,7 @@ from ringtune.schedule.versions import trained
 
 
 class ItemKind(NamedTuple):
-    """What time and memory of an item's actions depend on, besides the action itself.
+    """The properties of an item that set time and memory of its actions.
 
     Items of one turn have equal kinds if depth, rows, operations and the lowest units with a gradient are equal.
 
@@ -107,7 +100,7 @@ class Items:
 
 
 class Change(NamedTuple):
-    """What an action for a helper, or at one, does to its node's account; see ``Effect`` of the ledger.
+    """The change of a node's account by an action for a helper, or at one; see ``Effect``.
 
     Attributes:
         takes: bytes that it takes.
@@ -147,7 +140,7 @@ class Helping:
         return own, (len(units) - len(own)) * self._sizes.pair_bytes(size)
 
     def change(self, node: str, action: Action, item: ItemKind) -> Change | None:
-        """What an action does; None if it is no action for a helper or at one."""
+        """The change by an action; None if it is no action for a helper or at one."""
         units, one = tuple(range(action.start, action.stop)), self._of(action.start)
         if one is None:
             return None
@@ -236,7 +229,7 @@ class Held:
 
 
 class Effect:
-    """What a kind of action does to its node's account.
+    """The effect of a kind of action on its node's account.
 
     Args:
         held: that account.
@@ -353,7 +346,7 @@ class MemoryLedger:
 
     @property
     def now_bytes(self) -> dict[str, int]:
-        """What each node holds at the moment."""
+        """The bytes that each node holds at the moment."""
         return {node: round(held.now_bytes) for node, held in self._held.items()}
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:

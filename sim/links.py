@@ -1,13 +1,9 @@
-"""When a message arrives on the virtual clock: after a delay, or over links as they were measured.
+"""The arrival of messages on the virtual clock: after a fixed delay, or over links as they were measured.
 
-When a message arrives on the virtual clock.
-
-Links as they were measured: a message waits for its link, for its sender's uplink and its receiver's downlink.
-
-A pair's rate is that of its slower end. The uplink of a node is taken as fast as the fastest link that leaves it, its
-downlink as the fastest that enters it: a message that goes out at less leaves room for another one beside it. A
-message takes its share of both from the moment it is ready, so that one which waits for a busy receiver does not keep
-the sender's uplink from others.
+A message waits for its link, for its sender's uplink and its receiver's downlink. A pair's rate is that of its slower
+end. The uplink of a node is taken as fast as the fastest link that leaves it, its downlink as the fastest that enters
+it: a slower message leaves room for another one beside it. A message takes its share of both from the moment it is
+ready, so that one which waits for a busy receiver does not keep the sender's uplink from others.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from sim.ledger import Items
 
 
 class Strain(NamedTuple):
-    """What a message costs the processors at its two ends, in seconds.
+    """The cost of a message for the processors at its two ends, in seconds.
 
     Attributes:
         from_source_s: what sending takes from the source's computing.
@@ -44,20 +40,20 @@ class Transport(Protocol):
     """
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """When a message that is sent at ``now_s`` is there."""
+        """The arrival of a message that is sent at ``now_s``."""
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """When a credit that is returned at ``now_s`` is there."""
+        """The arrival of a credit that is returned at ``now_s``."""
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """When a word between a node and the coordinator is there."""
+        """The arrival of a control message between a node and the coordinator, sent at ``now_s``."""
 
     @property
     def has_strain(self) -> bool:
         """Whether any message so far costs the processors something; most rings have cores for messages."""
 
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
-        """What a message costs the processors at its ends, after its ``arrival_s`` was asked; None: nothing."""
+        """The cost of a message for the processors at its ends, after its ``arrival_s`` was asked; None: nothing."""
 
 
 class Delays:
@@ -78,15 +74,15 @@ class Delays:
         self.has_strain = False
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """When a message is there: after ``message_s``, but not before an earlier message of its link."""
+        """The arrival of a message: after ``message_s``, but not before an earlier message of its link."""
         return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload))
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """When a credit is there: after ``message_s``, but not before an earlier credit of its link."""
+        """The arrival of a credit: after ``message_s``, but not before an earlier credit of its link."""
         return self._in_order(source, target, "credit", now_s + self._message_s(source, target, "credit"))
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """When a word is there: after ``control_s``, but not before an earlier word of the same pair.
+        """The arrival of a control message: after ``control_s``, but not before an earlier one of the same pair.
 
         The coordinator is the empty name.
         """
@@ -104,7 +100,7 @@ class Delays:
 
 
 class _Passage(NamedTuple):
-    """What each message of one kind and size takes on a link; computed once for all of them."""
+    """The times of each message of one kind and size on a link; computed once for all of them."""
 
     num_bytes: float
     around_s: float
@@ -196,7 +192,7 @@ class MeasuredLinks:
         return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """When a message that is sent at ``now_s`` is there and decoded; counts its bytes.
+        """The arrival of a message that is sent at ``now_s``, decoded; counts its bytes.
 
         Raises:
             PlanError: the profile has links, but not this one.
@@ -225,7 +221,7 @@ class MeasuredLinks:
         return arrival_s
 
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
-        """What a message costs where a node has no core left for it; asked after its ``arrival_s``."""
+        """The cost of a message where a node has no core left for it; asked after its ``arrival_s``."""
         payload, seq, micro, boundary = key
         return self._links[source, target].passages[payload, boundary, self._size(payload, seq, micro)].strain
 
@@ -234,12 +230,12 @@ class MeasuredLinks:
         return 0.0 if micro < 0 or payload == Payload.REPLICA_GRAD else self._by_seq[seq].sizes[micro]
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """When a credit that is returned at ``now_s`` is there: after the latency of its link."""
+        """The arrival of a credit that is returned at ``now_s``: after the latency of its link."""
         link = self._links.get((source, target)) or self._link(source, target)
         return now_s + link.latency_s
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """When a word to or from the coordinator is there: after ``control_latency_s``."""
+        """The arrival of a control message to or from the coordinator: after ``control_latency_s``."""
         return now_s + self._control_latency_s
 
     @staticmethod

@@ -1,11 +1,8 @@
-"""What a virtual run is measured by: seconds of each action, busy seconds, steps, bytes and memory.
+"""Measures of a virtual run: seconds of each action, busy seconds, steps, bytes, memory, and optionally every span.
 
-How long each action takes on the virtual clock: a profile's medians, or what was recorded.
-
-A recording of the very same run is replayed action by action, stragglers included. For another plan its samples are
-pools: an action that was not recorded takes the time of one drawn from those of its node and kind, per block.
-
-What a virtual run is measured by: busy seconds, steps, bytes and memory; optionally every span.
+Seconds of an action are a profile's medians, or recorded ones. A recording of the same run is replayed action by
+action, stragglers included. For another plan its samples are pools: an action that was not recorded takes the time of
+one drawn from those of its node and kind, per block.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class ProfileTimes:
     Args:
         costs: of the run.
         granted: the items of the run.
-        effect: what an action of an item does to memory; None = nobody counts it.
+        effect: what an action of an item does to memory; None = it is not counted.
 
     Attributes:
         kinds: every kind that there was.
@@ -114,7 +111,7 @@ class RecordedTimes:
     Args:
         course: the run to be simulated.
         samples: (node, action, seconds) in the order of the recording.
-        medians: times where a node has no sample of that kind; told of every action.
+        medians: times where a node has no sample of that kind; called for every action.
         granted: the items of the run.
         same_run: whether the recording is of this very plan, so that actions are the same ones.
         seed: of the draws from the pools.
@@ -191,7 +188,7 @@ class Meter:
 
     Args:
         nodes: of the plan.
-        granted: items; told here of every turn.
+        granted: items; added here with every turn.
         times: what every action begins with.
         ledger: memory accounts.
         keep_spans: whether to keep every action and message for a trace.
@@ -230,7 +227,7 @@ class Meter:
 
     @property
     def nodes(self) -> dict[str, NodeMeter]:
-        """What each node did."""
+        """The measures of each node."""
         found = {node: NodeMeter() for node in self._nodes}
         for kind in self._times.kinds.values():
             meter = found[kind.node]

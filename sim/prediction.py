@@ -1,12 +1,9 @@
-"""What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
+"""The prediction of a plan on profiled nodes: wall time, busy and waiting time, bytes and memory.
 
-Checks before a plan runs on the virtual clock: the profile fits the plan, and every node has room.
-
-What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
-
-The run itself is the real one, engines, rounds and moves included; only the seconds come from the profile. A plan of
-several placements is one run: with each move the costs, links and accounts of the next placement come in the place of
-those of the last one, and what they counted is added up in the end.
+A plan runs on the virtual clock after checks that the profile fits it and that every node has room. Engines, rounds and
+moves are those of a real run; only the seconds are from the profile. A plan of several placements is one run: with each
+move the costs, links and accounts of the next placement replace those of the last one, and counts are added up in the
+end.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
 
 
 def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
-    """What each node of the plan holds at most in any placement or move, whatever the timing."""
+    """The most bytes of each node of the plan in any placement or move, whatever the timing."""
     facts = profile.by_name
     sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
     parts = [
@@ -228,7 +225,7 @@ def predict(
         dtype: of the computation.
         samples: (node, action, seconds) of a recorded run, to be replayed in place of medians.
         same_run: whether ``samples`` are of this very plan.
-        start: where the run goes on; by default its very beginning.
+        start: where the run continues; by default its very beginning.
         embedding_bytes: of an owner's table, where only the touched rows shall count.
         control_latency_s: of a word between a node and the coordinator.
         keep_spans: keep every action and message for a trace.

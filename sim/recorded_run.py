@@ -1,9 +1,8 @@
-"""A recorded run, read back from its ``trace.json``: how long every action really took.
+"""A recorded run, read from its ``trace.json``: the seconds of every action.
 
-The file is an object with ``traceEvents``; of those only two kinds matter here. ``process_name`` says which node a
-``pid`` is, and a complete event (``"ph": "X"``) whose arguments have an ``action`` is one action, as
-``ringtune.schedule.actions`` prints it, with ``ts`` and ``dur`` in microseconds. What a node sent or received is
-no compute and is left out.
+The file is an object with ``traceEvents``, of which two kinds count. ``process_name`` gives the node of a ``pid``; a
+complete event (``"ph": "X"``) with an ``action`` among its arguments is one action, as ``ringtune.schedule.actions``
+prints it, with ``ts`` and ``dur`` in microseconds. Sent and received messages are no compute and are left out.
 
 Source: Trace Event Format (Chrome), JSON object form.
 """

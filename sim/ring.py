@@ -1,20 +1,8 @@
 """A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
 
-A virtual clock: callbacks in the order of (time, order of scheduling).
-
-What actions and messages of the virtual ring do besides taking time: real tensors, in checks of correctness.
-
-What a virtual run tells: its result with all recordings, and an observer that sees things while they happen.
-
-A node of the virtual ring: its engine, its inboxes, and when its processor is free.
-
-How a run on the virtual clock comes to its operation tables, where its course leaves them to the run.
-
-A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
-
-What the real driver does with threads and sockets is done here with delays. A *carrier* decides what an
-action or a message really does: nothing (what-if studies), or real tensors (checks of correctness). A
-*transport* decides when messages arrive, an *observer* sees what happens while it happens.
+Delays take the place of the real driver's threads and sockets. A *carrier* decides what an action or a message does:
+nothing (what-if studies), or real tensors (checks of correctness). A *transport* decides when messages arrive, an
+*observer* sees events during the run. The clock calls back in the order of (time, order of scheduling).
 """
 
 from __future__ import annotations
@@ -69,7 +57,7 @@ class VirtualClock:
         self._is_stopped = True
 
     def run(self, *, until_s: float = float("inf")) -> None:
-        """Run what is due up to ``until_s``, or until nothing is left, or until somebody stops the clock."""
+        """Run the callbacks due up to ``until_s``, or until none is left, or until the clock is stopped."""
         queue = self._queue
         while queue and queue[0][0] <= until_s and not self._is_stopped:
             self.now_s, _, callback, args = heappop(queue)
@@ -77,7 +65,7 @@ class VirtualClock:
 
 
 class Carrier(Protocol):
-    """What actions and messages really do."""
+    """The effects of actions and messages besides their time: none, or real tensors."""
 
     def granted(self, node: str, turn: Turn) -> None:
         """Note that a turn was granted to ``node``."""
@@ -124,7 +112,7 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> str:
-        """What the message carries."""
+        """The content of the message."""
         return self.key.payload
 
 
@@ -152,7 +140,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class RingResult:
-    """What happened in a virtual run; the recordings are empty where ``record`` was off.
+    """The result of a virtual run; the recordings are empty where ``record`` was off.
 
     Attributes:
         order: everything each node did, in order, as table actions.
@@ -229,7 +217,7 @@ class VirtualNode:
         self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
 
     def moved(self, engine: NodeEngine | None) -> VirtualNode:
-        """The node with the engine of its next placement; recordings and the processor go on."""
+        """The node with the engine of its next placement; recordings and processor are kept."""
         node = VirtualNode(self.name, engine)
         node.order, node.spans, node.handled, node.peak_inbox = self.order, self.spans, self.handled, self.peak_inbox
         node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
@@ -259,13 +247,13 @@ class VirtualNode:
         self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
 
     def end(self, now_s: float) -> None:
-        """The action is over; what it left of its rest is there for the next one."""
+        """The action is over; the rest that it left is used by the next one."""
         self.is_running = False
         self.free_s = now_s - self.left_s
 
 
 class Chooser(Protocol):
-    """What nodes report at the end of a score turn, and the table that comes of it."""
+    """The reports of nodes at the end of a score turn, and the table that is chosen from them."""
 
     def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
         """The scores that a node reports at the end of a turn; nothing if it is no score turn."""
@@ -279,7 +267,7 @@ class ExpectedTables:
 
     Args:
         plan: of the run.
-        known: tables that a real run of the plan has chosen; they come in place of expected ones.
+        known: tables that a real run of the plan has chosen; they replace expected ones.
     """
 
     def __init__(self, plan: Plan, known: Sequence[GivenTable] = ()) -> None:
@@ -302,7 +290,7 @@ _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
 
 
 class Conditions(NamedTuple):
-    """What holds while one part of a plan is carried out; arguments of ``VirtualRing``."""
+    """The conditions of one part of a plan; arguments of ``VirtualRing``."""
 
     action_s: Callable[[str, Action], float]
     transport: Transport
@@ -321,7 +309,7 @@ class VirtualRing:
         wait_s: deadline of every wait of engines and rounds.
         drop: messages for which it returns True never arrive (fault injection).
         items_ahead: as for ``Rounds``.
-        start: where the run goes on; by default its very beginning.
+        start: where the run continues; by default its very beginning.
         drain_at_s: when the user asks to stop after the granted turns; None = never.
         replans: when which other placement is found that the run shall move to.
         transport: in place of ``message_s`` and ``control_s``.
@@ -412,7 +400,7 @@ class VirtualRing:
         return result
 
     def waiting_for(self, node: str) -> str:
-        """What a node's oldest unfinished micro-batch waits for."""
+        """The wait of a node's oldest unfinished micro-batch, as text."""
         engine = self._nodes[node].engine
         return engine.waiting_for() if engine is not None else "its placement"
 
@@ -472,7 +460,7 @@ class VirtualRing:
                     self._action_s, self._transport, self._observer = self._enters(command.part, self.clock.now_s)
 
     def _move(self, command: rd.Move) -> None:
-        """Give a node the engine of its next placement; what is on its way to the old one is lost."""
+        """Give a node the engine of its next placement; messages on their way to the old one are lost."""
         node, placement_number = command.node, command.part.placement.placement_number
         answer: rd.Moved | rd.MoveFailed = rd.Moved(node, placement_number)
         if problem := self._fails_to_move(command):

@@ -1,7 +1,7 @@
-"""Many what-ifs at once: axes of values, their grid, and its cells on all cores or on a cluster.
+"""Sweeps, many what-ifs at once: axes of values, their grid, and its cells on all cores or on a cluster.
 
-A cell depends on nothing but its own changes, and results stand in the order of the grid: neither the number of
-workers nor the backend shows in them. Workers get the plan and the profile from this very process, through joblib.
+A cell depends on nothing but its own changes, and results stand in the order of the grid: neither the number of workers
+nor the backend shows in them. Workers get the plan and the profile from this process, through joblib.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def each_cell(
     backend: str = "loky",
     cluster: str = "",
 ) -> Generator[Cell]:
-    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they come.
+    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they arrive.
 
     A sweep that is left early, by Ctrl-C or otherwise, ends its workers at once. A cluster gives its results together.
 

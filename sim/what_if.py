@@ -1,6 +1,4 @@
-"""What-if changes: pure functions from a profile and a plan to changed ones, of nodes, links and members.
-
-What-if changes: pure functions from a profile and a plan to changed ones.
+"""What-if changes, pure functions from a profile and a plan to changed ones: of nodes, links, members, and plan keys.
 
 ``KEY=VALUE``, where KEY is one of::
 
@@ -12,11 +10,8 @@ What-if changes: pure functions from a profile and a plan to changed ones.
     offload                       who helps whom: off, or HOST=HELPER, several with + between
 
 ``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` makes
-them all, without latency.
-
-What-if changes of who takes part: a node leaves, or one like another joins; pure, as ``sim.what_if``.
-
-From which rate of their links on helpers make a run faster, by the simulator.
+them all, without latency. Members change too: a node leaves, or one like another joins. ``break_even_bytes_per_s``
+gives the rate of their links from which on helpers make a run faster.
 """
 
 from __future__ import annotations
@@ -464,7 +459,7 @@ def _of_others(table: Operations, name: str) -> Operations:
 
 
 def _slices_without(placement: Placement, name: str) -> tuple[Slice, ...]:
-    """The slices of a placement without a node, whose blocks others host."""
+    """The slices of a placement without a node; others host its blocks."""
     gone = placement.slice_of(name)
     left = [piece for piece in placement.slices if piece.node != name]
     if not gone.num_blocks:

@@ -1,9 +1,9 @@
-"""The rules of a run, shared by every party: pure Python without torch.
+"""The rules of a run that all parties share, in pure Python without torch, and the names of the Python API.
 
-Only ``ringtune.transport`` and the generated stubs in ``ringtune.v1`` talk to grpc.
+Only ``ringtune.transport`` and the generated stubs in ``ringtune.v1`` use grpc.
 
-The names of the Python API are loaded when they are first asked for, from the package that brings them by entry point
-in the group ``ringtune.api``; ``__init__.pyi`` says what they are.
+The names of the API are loaded at their first use, through the entry points of the group ``ringtune.api``;
+``__init__.pyi`` declares them.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a user may want; modules that were imported are none of it."""
+    """The names of the API, without modules that were imported."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

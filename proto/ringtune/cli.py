@@ -1,8 +1,7 @@
-"""The ``ringtune`` command: finds the commands of the other packages by entry point, and loads one when needed.
+"""The ``ringtune`` command: it finds the commands of the other packages by entry point, and loads one when needed.
 
 A package adds a command with an entry point in the group ``ringtune.commands`` (name -> ``module:app``, a
-``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help``
-stays fast.
+``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help`` stays fast.
 
 Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
 """
@@ -108,7 +107,7 @@ def _missing(name: str, module: str) -> Any:
 
 
 class _LazyCommands(MutableMapping[str, Any]):
-    """Commands by name; the module of a command is imported when it is first looked up."""
+    """Commands by name; the module of a command is imported at its first use."""
 
     def __init__(self, targets: dict[str, str]) -> None:
         self._targets = targets
@@ -150,7 +149,7 @@ class LazyGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, as the panels have them; others come first."""
+        """The names of all commands, in the order of the panels, then others."""
         order = [name for names in PANELS.values() for name in names]
         return sorted(self.commands, key=lambda name: (name in order, order.index(name) if name in order else 0))
 
@@ -217,7 +216,7 @@ def _show(error: RingTuneError) -> None:
 
 
 _PRINTED = frozenset({"doctor", "eval", "logs", "nodes", "plan", "predict", "runs", "sim", "status", "what-if"})
-"""Commands whose result is what they print."""
+"""Commands with printed text as their result."""
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "
@@ -258,7 +257,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line as a process of its own and exit, within its grace time once it is told to end."""
+    """Run the command line as a process of its own and exit, within its grace time after a signal to end."""
     own_process()
     guard_outputs()
     run_typed()

@@ -1,7 +1,7 @@
-"""Find what the other packages add by entry point: sub-commands, and names of the Python API.
+"""Entry points of the other packages: sub-commands, and names of the Python API.
 
-In a checkout the entry points of ``pyproject.toml`` count too: it may be newer than what was installed from it, or
-not installed at all.
+In a checkout the entry points of ``pyproject.toml`` count too: it may be newer than what was installed from it, or not
+installed at all.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class PeerLostError(RingTuneError):
 
 
 class DeadlineError(PeerLostError):
-    """An awaited message did not come in time; names what and from whom."""
+    """An awaited message did not arrive in time; names what and from whom."""
 
     status = "DEADLINE_EXCEEDED"
 
@@ -135,7 +135,7 @@ class DamagedError(IntegrityError):
 
 
 class FrameError(IntegrityError):
-    """A frame of another run, placement, step, shape or dtype; refused, the ring goes on."""
+    """A frame of another run, placement, step, shape or dtype; it is refused, and the ring continues."""
 
     status = "FAILED_PRECONDITION"
 
@@ -199,7 +199,7 @@ def error_from_name(name: str, message: str) -> RingTuneError:
 
 
 def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
-    """What others are told of an error that nobody foresaw: its kind and its place.
+    """The text for others of an error that was not foreseen: its kind and its place.
 
     Its text stays in the log of the process that it happened in, as it may have a cell of a row in it. Those of the
     system and of memory have none.

@@ -1,7 +1,7 @@
-"""Command lines that RingTune prints for users to type: made in one place, so that each works as it stands.
+"""Command lines that RingTune prints for users to type.
 
-A word in capitals is a place to fill in. ``tests/contract/test_hints.py`` parses what these functions write, and what
-stands in quotes in messages, with the command line itself.
+A word in capitals is a placeholder. ``tests/contract/test_hints.py`` parses these lines, and what stands in quotes in
+messages, with the command line itself.
 """
 
 from __future__ import annotations

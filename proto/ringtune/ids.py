@@ -1,4 +1,4 @@
-"""Names that may become parts of files, messages and addresses: checked once, at the edge of the system."""
+"""Names that may become parts of files, messages and addresses, with their checks at the edge of the system."""
 
 from __future__ import annotations
 

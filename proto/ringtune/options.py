@@ -1,7 +1,7 @@
 """Options that several commands have: each has one meaning, one placeholder and one text, and stands here once.
 
-``tests/contract/test_command_line.py`` walks all commands and holds every option to that. Of the variables of
-the environment ``RINGTUNE_COORDINATOR`` stands for the option ``--coordinator``.
+``tests/contract/test_command_line.py`` checks that over all commands. The environment variable ``RINGTUNE_COORDINATOR``
+stands for the option ``--coordinator``.
 """
 
 from __future__ import annotations

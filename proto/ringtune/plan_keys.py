@@ -1,4 +1,4 @@
-"""The keys of a plan that ``ringtune what-if`` changes: a module of its own, as its help lists them at start-up."""
+"""The keys of a plan that ``ringtune what-if`` changes: a light module, because its help lists them at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes, times and rates as people write and read them."""
+"""Sizes, times and rates as people write and read them: parsing and formatting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Texts of other machines, made fit to be shown and logged: printable, and of bounded length.
+"""Texts of other machines, made fit for screens and logs: printable, and of bounded length.
 
-A terminal obeys what is in a text: escapes move its cursor, hide lines and set its title.
+A terminal obeys escapes in a text: they move its cursor, hide lines and set its title.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def printable(text: str, *, most: int = MOST_CHARACTERS) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name that somebody else gave for use in a message, in quotes and on one line."""
+    """Return a name from another machine for use in a message, in quotes and on one line."""
     return repr(printable(name, most=MOST_NAME))
 
 

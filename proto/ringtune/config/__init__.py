@@ -1,1 +1,1 @@
-"""The sections of ``job.toml`` as values, below the techniques that have sections of their own."""
+"""Sections of ``job.toml`` as values; techniques that have sections of their own build on them."""

@@ -1,8 +1,4 @@
-"""What each optimizer of ``train.optimizer`` keeps of a parameter: names, shapes and bytes of its state.
-
-What each optimizer of ``train.optimizer`` keeps of a parameter: the names and shapes of its state.
-
-Whoever needs to know asks here: the memory estimate, the check of a shard, the files of state that rests on a disk.
+"""The state of each optimizer of ``train.optimizer``: names and shapes for each parameter, bytes, and work bytes.
 
 ============ ==================================================== =============================================
 adamw        ``exp_avg``, ``exp_avg_sq``, ``step``                two moments
@@ -12,14 +8,11 @@ adafactor    ``row_var``, ``col_var``, ``step``                   a number for e
 sgd          nothing
 ============ ==================================================== =============================================
 
-Of a parameter with fewer than two dimensions Adafactor keeps a ``variance`` of its shape instead.
+Of a parameter with fewer than two dimensions Adafactor keeps a ``variance`` of its shape instead. The shapes of a
+model's own tensors and of a head are known; for an adapter, which has narrow matrices, the bytes of Adafactor are taken
+as those of its weights, which is never too little.
 
 Source: torch 2.13, ``torch/optim``; Adafactor: arXiv 1804.04235.
-
-How many bytes an optimizer keeps of what trains, and how many an update takes besides for a moment.
-
-Adafactor keeps rows and columns, so that the shapes count. They are known of a model's own tensors and of a head; of an
-adapter, whose matrices are narrow, Adafactor is taken to keep as much as it has weights, which is never too little.
 """
 
 from __future__ import annotations
@@ -76,7 +69,7 @@ For less it does not, so that what the graphs of the step took is still resident
 """
 
 TABLE_GIVEN_BACK_BYTES: Final = 32 << 20
-"""The same of a table whose gradient becomes whole: a smaller one has room where the graphs were."""
+"""The same of a table with a gradient that becomes whole: a smaller one has room where the graphs were."""
 
 _MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
 

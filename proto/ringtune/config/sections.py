@@ -1,4 +1,4 @@
-"""The sections of ``job.toml`` as frozen values; each checks its own ranges when it is built."""
+"""Sections of ``job.toml`` as frozen values; each checks its own ranges when it is built."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run costs: profiles of nodes and links, seconds, bytes of memory."""
+"""Costs of a run: profiles of nodes and links, seconds of actions and messages, bytes of memory and disk."""

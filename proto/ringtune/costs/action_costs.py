@@ -1,36 +1,29 @@
-"""What each action and message of a run costs: seconds and bytes, from a profile.
+"""Seconds and bytes of each action and message of a run, from a profile; planner and simulator use the same numbers.
 
-Rest: what a node that rested may do faster, where a quota of processor time holds.
-
-What is left to compute of the last block where only the first tokens of each row are asked for.
-
-Keys and values are of all T tokens, all else of the n that the head reads. In multiplications, of a block of width d
-with a feed-forward part of width f::
-
-    all tokens    T (4 d^2 + 2 d f + 2 T d)
-    n of them     T 2 d^2 + n (2 d^2 + 2 d f + 2 T d)
-
-With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of what enters take as many as the forward.
-
-What each action and message of a run costs: seconds and bytes, from a profile.
-
-The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
-sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
-Where operations part a block into subnets, its pattern says which share of it is computed, with a graph or without::
+An action over several blocks costs the sum of its blocks. The lowest trainable block is cheaper than the others,
+because its graph begins at its adapter. Where operations divide a block into subnets, its pattern gives the share that
+is computed, with a graph or without::
 
     pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
                   f    what all blocks take + 3/4 of the subnets of FORWARD
                   B    what all blocks take + 2/4 of the subnets of BACKWARD
 
-Blocks that save activations take longer; see ``saving_seconds``.
+``costs.activation_costs`` adds the seconds of blocks that save activations.
 
-What a move of a run takes, by a formula that is meant to be too long rather than too short.
+``TopShare``: where the head reads only the first n of T tokens, the last block computes keys and values of all tokens,
+and all else of n. In multiplications, of a block of width d with a feed-forward part of width f::
 
-What operations leave to be done of an item: shares by node, seconds of blocks, and what travels, beside all full.
+    all tokens    T (4 d^2 + 2 d f + 2 T d)
+    n of them     T 2 d^2 + n (2 d^2 + 2 d f + 2 T d)
 
-The paper counts a forward-only operation as 40 % of the compute and half of the communication of a full one, and a
-shortcut as none of either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted
-by the messages of the item's way.
+With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of the inputs take as many as the forward.
+
+``Done``: with operation tables, the work of each node as a share of the work with all operations full. D2FT counts a
+forward-only operation as 40 % of the compute and half of the communication of a full one, and a shortcut as none of
+either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted by the messages of
+the item's way.
+
+``move_s``: the seconds of a move, meant to be too many rather than too few.
 
 Source: D2FT, section IV-A (costs of operations in compute and in communication).
 """
@@ -61,7 +54,7 @@ from ringtune.schedule.units import EMBEDDING, Range, Units
 
 
 class Rest(NamedTuple):
-    """What a rest gives: at most so many seconds of the next action, which keeps at least a share of its time.
+    """The gain of a rest: at most so many seconds of the next action, which keeps at least a share of its time.
 
     Example: after a long rest an action of 30 ms takes 23 ms with ``most_s`` 0.007. At a quota of 0.4 cores it can't
     take less than 12 ms, whatever the rest was.
@@ -426,7 +419,7 @@ class CourseCosts:
         """Seconds to encode a message at the source and to decode it at the target.
 
         For a head both are in the one time that the source was measured for; that of a unit's gradient, and of weights
-        of a helper, goes by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
+        of a helper, counts by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
         """
         if payload == Payload.HEAD:
             return self.nodes[source].work(Work.HAND_OVER)
@@ -460,7 +453,7 @@ class CourseCosts:
         return taken[0], taken[1]
 
     def rest(self, node: str) -> Rest:
-        """What a rest gives to the next action of ``node``; nothing where times were recorded in a run."""
+        """The gain of a rest for the next action of ``node``; none where times were recorded in a run."""
         facts = self._facts[node]
         if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
             return Rest(0.0, 1.0)
@@ -491,17 +484,17 @@ def _blocks(placement: Placement, node: str) -> tuple[int, int]:
 
 
 FORWARD_COMPUTE: Final = 0.4
-"""What a forward-only operation counts of a full one's compute."""
+"""The compute of a forward-only operation, as a share of a full one's."""
 
 FORWARD_SENT: Final = 0.5
-"""What a forward-only operation counts of a full one's communication."""
+"""The communication of a forward-only operation, as a share of a full one's."""
 
 _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What one node did, or would have done; sums of items can be added.
+    """The work of one node in items, done or predicted; sums of items can be added.
 
     Attributes:
         full: rows of blocks with forward and backward, counted by their subnets.
@@ -518,13 +511,13 @@ class Done:
     sent_bytes: float = 0.0
 
     def __add__(self, other: Done) -> Done:
-        """Add what was done for other items."""
+        """Add the work for other items."""
         return Done(
             **{entry.name: getattr(self, entry.name) + getattr(other, entry.name) for entry in dataclasses.fields(Done)}
         )
 
     def times(self, count: float) -> Done:
-        """What is done for so many items that are alike."""
+        """The work for so many equal items."""
         return Done(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(Done)})
 
     @property
@@ -545,7 +538,7 @@ class Done:
 
 
 def total(parts: Iterable[Done]) -> Done:
-    """Add up what was done."""
+    """The sum of the work of items."""
     return sum(parts, Done())
 
 
@@ -560,7 +553,7 @@ def _all_full(plan: Plan) -> Plan:
 
 
 def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, Done]:
-    """What each host does for a train item.
+    """The work of each host for a train item.
 
     Args:
         plan: as decided for the item's turn.

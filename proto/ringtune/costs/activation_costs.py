@@ -1,8 +1,4 @@
-"""Bytes and seconds of each policy for activations, and which blocks of a model it is for.
-
-What a job's ``[memory] activations`` means for a run: VeLoRA's layers in this model, and which blocks keep what.
-
-What blocks keep of a forward for their backward, under each policy for activations.
+"""Bytes and seconds of each policy for activations (``[memory] activations`` of a job), and the blocks that have it.
 
 ============= ================================================================= ===================================
 policy        each micro-batch of a block keeps                                 besides, once for a node
@@ -13,15 +9,12 @@ recompute     its input, and the masks of its dropout                           
 both          the same                                                          the graph of one block, projected
 ============= ================================================================= ===================================
 
-VeLoRA does nothing in passes that gather scores, so a run that has some counts on nothing of it. How much it saves
-follows from the inputs that are kept only for linear layers that train (``models.kept_inputs``): with a frozen base few
-are.
+VeLoRA does nothing in passes that gather scores, so in a run with such passes no bytes of it are counted as saved. It
+saves only inputs that are kept for linear layers that train (``models.kept_inputs``): with a frozen base few are.
 
-How much longer an action takes where blocks save activations.
-
-A block that runs again goes forward with a graph, which is dropped at once, and again before its backward: so it gives
-the same bits both times. VeLoRA makes the work with a graph a little longer, wherever it is done, and the gradients of
-a block's own weights shorter, which take as long as its forward: by the part g of it (``projected_gain``)::
+A block that runs again goes forward with a graph, which is dropped at once, and again before its backward, so that both
+times give the same bits. VeLoRA makes work with a graph longer by the part e, and the gradients of a block's own
+weights, which take as long as its forward, shorter by the part g (``projected_gain``)::
 
               none      recompute               velora                         both
     F         GRAPH     GRAPH                   GRAPH (1 + e)                  GRAPH (1 + e)
@@ -128,7 +121,7 @@ def graph_terms(
     flying: int,
     dealt: int | None = None,
 ) -> Iterable[Term]:
-    """The graphs that a node's trained blocks keep at most, and what comes besides where some are run again.
+    """The graphs that a node's trained blocks keep at most, and what is added where some are run again.
 
     Args:
         course: the run.
@@ -182,7 +175,7 @@ def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[
 
 
 def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
-    """Those of some blocks whose linear layers keep projections."""
+    """The ones of some blocks with linear layers that keep projections."""
     velora = course.velora
     if velora is None or gathers_scores(course):
         return ()
@@ -228,7 +221,7 @@ def _runs(blocks: Sequence[int]) -> tuple[Range, ...]:
 
 
 VELORA_EXTRA: Final = 0.01
-"""What VeLoRA adds to a block's work with a graph, e: ``make bench-memory``, part ``saved``.
+"""The share e that VeLoRA adds to a block's work with a graph: ``make bench-memory``, part ``saved``.
 
 Measured: nothing in forwards, nor in backwards with adapters, within the noise.
 """
@@ -248,7 +241,7 @@ Seconds = Callable[[Op, int, int], float]
 
 
 def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
-    """What VeLoRA takes off a block's backward, over its forward with a graph: g.
+    """The share g of a block's forward with a graph that VeLoRA takes off its backward.
 
     The gradient of a weight from P numbers of a token instead of D inputs takes P / D of the multiplications. With
     adapters it is 0: their own matrices take next to no time. Keys and values count as wide as queries.
@@ -330,7 +323,7 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
 
 
 def trained_parts(course: Course, projected: Sequence[Range], trained: Units | None) -> Sequence[Range]:
-    """The parts of ranges with VeLoRA whose weights get a gradient; of the others nothing is projected.
+    """The parts of ranges with VeLoRA that get gradients of weights; of the others nothing is projected.
 
     Args:
         course: the run.

@@ -1,75 +1,54 @@
-"""A profile kept current by a run: recorded times, and whether nodes and links keep their pace.
+"""Calibration of a profile by a run: recorded times replace measured ones, and lasting changes of pace are found.
 
-Whether what a node or link takes for the same work has lastingly changed, beyond its noise, turn by turn.
+``RecordedProfile``: times of recorded actions, neighbours included, for the next plan. An action over several blocks is
+divided: each of its blocks has an equal share. If the lowest trainable block is among them, its share has the measured
+ratio r to that of the others; such shares count only where a node has too few actions without that block::
 
-A turn gives each name its *pace*: seconds over those that are known for the work. Compared are only turns of one
-*kind*, in which the name had the same to do. ::
+    F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
+
+An action with a part of the subnets is scaled to all of them, and the time of blocks that run again is divided among
+forwards and backwards, both by the ratios of the profile.
+
+A run has sizes that nobody measured (its mean padded lengths; the length of a single batch never leaves its owner). So
+every action is compared with the profile's time for that size. The mean of these ratios scales the whole measured
+curve; the point at the run's own mean size joins it, with the number of actions as its samples.
+
+``LastingChanges``: a turn gives each name its *pace*, the recorded seconds over the known seconds of the work. Compared
+are only turns of one *kind*, in which the name had the same to do::
 
     turn                 0      1     2     3     4  |   5     6     7
     kind                 x      x     x     y     y  |   y     y     y
     pace of b          (1.6)   1.0   1.1   1.5   1.6 |  3.1   3.0   3.2     the newest three of kind y
                        begins  `-- nothing to do with y  `-- 2.0 times as long as the usual 1.55
 
-The pace counts as changed where each of the newest turns takes so many times as long as each of the usual ones, or the
-other way round, and where the newest differ from the usual ones by more than noise makes likely. One turn in which a
-board did other work besides would make all others look fast; of four usual turns and more the longest and the shortest
-do not count, and with fewer nothing is called faster. Noise is what
-neighbouring turns of one kind differ by, over all names together, as a run is too short to know it of each: with the
-mean square ``d`` of differences of logarithms, a turn has the variance ``d / 2``, and a difference of the means of
-``m`` usual and ``n`` newest turns that of ``d / 2 * (1 / m + 1 / n)``.
-It has to be ``BEYOND_NOISE`` times its root. The largest difference does not count, as a change makes one itself.
+The pace has changed if each of the newest turns takes so many times as long as each of the usual ones, or the other way
+round, and if the newest differ from the usual ones by more than noise makes likely. One slow turn, of a board that did
+other work besides, would make all others look fast: of four usual turns and more the longest and the shortest do not
+count, and with fewer no pace counts as faster. Noise is the difference of neighbouring turns of one kind, over all
+names together, as a run is too short for an estimate of each. With the mean square ``d`` of differences of logarithms,
+a turn has the variance ``d / 2``. A difference of the means of ``m`` usual and ``n`` newest turns has the variance
+``d / 2 * (1 / m + 1 / n)``; it has to be ``BEYOND_NOISE`` times the root of that. The largest difference does not
+count, as a change makes one itself.
 
-A profile kept current by a run: the times of recorded actions in place of measured ones.
-
-What a node does in a run is what the next plan wants to know, neighbours and all. An action over several blocks is
-taken apart: each of its blocks took an equal share. Only where the lowest trainable block is among them its share
-stands to that of the others as it did when they were measured, and such shares count only where a node has too few
-actions that say it without that::
-
-    F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
-
-Where a block did not compute all its subnets, the action is taken as long as it would have been with all of them: the
-profile tells how much longer that is. Where blocks run again for their backward, it tells too how the time is shared
-out among forwards and backwards.
-
-A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
-compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the
-point at the run's own mean size joins it, with the number of actions as its samples. Sizes themselves are means: the
-length of a single batch never leaves its owner.
-
-Whether links keep their rate during a run: what messages take, turn by turn, beside turns of the same work.
-
-The rate of a link in a turn is that of its quicker messages, as in ``ringtune.costs.links``: a processor that
-computes makes some of them look slow, a link that has become slower all of them. ::
+``LinkWatch``: the rate of a link in a turn is that of its quicker messages, as in ``costs.links``: a busy processor
+slows some of them, a slower link all. Turns count as of the same work if as much trains at both ends of the link,
+because the messages of both ends share their lines. A turn with few messages that show a rate does not count::
 
     train turn              0      1     2  |   3     4     5     6
     a -> b, in MB/s       (1.9)   2.4   2.6 |  2.5   0.6   0.6   0.7
                           begins  the usual |         `-- three turns in a row: 3.95 times as long
 
-Turns count as of the same work where as much trains at both ends of the link (``ringtune.costs.calibration``): the
-messages of both ends share their lines.
+``PaceWatch``: the pace of a node, in seconds on the clock, also under a quota of processor time. Only its change
+counts: a pace of 1.1 from the start is an error of the profile by a tenth, which the plan has too. Each work has a pace
+of its own, as a profile may have forwards wrong and backwards right, and their numbers change as more trains.
 
-A turn with few messages of a link that say a rate says nothing of that link, neither for nor against a change.
-
-Whether nodes keep their pace during a run: what their actions take, turn by turn, over what the profile says.
-
-A node's *pace* in a turn is the recorded seconds of its works over those of the profile. What counts is how it
-changes: a node of pace 1.1 from the start is one that the profile has wrong by a tenth, as the plan had. Each work has
-a pace of its own, as the profile may have forwards wrong and backwards right, and a node has more of one and less of
-the other when more trains.
-
-Turns are compared where the node had the same to do (``ringtune.costs.calibration``): as many of its blocks
-train, blocks below them do or do not, and it is the initiator or is not. A board with a quota of processor time that it
-can't see takes 1.0 for frozen blocks, as it rests between them, and 2.0 when its own blocks train and it rests no more;
-nothing has happened to it. As more trains elsewhere, it rests longer and looks faster, hardly ever slower. So that it
-is *slower* is asked of all turns in which it did the same, that it is *faster* only of those in which all nodes did.
-
-A change that begins with the very turn from which on more of the node's own blocks train is taken for theirs.
-
-Here the seconds on the clock count, also where a quota holds: a throttled board computes as fast as ever while it may.
-
-A node whose pace has changed has changed it for all works, also for those that it had none of: one that only ran frozen
-blocks forward, in twice the usual time, would go backward in twice the usual time too.
+Turns are compared where as many of the node's blocks train, blocks below them do or do not, and the node is the
+initiator or is not. A board with a quota that it can't see has 1.0 for frozen blocks, between which it rests, and 2.0
+when its own blocks train without rests; its speed is the same. As more trains elsewhere, it rests longer and looks
+faster, hardly ever slower. So *slower* is judged over all turns in which the node did the same, *faster* only over
+those in which all nodes did. A change that begins with the turn from which more of the node's own blocks train is
+attributed to them. A changed pace holds for all works of the node, also for those that it had none of: a node at twice
+the usual time in frozen forwards would take twice the time in backwards.
 """
 
 from __future__ import annotations
@@ -165,7 +144,7 @@ class LastingChanges(Generic[Name]):
         self._now[name] = kind
 
     def changed(self) -> dict[Name, float]:
-        """The names whose pace has lastingly changed, each with how many times as long the same work takes now."""
+        """The names with a lasting change of pace, each with the factor of its time for the same work."""
         ratios = {}
         for name, kind in self._now.items():
             turns = self._kinds[name, kind]
@@ -174,7 +153,7 @@ class LastingChanges(Generic[Name]):
         return ratios
 
     def _lasting(self, turns: _Turns) -> float:
-        """How many times as long the newest turns take; 0 where that is not lasting, or may be noise."""
+        """The factor of the newest turns' times; 0 where that is not lasting, or may be noise."""
         newest, usual = (
             sorted(log for works in each if (log := _log_ratio(works, turns.usual)) is not None)
             for each in (turns.newest, turns.usual)
@@ -358,7 +337,7 @@ class RecordedProfile:
         return scope is not Scope.UNITS or EMBEDDING < action.start < action.stop <= stop
 
     def _add_shared(self, node: str, action: Action, entry: _OpenItem, seconds: float) -> None:
-        """Add the mean time of an item's actions of one kind, once all of them have come.
+        """Add the mean time of an item's actions of one kind, once all of them are recorded.
 
         The first embedding of an item makes its whole batch, so that one alone says little.
         """
@@ -565,7 +544,7 @@ class LinkWatch:
         self._rates: LastingChanges[Pair] = LastingChanges(LINK_CHANGED)
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that came at ``at_s``; one of no known link, or that says no rate, is left out."""
+        """Add one message that arrived at ``at_s``; one of no known link, or that shows no rate, is left out."""
         if (source, target) in self._latency_s and says_a_rate(num_bytes, seconds, at_s):
             found = self._turn.setdefault((source, target), [])
             if len(found) < KEPT_SAMPLES:
@@ -584,7 +563,7 @@ class LinkWatch:
                 self._rates.add(pair, kind, {"byte": (1.0 / self._rate(pair, transfers), 1.0)})
 
     def changed(self) -> dict[Pair, float]:
-        """The links whose rate has lastingly changed, each with how many times as long its messages take now."""
+        """The links with a lasting change of rate, each with the factor of its messages' times."""
         return self._rates.changed()
 
     def newest(self) -> RecordedLinks:
@@ -612,7 +591,7 @@ _OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", 
 
 
 def kinds_of_work(part: Plan, turn: Turn) -> tuple[Hashable, dict[str, Hashable]]:
-    """What trains in a turn, at its first and its last step: in the whole ring, and as each host has it to do."""
+    """The units that train at the first and the last step of a turn: in the whole ring, and the part of each host."""
     course = part.course.decided(turn.unfreeze_at)
     depth = tuple(trained(course, StepKind.TRAIN, step) for step in (turn.first_step, turn.end_step - 1))
     kinds: dict[str, Hashable] = {
@@ -688,7 +667,7 @@ class PaceWatch:
             self._same_depth.add(node, (depth, kinds.get(node)), times_of)
 
     def changed(self) -> dict[str, float]:
-        """The nodes whose pace has lastingly changed, each with how many times as long its actions take now."""
+        """The nodes with a lasting change of pace, each with the factor of its actions' times."""
         slower = {node: ratio for node, ratio in self._same_work.changed().items() if ratio > 1}
         return slower | {node: ratio for node, ratio in self._same_depth.changed().items() if ratio < 1}
 
@@ -726,7 +705,7 @@ class PaceWatch:
 
 
 def _at_pace(node: NodeFacts, factor: float) -> NodeFacts:
-    """The facts of a node all of whose work takes so many times as long."""
+    """The facts of a node with all its times multiplied by ``factor``."""
     if factor == 1:
         return node
     quartiles = ("median_s", "low_s", "high_s")

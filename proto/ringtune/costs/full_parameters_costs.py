@@ -1,27 +1,23 @@
 """Sizes and memory of a run in which all parameters train, a group of units at a time.
 
-The sizes of a model all of whose parameters train: of a block, of the embedding unit and of the head unit.
+A tensor that embedding and head share belongs to the embedding. The norm after the last block, and a decoder of its
+own, belong to the head; parts that nobody hosts (a pooler) are not counted.
 
-A tensor that embedding and head share belongs to the embedding. What a hidden state passes after the last block, and a
-decoder of its own, belong to the head; parts that nobody hosts (a pooler) count nowhere.
+Weights that train are held once, gradients for one step's group only, and optimizer state for all units, or, where
+units rest on disk or forget it, for one group. An owner has copies of embedding and head like any other unit, and their
+gradients on their way.
 
-Memory of a run in which all parameters train, a group of units at a time: weights, graphs, gradients and state.
-
-What is trained is held once. A node has gradients of one step's group only. Of optimizer state it has all, or, where
-units rest on disk or forget it, that of one group. An owner has copies of embedding and head like any other unit, and
-their gradients on their way.
-
-A step has three full moments, and the fullest one counts::
+A step has three full moments; the fullest one counts::
 
     a block or the head runs     graphs, work space, gradients of blocks and head       the embedding's are rows as yet
     the head is updated          graphs, gradients of blocks, the head's with its state where state rests
     another unit is updated      gradients of the group, and its state where state rests     all graphs are gone
 
-What graphs and work space took is given back to the system before an update that takes much at once. Before a smaller
-one it stays resident for what is allocated next, and a tensor's state that is mapped from the disk comes on top.
+Before an update that takes much at once, memory of graphs and work space is given back to the system. Before a smaller
+one it stays resident for the next allocations, and a tensor's state that is mapped from the disk is added to it.
 
-The graphs are gone by then because backward comes before the update, and no graph of the next item is begun before it.
-An owner's copy of the embedding waits for that too (``engine.exchange``); that of the head may be updated at any step.
+The graphs are gone at an update because backward precedes it, and no graph of the next item begins before it. An
+owner's copy of the embedding waits for that too (``engine.exchange``); the head's copy may be updated at any step.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ from ringtune.schedule.units import EMBEDDING, Units
 def with_full_parameters(
     facts: ModelFacts, family: Family, tensors: Mapping[str, StoredTensor], *, task: str, item_bytes: int
 ) -> ModelFacts:
-    """Change the facts of a model with adapters to those of one whose parameters all train.
+    """Change the facts of a model with adapters to those of one in which all parameters train.
 
     Args:
         facts: of the model, with the bytes of a head that the task adds.
@@ -93,7 +89,7 @@ _EMBEDDING_TENSORS = 3
 
 
 def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
-    """Yield the terms of weights, of what is there for a moment, and of gradients that go to other owners."""
+    """Yield the terms of weights, of passing pieces, and of gradients for other owners."""
     yield Term("weights", "block", share.stop - share.start, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
@@ -150,7 +146,7 @@ def _work_spaces(
 ) -> tuple[int, int, int]:
     """Bytes beside graphs while a block runs, or the head, as far as that takes more: one action runs at a time.
 
-    Where a decoder trains, its gradient of one micro-batch is there before it is added to that of those before.
+    Where a decoder trains, the gradient of one micro-batch is held until it is added to that of the ones before.
     """
     tokens = course.microbatch_sizes()[0] * course.max_length
     again = min(1, count.again) * each.whole
@@ -222,7 +218,7 @@ def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> 
 
 
 def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
-    """The head, if it may be updated while graphs are kept: its own step's, or of any step that comes after another's.
+    """The head, if it may be updated while graphs are kept: in its own step, or in a step after another unit's.
 
     The head of an item is updated before the backward of its blocks.
     """
@@ -275,7 +271,7 @@ def _mapped_on_top(units: Units, course: Course, share: Share, sizes: Sizes) -> 
 
 
 def staying_units(course: Course, share: Share) -> tuple[int, ...]:
-    """The units of a node whose optimizer state stays in memory: all, none on disk, or those that every step trains."""
+    """The units of a node with optimizer state in memory: all, none on disk, or those that every step trains."""
     local = trained_units(course, share)
     if share.state_on_disk:
         return ()
@@ -285,7 +281,7 @@ def staying_units(course: Course, share: Share) -> tuple[int, ...]:
 
 
 def _passing(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes that are there for a moment: at an update, or while everything trained is saved or loaded."""
+    """Bytes that are held for a moment: at an update, or while everything trained is saved or loaded."""
     units = trained_units(course, share)
     moved = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
     largest = max(map(sizes.largest_tensor_bytes, units), default=0)
@@ -310,7 +306,7 @@ def _local(units: Units, course: Course, share: Share) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _kinds(course: Course) -> tuple[Units, ...]:
-    """What trains at the steps of the run, as far as they differ, in their order; an evaluation trains nothing."""
+    """The distinct sets of units that train at the steps of the run, in their order; none in an evaluation."""
     steps = range(min(course.num_steps, course.method.period(course)))
     return tuple(course.method.trained(course, step) for step in steps) or (Units(course.num_blocks),)
 

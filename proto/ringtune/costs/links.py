@@ -1,44 +1,35 @@
-"""Links: rates assumed, rates recorded in a run, and the largest message that a link takes.
+"""Rates of links, assumed or recorded in a run, and the largest message that a link takes.
 
-What is assumed of links that nobody measured: those of nodes of one machine, and those beyond a budget.
-
-Between two nodes of one machine messages go through its memory: such a link is never what a ring waits for, so it is
-not measured for a run. The number of links grows with the square of the nodes; of those that were not measured in time
-each is taken for as fast as the slower of its two ends is known to be::
+``with_assumed``: links that nobody measured. Links within one machine use its memory and never limit a ring, so they
+are not measured for a run. The number of links grows with the square of the nodes; one that was not measured in time
+has the rate of its slower end::
 
     a -> b 10 MB/s, a -> c 4 MB/s, d -> b 8 MB/s        d -> c: d sends at 8, c receives at 4, so 4 MB/s
 
-What one end of a node's links carried while it was busy: several messages at a time share it.
-
-A node has one line up and one down. Messages that are under way at the same time share the line, so each of them looks
-slow. Together they show what the line carries: all bytes of a busy period over its seconds::
+``busy_rate``: a node has one line up and one down. Messages that are under way at the same time share it, so each looks
+slow; the line's rate is all bytes of a busy period over its seconds::
 
     to b  |----- 400 kB -----|                        100 ms each, 4 MB/s by itself
     to c       |----- 400 kB -----|                   together 800 kB in 125 ms: 6.4 MB/s
 
-Links kept current by a run: the transfers of the run in place of the rates that were measured before it.
+``RecordedLinks``: transfers of a run replace the rates that were measured before it. A receiver reports the seconds of
+each message, from its sending or from the message before it on the same link. A busy processor makes them more, never
+fewer, so the rate is that of the quicker messages: a quarter of them were quicker still.
 
-A receiver says of each message how long it took, from its sending or from the message before it on the same link. What
-stands in a message's way besides the link (a processor that computes) makes it longer, never shorter, so the rate is
-that of the quicker messages: a quarter of them were quicker still.
-
-Where messages of several links share the line of a node, all of them look slow, and the simulator would let them
-share it once more. TCP shares a line evenly: a link that had about as much of it as any other link could have had all
-that the line carried while it was busy (``busy_ends``); one that had far less was held up elsewhere::
+Messages of several links that share a node's line look slow, and the simulator would let them share it once more. TCP
+shares a line evenly: a link with about the largest share could have had the whole busy rate of the line; one with far
+less was limited elsewhere::
 
     a -> b 2.5 MB/s, a -> c 2.5: 5 for each, alone        a -> b 8 MB/s, a -> c 2: 10 for b, but 2 for c
 
-A rate that agrees with the known one within a tenth, or would without the others, leaves it as it was: it was measured
-with more care.
+A rate within a tenth of the known one, as it is or without the other links, leaves the known one as it was: that was
+measured with more care. Messages of less than ``LEAST_S`` count for nothing: the clocks of two nodes may differ by as
+much.
 
-Messages that are through within ``LEAST_S`` say nothing: the clocks of two nodes may differ by as much.
-
-The largest message that a link takes, and which blobs and parcels a run would send that are larger.
-
-A head is handed over with its optimizer state; where all parameters train, gradients of embedding and head go to the
-other owners. Pairs go to a helper, and weights come back. Hosts of the same blocks send each other the gradients of all
-that trains of them: they are as large as the blocks where their own weights train. Sizes follow from plan and model, so
-that a run which could not send them is refused in planning, and not by a link in the middle of the run.
+``check_blobs`` and ``check_parcels``: a head with its optimizer state, gradients of embedding and head for other
+owners, pairs for a helper and weights back, gradients for hosts of the same blocks (as large as the blocks where their
+own weights train). Their sizes follow from plan and model, so a run that could not send them is refused in planning,
+and not by a link in the middle of the run.
 """
 
 from __future__ import annotations
@@ -208,7 +199,7 @@ class RecordedLinks:
         self._samples: dict[tuple[str, str], deque[_Message]] = {}
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that came at ``at_s``; a small or quick one, or one whose times are no times, is left out."""
+        """Add one message that arrived at ``at_s``; one that is small, quick, or of impossible times is left out."""
         if says_a_rate(num_bytes, seconds, at_s):
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
             kept.append(_Message(num_bytes, seconds, at_s))
@@ -252,7 +243,7 @@ class _Message(NamedTuple):
 
 
 class _Lines:
-    """What links had of the lines of their nodes, and what these carried.
+    """The rates of links as shares of the lines of their nodes, and the busy rates of these lines.
 
     Args:
         transfers: of each link.

@@ -1,28 +1,19 @@
-"""What is measured for a job and in which order, its rehearsal, and whether a profile fits a course and its copies.
-
-What is measured for a job, and in which order: shape, sizes, messages, and who with whom.
+"""Measurement of a job: works, sizes and links in their order, the rehearsal, and checks of profile and copies.
 
 Links are measured in rounds of pairs, as in a tournament: within a round a node is in one pair at most, and so is a
 machine, because two pairs that share processors would slow each other down.
 
-Source: the circle method for round-robin tournaments (Kirkman 1847).
-
-The rehearsal of a job: a few steps of the very ring, whose results are thrown away, to learn what actions take.
-
-Works that are timed one by one miss what a ring adds: neighbours in the same memory, threads that send while others
-compute, and a quota that all of them share. So ``ringtune measure`` ends with a rehearsal, and corrects its times by
-what the rehearsal's actions took, as a run corrects them for the next one.
-
-Whether a profile was measured for a course: its model, its width, and the shape of its timings.
-
-Which nodes may hold copies that have to stay equal in every bit, and the refusal of others.
+Works that are timed one by one lack what a ring adds: neighbours in the same memory, threads that send while others
+compute, and a quota that all of them share. So ``ringtune measure`` ends with a rehearsal, a few steps of the same ring
+whose results are thrown away, and corrects its times by the rehearsal's actions, as a run does for the next one.
 
 Replicas of a stage and HiFT's owners each do the same update of their own copy (``schedule.lowering``,
-``schedule.stages``), and digests compare them (``techniques.replicas``). Two nodes get the same bits only
-where the same kernels run: an optimizer that is fused for CUDA rounds otherwise than the processor's, and a processor's
-by its vector instructions. So each node tells its *numeric class* with its facts, and only equal ones hold copies.
+``schedule.stages``), and digests compare them (``techniques.replicas``). Two nodes compute the same bits only with the
+same kernels: an optimizer that is fused for CUDA rounds otherwise than the processor's, and a processor's by its vector
+instructions. So each node reports its *numeric class* with its facts, and only nodes of equal classes hold copies.
 
-Source: PyTorch, Reproducibility: results are not the same across releases, nor between CPU and GPU.
+Source: the circle method for round-robin tournaments (Kirkman 1847); PyTorch, Reproducibility: results are not the same
+across releases, nor between CPU and GPU.
 """
 
 from __future__ import annotations
@@ -302,7 +293,7 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
 
 
 class Copies(NamedTuple):
-    """What some nodes of a plan have alike.
+    """Copies that some nodes of a plan hold alike.
 
     Attributes:
         what: in words.
@@ -324,7 +315,7 @@ def numeric_class(facts: NodeFacts) -> str:
 
 
 def refuse_unlike_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
-    """Refuse a plan whose copies are on nodes of different numeric classes.
+    """Refuse a plan with copies on nodes of different numeric classes.
 
     Args:
         plan: with all its placements.

@@ -1,47 +1,36 @@
-"""How much memory and disk a run takes on a node, in training, in a move and at rest.
+"""Memory and disk that a run takes on a node: in training, in a move, and at rest; terms of measured sizes.
 
-What a node keeps of the ends of the last turns, its own and copies of others, so that a run can go back to one.
+The planner, its refusals and the simulator's ledger add the same terms up, each in its own way. The sum is an upper
+bound that is compared with the node's budget. The memory of interpreter and libraries before a run is not in it, except
+on an accelerator: there the budget is a device's memory, and tools show a process's whole part of it.
 
-A file has weights and optimizer state of the trained blocks. A host of blocks [2, 4) that keeps copies for one of
-[0, 2), all of which train: four files of each, of which one is being made or is coming. An owner keeps its head as
-well, for each of its own turns.
-
-Memory of blocks whose adapters a helper fits: at their host, and at the helper.
-
-The host keeps no gradients and no optimizer state of these adapters, but pairs until they are on their way: at most
-those of all micro-batches of one item, and one more while it is packed. Where the next item does not wait for an update
-they are those of two items. Where a block keeps more for its backward than its pairs, they take the place of graphs
-that are gone, and those of two micro-batches come on top. A helper holds adapters with gradients and state, and no
-other weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
-they came and as they are computed with. Weights that go back lie at either end; with overlap those of two updates do.
-A host with merged adapters holds none; they are in a file. What users with adapters of their own take of each is in
-``costs.offload_costs``.
-
-How much memory a run takes on a node: terms of so many things of so many bytes each.
-
-Terms are pure functions of measured sizes.
-
-The planner, its refusals and the simulator's ledger add these terms up, each in its own way. The sum is an upper bound
-that is compared with the node's budget; what the interpreter and the libraries take before a run is not in it. Of an
-accelerator it is: there the budget is a device's memory, and tools show a process's whole part of it.
-
-What the engine's rules bound, and where it shows here:
+Bounds by the engine's rules:
 
 * ``in_flight`` items at a time keep graphs (one, unless a method is stale on purpose): ``microbatches`` of them per
   block between the lowest unit that ever trains and the top;
 * each of those items may see another version of the adapters: ``in_flight - 1`` besides the newest;
 * moments stay for every unit that was ever updated;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
-* gradients come back for those items only: ``microbatches`` of each per boundary;
+* gradients return for those items only: ``microbatches`` of each per boundary;
 * an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
 
-What a run that moves needs besides its placements: room for what was trained, and for what comes, beside a slice.
+Ends of turns: a node keeps files of its own and of others, with weights and optimizer state of the trained blocks, so
+that a run can go back to one. A host of blocks [2, 4) that keeps copies for one of [0, 2), all of which train, has four
+files of each, of which one is being written or received. An owner keeps its head as well, for each of its own turns.
 
-How many bytes a run takes on a node's disk: optimizer state at rest, merged adapters, checkpoints, hidden states.
+Helpers: the host keeps no gradients and no optimizer state of adapters that a helper fits, but pairs until they are on
+their way: at most those of all micro-batches of one item (of two where the next item does not wait for an update), and
+one more while it is packed. Where a block keeps more for its backward than its pairs, they take the place of graphs
+that are gone, and those of two micro-batches are added. A helper holds adapters with gradients and state, and no other
+weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
+received and as computed with. Weights on the way back lie at either end; with overlap those of two updates do. A host
+with merged adapters holds none in memory. ``costs.offload_costs`` has the sizes for users with adapters of their own.
 
-A host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the sum of
-those of all users. Shards of adapters are some megabytes and are not counted, but where helpers fit them: these may be
-as large as the matrices, and of each user.
+Moves: beside its next slice a node has room for what it trained, and for what arrives.
+
+Disk: a host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the
+sum of those of all users. Shards of adapters are some megabytes and are not counted, unless helpers fit them: these may
+be as large as the matrices, and one for each user.
 """
 
 from __future__ import annotations
@@ -131,7 +120,7 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
     """Whether each helped block keeps more for its backward than pairs: then these take the place of a graph that goes.
 
-    Both are there of the micro-batch that is in its backward, and pairs twice of the one that is packed.
+    Both are held of the micro-batch that is in its backward, and pairs twice of the one that is packed.
     """
     if any(within(share.recompute, start, stop) for start, stop in share.helped):
         return False
@@ -233,7 +222,7 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
 
 
 def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """What a pass that gathers scores holds besides: whole graphs, inputs of linear layers, and one gradient.
+    """The terms that a pass with scores adds: whole graphs, inputs of linear layers, and one gradient.
 
     It goes down to the lowest block that may train, although a short run may never train that.
     """
@@ -255,7 +244,7 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
-    """Bytes that are there for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
+    """Bytes that are held for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
     moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
     moved += num_trained * (sizes.adapter_bytes + sizes.adapter_state_bytes)
@@ -352,7 +341,7 @@ _NOT_YET = ("activations", "buffers", "passing")
 
 
 def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEstimate]:
-    """What each node holds at most in any placement."""
+    """The most memory of each node in any placement."""
     nodes = dict.fromkeys(node for part in parts for node in part)
     return {
         node: max((part[node] for part in parts if node in part), key=lambda one: one.total_bytes) for node in nodes
@@ -362,7 +351,7 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
 def most_memory(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
 ) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
-    """What each node holds at most in any placement, and during any move; the second has no node that never moves."""
+    """The most memory of each node in any placement, and in any move; the second has no node that never moves."""
     moving: dict[str, MemoryEstimate] = {}
     for placements, (before, after) in zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True):
         moving = fullest([moving, moving_memory(placements, before, after)])
@@ -372,9 +361,9 @@ def most_memory(
 def moving_memory(
     placements: tuple[Placement, Placement], before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
 ) -> dict[str, MemoryEstimate]:
-    """What each node of a placement holds at most while the run moves to it; no micro-batch is under way.
+    """The most memory of each node of a placement while the run moves to it; no micro-batch is under way.
 
-    First what others trained of its blocks comes, beside the old slice. Then the next slice is there, with what came
+    First, what others trained of its blocks arrives, beside the old slice. Then the next slice is there, with what came
     and with what was trained of the old one.
 
     Args:
@@ -451,9 +440,9 @@ class DiskNeeds(NamedTuple):
 
     Attributes:
         state_bytes: optimizer state of units that rest.
-        checkpoint_bytes: of all checkpoints that are there at once.
+        checkpoint_bytes: of all checkpoints that are on the disk at once.
         merged_bytes: adapters that the matrices have inside.
-        cache_bytes: hidden states of rows that come again.
+        cache_bytes: hidden states of rows with later visits.
     """
 
     state_bytes: int = 0
@@ -500,7 +489,7 @@ def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
 
 
 def _num_checkpoints(course: Course) -> int:
-    """At most so many: they come at the end of a turn."""
+    """The most checkpoints of a run: each is at the end of a turn."""
     if not course.checkpoint_every:
         return 0
     return math.ceil(course.num_steps / max(course.checkpoint_every, course.local_iterations))

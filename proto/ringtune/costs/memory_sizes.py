@@ -1,24 +1,15 @@
 """Bytes of each thing that a run holds: units, state, tensors, activations, operation tables, and rows of an owner.
 
-What the masks of a block's dropout take, a bit for each value, where a block that runs again keeps them.
-
-What the logits of a micro-batch take: a head with many of them computes them in chunks.
-
-How many bytes the gradient of a unit has that goes from its initiator to another owner (``schedule.stages``).
-
-How much memory an owner's rows and their tokenizer take, from the sizes of its files: nothing is read.
-
-Source: resident bytes of an agent before and after, measured with MiniLM's tokenizer (word pieces, 30,522 entries:
-8.8 MiB), one of byte pairs (50,000 entries: 14.2 MiB), and 7,464 rows of texts (4.1 MiB; 2.1 MiB more once they were
-encoded to 16 tokens each).
-
-What operation tables change in memory: fewer graphs, the tables themselves, and a pass that gathers scores.
+A head with many logits computes them in chunks. Dropout masks of a block that runs again take a bit for each value. The
+bytes of an owner's rows and tokenizer follow from the sizes of its files: nothing is read.
 
 A graph of a block with half of its subnets active keeps all but half of what the subnets keep. A run may count on that
-only where it is sure for every batch: with tables that are given, and where lots are drawn under capacities. A run that
-gathers scores keeps whole graphs while it does, and the inputs of its linear layers besides.
+only where it is sure for every batch: with given tables, and where lots are drawn under capacities. A run that gathers
+scores keeps whole graphs in these passes, and the inputs of its linear layers besides.
 
-Bytes of each thing that a run holds: of a unit, of its state, of tensors and activations.
+Source: resident bytes of an agent before and after, measured with MiniLM's tokenizer (word pieces, 30,522 entries: 8.8
+MiB), one of byte pairs (50,000 entries: 14.2 MiB), and 7,464 rows of texts (4.1 MiB; 2.1 MiB more once they were
+encoded to 16 tokens each).
 """
 
 from __future__ import annotations
@@ -64,19 +55,19 @@ def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
 
 
 MOST_LOGIT_BYTES: Final = 16 << 20
-"""What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
+"""Bytes that the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
 _LOGIT_COPIES = 3
 
 
 def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
     """Whether a head may compute the logits of so many padded tokens at once.
 
-    Logits computed at once are there three times: as such, as probabilities, and as gradient. Logits of a chunk of
+    Logits computed at once are held three times: as such, as probabilities, and as gradient. Logits of a chunk of
     tokens change in place instead.
 
     Args:
         num_tokens: of the micro-batch.
-        token_logits: numbers for each token; 0 if the head looks at one token of a row.
+        token_logits: numbers for each token; 0 if the head reads one token of a row.
         item_bytes: of a number.
     """
     return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MOST_LOGIT_BYTES
@@ -110,7 +101,7 @@ def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
 
 VOCABULARY_ENTRY_BYTES: Final = 300
 ROW_BYTES: Final = 650
-"""What a row takes besides its characters and its tokens: objects of its text, label and tokens."""
+"""Bytes of a row besides its characters and its tokens: objects of its text, label and tokens."""
 
 TOKEN_BYTES: Final = 8
 """A token of an encoded row: its id and its type."""
@@ -146,21 +137,21 @@ def held_bytes(path: Path) -> int:
 
 
 SCORE_WORK_BYTES: Final = 2 << 20
-"""What reducing a gradient to scores takes besides the gradient: chunks in float64."""
+"""Bytes for the scores of a gradient besides the gradient: chunks in float64."""
 
 _SCORES_BYTES: Final = 200
 _SCORE_BYTES: Final = 64
 _NUMBER_BYTES: Final = 40
 _MESSAGE_BYTES: Final = 700
-"""What Python takes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
+"""Python's bytes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
 
 _ROW_BYTES: Final = 260
 _BATCH_BYTES: Final = 400
-"""What Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
+"""Bytes that Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
 
 
 class KeptGraphs(NamedTuple):
-    """What the graphs of one item keep at most, for each block.
+    """The most that the graphs of one item keep, for each block.
 
     Attributes:
         micros: micro-batches for which the block keeps a graph.
@@ -236,7 +227,7 @@ def block_scores_bytes(course: Course) -> int:
 
 @functools.lru_cache(maxsize=64)
 def kept_graphs(course: Course) -> KeptGraphs | None:
-    """What graphs of one item keep at most, whatever the batch; None where that may be all of every block."""
+    """The most that graphs of one item keep in any batch; None where that may be all of every block."""
     choice = course.choice
     if gathers_scores(course):
         return None
@@ -259,7 +250,7 @@ def _most(each: Sequence[KeptGraphs | None]) -> KeptGraphs | None:
 
 
 def _of_table(course: Course, table: Operations) -> KeptGraphs | None:
-    """What a table says of every batch of every owner; None if it leaves a batch out, which is all full."""
+    """The most that a table's batches keep; None if it leaves a batch out, which is all full."""
     if len(table.batches) < sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners):
         return None
     return _most([_of_rows(rows, course.num_blocks, table.subnets) for rows in {each.rows for each in table.batches}])
@@ -277,7 +268,7 @@ def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> KeptGraphs
 
 
 def _of_capacities(course: Course) -> KeptGraphs:
-    """What capacities allow each chooser, whichever micro-batches it draws; blocks without one are all full."""
+    """The most that capacities allow each chooser, for any draw; blocks without one are all full."""
     parts, subnets = course.microbatch_sizes(), course.subnets
     micros, shares = [len(parts)] * course.num_blocks, [float(len(parts))] * course.num_blocks
     for chooser in choosers_of(course):
@@ -318,7 +309,7 @@ def _num_tables(course: Course) -> int:
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
 CONTEXT_BYTES: Final = 815 << 20
-"""What a process takes of a CUDA device before it has a tensor there: context, code of kernels, work space of cuBLAS.
+"""Bytes of a process on a CUDA device before its first tensor there: context, code of kernels, work space of cuBLAS.
 
 Measured on one NVIDIA H200 with torch 2.11.0+cu130 and driver 580: 527 MiB of context, 751 MiB once the kernels of a
 transformer are loaded, and 64 MiB for cuBLAS. A smaller device may load less; no other one was measured.
@@ -505,7 +496,7 @@ class Sizes:
         return tokens * self._passing_token_bytes
 
     def kept_in_subnets_bytes(self, tokens: float) -> float:
-        """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""
+        """Bytes of these that all subnets of the block keep together; the rest is held whatever their share."""
         return tokens * self._subnet_token_bytes
 
     def kept_for_scores_bytes(self, tokens: float) -> float:

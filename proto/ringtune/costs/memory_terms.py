@@ -1,21 +1,13 @@
-"""The memory of a node as a sum of terms, and the part of a node in a placement that they follow from.
+"""The memory of a node as a sum of terms (so many equal things of so many bytes), and the node's part in a placement.
 
-A node's memory as a sum of terms: so many equal things of so many bytes each.
+``passing_bytes``: room for pieces of files and messages that pass through a node. Measured by
+``python -m tests.support.saving_memory``: a head with moments of 50 MB is saved, loaded, sent, taken over and collected
+with 0 to 12 MB more than before, most of it messages of a link (4 MiB each) and buffers.
 
-A node's part in a placement, as far as its memory depends on it.
-
-What a node holds for a moment: pieces of what passes through it.
-
-Measured by ``python -m tests.support.saving_memory``: a head with moments of 50 MB is saved, loaded, sent, taken over
-and collected with 0 to 12 MB more than before, most of it messages of a link (4 MiB each) and buffers.
-
-Whether a node has room for a heap that keeps what tensors leave.
-
-A heap that keeps freed memory saves page faults, but it is in pieces, and no plan counts them. With little memory a
-node does without, so that what the plan says is what it needs.
-
-Source: resident memory of a node alone, MiniLM, 16 x 128 tokens, AdamW: above plan and libraries 10 MiB with a
-bottleneck, 262 MiB with LoRA on five matrices, whose graphs were planned with 344 MiB.
+``has_room_for_heap``: a heap that keeps freed memory saves page faults, but it is fragmented, and no plan counts that.
+A node with little memory does without, so that it needs what the plan says. Resident memory of a node alone, MiniLM,
+16 x 128 tokens, AdamW, above plan and libraries: 10 MiB with a bottleneck, 262 MiB with LoRA on five matrices, for
+which graphs of 344 MiB were planned.
 """
 
 from __future__ import annotations
@@ -42,7 +34,7 @@ PART_WORDS: Final = {
     "kept": "what trained, as it was at the ends of the last turns, and copies of the host before in the ring",
     "passing": "what is there for a moment: work space of an update, pieces of what is saved or handed over",
 }
-"""What a node's memory is reported by, with its meaning."""
+"""The parts of a node's memory in reports, with their meaning."""
 
 PARTS: Final = tuple(PART_WORDS)
 """The names of these parts, in the order of a report."""
@@ -71,7 +63,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What one node holds at the moment of the run when it holds most.
+    """The memory of one node at the fullest moment of the run.
 
     Attributes:
         terms: everything, none of them counted twice.

@@ -1,17 +1,10 @@
-"""The sizes of a model that planning counts with: of its folder, and of the adapters, subnets and head of the job.
+"""The sizes of a model for planning: from its folder, and from the job's adapters, subnets and head.
 
-The weights of a block that train with ``adapter.config = "full"``, and that the scores of subnets look at.
-
-These are the weights that are divided among the subnets of a block: rows of query, key, value and of the feed-forward
-part, columns of both ways out. Norms and the biases of both ways out belong to no subnet and stay frozen.
+With ``adapter.config = "full"`` these weights of a block train, and scores of subnets are computed of them: rows of
+query, key, value and of the feed-forward part, columns of both output matrices. They are divided among the subnets of
+the block. Norms and the biases of both output matrices belong to no subnet and stay frozen.
 
 Source: D2FT, section III-A.
-
-What one block keeps for its backward, where nobody measured it.
-
-The subnets that a job divides each block of its model into; known once the model's sizes are.
-
-The sizes of a model that planning counts with: of its folder, and of the job's adapters and head.
 """
 
 from __future__ import annotations
@@ -134,7 +127,7 @@ def _lora_dropout_values(model: ModelFacts) -> int:
 
 
 def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32") -> int:
-    """Bytes of a block's graph per padded token that are there only with dropout.
+    """Bytes of a block's graph per padded token that are held only with dropout.
 
     Without it the attention kernel is fused and keeps no probabilities. With it these are kept three times, as
     probabilities, mask and product, and the masks of hidden states twice.
@@ -155,7 +148,7 @@ def job_subnets(job: Job, model: ModelFacts) -> Subnets:
 
 
 def check_subnets(job: Job, dimensions: Dimensions, *, where: str) -> None:
-    """Refuse a job whose subnets do not divide a model.
+    """Refuse a job with subnets that do not divide the blocks of its model.
 
     Args:
         job: what is wanted.

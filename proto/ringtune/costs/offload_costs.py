@@ -1,14 +1,10 @@
-"""What helpers change of the seconds and bytes of a run: pairs, weights, and adapters of users.
+"""Seconds and bytes that helpers add to a run, or take off it: pairs, weights, and adapters of users.
 
-The bytes that offloading sends: pairs from a host to its helper, and weights back.
+A pair of a module is its input x and the gradient of its output, for every token, padding included. Modules that read
+one tensor send it once: LoRA on query, key and value, unless dropout is between. Example: LoRA on q and v of width 768
+sends 768 values of x and two gradients of 768 a token and block, in float32 9,216 bytes; with VeLoRA in 32 parts 6,272.
 
-A pair of a module is its input x and the gradient of its output, for every token. Modules that read one tensor send it
-once: LoRA on query, key and value, unless dropout comes between. Example: LoRA on q and v of width 768 sends 768 values
-of x and two gradients of 768 a token and block, in float32 9,216 bytes; with VeLoRA in 32 parts 6,272.
-
-Source: ColA, section 3 (adaptation data); the padding of a batch is sent too.
-
-Bytes of adapters that users have of their own: of one block, where they are kept, and where they travel.
+Sets of adapters of users, of one block:
 
 ========================= ==================== ================================ =========================
 where                     one set for all      alone                            collaboration
@@ -19,27 +15,25 @@ back after an update      the set              sets of the users of an update   
 gradients at the helper   of the set           as many sets                     as many sets
 ========================= ==================== ================================ =========================
 
-Which users an update changes depends on batches; counted are all users of the owner with the most of them, at most one
-for each row, and with an interval of several steps as many for each step. The sum of linear models is as large as one
-of them, that of others at most as large as all together, or as the block. Where users have several kinds of adapters
-those with the largest sets are taken to change, and the sum is at most as large as the matrices beside all kinds.
+The users that an update changes depend on batches; counted are all users of the owner with the most of them, at most
+one for each row, and with an interval of several steps as many for each step. The sum of linear models is as large as
+one of them, that of others at most as large as all together, or as the block. Where users have several kinds of
+adapters those with the largest sets are taken to change, and the sum is at most as large as the matrices beside all
+kinds.
 
-Bytes of pairs and weights that a helper's blocks take, of a model with its adapters (``ModelFacts``).
-
-What helpers change of a run's seconds and bytes: pairs and weights on links, and who computes which gradients.
-
-An adapter's weights are multiplied with each token once in a forward, and once more for their gradient. So the share
-of adapters in a block's weights, frozen ones and theirs together, times the block's forward, stands for both:
+Seconds: an adapter's weights are multiplied with each token once in a forward, and once more for their gradient. With
+the share of adapters in a block's weights, frozen ones and theirs together, times the block's forward:
 
 - a backward at the host takes that much less for each block whose adapters a helper fits;
 - a fit takes three times that for each block: a forward, the gradient of the weights, the gradient between them.
 
-Both are estimates by multiplications, and no measurement: a narrow adapter takes longer than its share says. Where a
-node was measured for fits, its own time counts, reading included; but as the job's own kind of adapters is measured,
-the estimate counts where it is more and users have several kinds. To ship pairs takes a host as long as to encode as
-many bytes of hidden states, to read them takes a helper as long as to decode them, and to install weights no time.
-Where users have adapters of their own an update takes its time once for each user that it may change; that rows of
-several users are run by themselves is taken to cost nothing.
+Both are estimates by multiplications, not measurements: a narrow adapter takes longer than its share says. Where a node
+was measured for fits, its own time counts, reading included; but as the job's own kind of adapters is measured, the
+estimate counts where it is more and users have several kinds. A host ships pairs as fast as it encodes hidden states of
+as many bytes, a helper reads them as fast as it decodes such, and the installation of weights takes no time. An update
+takes its time once for each user that it may change; rows of several users that run separately cost nothing more.
+
+Source: ColA, section 3 (adaptation data).
 """
 
 from __future__ import annotations
@@ -67,20 +61,20 @@ from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import most_changed, user_sets
 
 FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
-"""How pairs travel; ``float32`` means as they are, in the type of the run."""
+"""The types of pairs on links; ``float32`` means as they are, in the type of the run."""
 
 LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
 """Wires on which x is changed; with it goes a bit for each unit of a ReLU that says whether the host had it on."""
 
 _RELU: Final = "relu"
 _NON_LINEARITIES: Final = {"double_seq_bn": "swish"}
-"""Bottlenecks whose function is not ReLU, if the options name none. Source: adapters 1.3.0, the classes of BnConfig."""
+"""Bottlenecks without ReLU, if the options name none. Source: adapters 1.3.0, the classes of BnConfig."""
 
 _BFLOAT16_BYTES: Final = 2
 
 
 class PairWidths(NamedTuple):
-    """What one module sends of a token.
+    """The values that one module sends of a token.
 
     Attributes:
         inputs: values of x; 0 where another module sends the same x.
@@ -200,12 +194,12 @@ def vector_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, pa
 def weight_bytes(
     config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int, value_bytes: int
 ) -> int:
-    """Bytes of the weights of one block that come back after each update."""
+    """Bytes of the weights of one block that return after each update."""
     return block_params(config, block, hidden_size=hidden_size, widths=widths, num_blocks=num_blocks) * value_bytes
 
 
 class SetBytes(NamedTuple):
-    """Bytes of the adapters of one block whose adapters a helper fits.
+    """Bytes of the adapters of one block that a helper fits.
 
     Attributes:
         hosted: in the modules of its host.
@@ -250,7 +244,7 @@ def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts |
 
 
 def wire_of(offload: Offload | None) -> str:
-    """How the pairs of a run travel."""
+    """The type of the pairs of a run on links."""
     return EXACT if offload is None else offload.pairs
 
 
@@ -269,7 +263,7 @@ def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:
 
 
 def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, float]:
-    """Bytes that a helper's blocks send at one step in which all train, and bytes that come back at an update.
+    """Bytes that a helper's blocks send at one step in which all train, and bytes that return at an update.
 
     Args:
         plan: of the run.
@@ -318,7 +312,7 @@ class OffloadCosts:
     def action_s(
         self, node: str, action: Action, work_s: float, costs: WorkSeconds, *, size: float, kind: StepKind
     ) -> float:
-        """Seconds of an action, of which ``work_s`` is what it takes where nobody helps."""
+        """Seconds of an action that takes ``work_s`` without helpers."""
         op, blocks = action.op, action.stop - action.start
         if op is Op.SHIP:
             return blocks * self._packing(size) * costs.work(Work.ENCODE, size)

@@ -1,16 +1,9 @@
-"""What was measured and counted before planning: a record per node and per link, JSON with units in the keys.
-
-The sizes of adapters that single users chose in place of the job's own kind (``offload.adapters``).
-
-How long the pieces of a step take on one node: measured points, and times between them.
+"""The profile: measurements and counts before planning, a record for each node and link; JSON with units in the keys.
 
 The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an action
-is put together from works in ``ringtune.costs.action_costs``. Times grow with the size of the micro-batch, counted
-in padded tokens (rows x tokens); between two measured sizes the time is taken as linear. So is the time of a block
-with a share of its subnets active, between a measured part of them and the whole; norms, adapters and masks take
-theirs whatever the share.
-
-What was measured and counted before planning: a record per node and per link, JSON with units in the keys.
+is put together from works in ``ringtune.costs.action_costs``. Times grow with the size of the micro-batch in padded
+tokens (rows x tokens), linearly between two measured sizes. So does the time of a block with the share of its active
+subnets, between a measured part of them and the whole; norms, adapters and masks take theirs whatever the share.
 """
 
 from __future__ import annotations
@@ -56,7 +49,7 @@ class KindFacts:
 
 
 class Work(enum.StrEnum):
-    """What one timing covers; of one micro-batch unless said otherwise."""
+    """The work that one timing covers; of one micro-batch unless said otherwise."""
 
     EMBED = "embed"  # token ids to hidden state
     FORWARD = "forward"  # one block without graph
@@ -93,7 +86,7 @@ WHOLE_WORKS: Final = tuple(work for work in Work if work not in {*PART_OF.values
 """All works but those of a part of a block, and that of helpers, which has an estimate where it was not measured."""
 
 BLOCK_WORKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
-"""Works whose times, where a run recorded them, have in them what messages took of the node."""
+"""Works with recorded times that include the work of messages at the node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,8 +167,8 @@ class WorkTable:
 
         Example: measured as 1 s at 100 tokens and 3 s at 200, a size of 150 takes 2 s, one of 300 takes 5 s.
 
-        Between two measured sizes the time is linear, beyond the largest the line goes on unless it falls. Below the
-        smallest it goes on too, but never below the smallest one's time scaled in proportion. A single point is
+        Between two measured sizes the time is linear, beyond the largest the line continues unless it falls. Below the
+        smallest it continues too, but never below the smallest one's time scaled in proportion. A single point is
         scaled in proportion, if it has a size.
 
         Raises:
@@ -231,7 +224,7 @@ class ModelFacts:
             ``block_bytes`` then.
         digest: SHA-256 over the config and the names, types and shapes of the tensors.
         head_class_bytes: what each class adds to the head.
-        head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
+        head_token_logits: numbers that the head computes for each token; 0 if it reads one token of a row.
         head_class_token_logits: what each class adds to them, where every word gets a class.
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
         fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.
@@ -310,7 +303,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedShape:
-    """What the timings of a node belong to besides the model: other values need other timings.
+    """The settings besides the model that timings of a node hold for: other values need other timings.
 
     Attributes:
         rows: of the micro-batch that was timed.
@@ -322,7 +315,7 @@ class TimedShape:
         optimizer: of the update.
         dropout: probability.
         subnets: of each block, a part of which was timed too; 1 = no part was. Times with parts are good for any.
-        frozen: how frozen weights were held, as ``frozen_weights.name_of`` says.
+        frozen: how frozen weights were held, as ``schedule.course.name_of`` says.
     """
 
     rows: int = 0
@@ -520,7 +513,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What is known about every node and link; the content of ``profile.json``.
+    """The facts of every node and link; the content of ``profile.json``.
 
     Attributes:
         nodes: in name order.

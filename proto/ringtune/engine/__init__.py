@@ -1,1 +1,1 @@
-"""One node's state machine, with its events and commands."""
+"""The engine: the state machine of one node, with its events and commands."""

@@ -1,13 +1,7 @@
-"""Events and commands of the engine of a node, and recordings of them: values only.
+"""Events, commands, spans and recordings of the engine of a node: values only.
 
-What a node's engine is told, and what it answers: values only.
-
-Every driver (real agent, simulator, tests) turns its world into these events and carries these commands
-out. Both have a JSON form, so that a recorded run can be fed to an engine again.
-
-What a recording consists of: the calls of one engine.
-
-Spans: the actions that a node carried out, each with its start and end.
+Every driver (agent, simulator, tests) turns its world into these events and carries these commands out. Both have a
+JSON form, so that a recorded run can be fed to an engine again.
 """
 
 from __future__ import annotations
@@ -123,7 +117,7 @@ class AcceptHead(NamedTuple):
 
 
 class SendParcel(NamedTuple):
-    """Send a parcel, whose content may change once it is on its way."""
+    """Send a parcel; its content may change once it is on its way."""
 
     key: TensorKey
     target: str
@@ -196,7 +190,7 @@ class Handled(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One action of a node with its start and end, in seconds of the clock of whoever recorded it.
+    """One action of a node with its start and end, in seconds of the recorder's clock.
 
     A node records monotonic seconds, its reports carry unix seconds, and a virtual ring has virtual seconds.
     ``worked_s`` is what the action would have taken at the quota of processor time alone; 0 where no quota holds.

@@ -1,27 +1,4 @@
-"""Updates that need something of another node, or give it something: copies, replicas and helpers.
-
-An owner's copies of embedding and head (``schedule.stages``): which gradients came, which may leave.
-
-A copy is updated by every item that trains its unit, in the order of the items. The update of an item of another owner
-waits for the gradient, and for own items before it that still use the unit as it is. It need not wait for own updates
-or checkpoints before it: the gradient could not have been computed before those were possible here, and they go first.
-
-The embedding is the largest unit, so its copy is not updated while blocks of this node keep graphs: its gradient and
-state take the room that graphs leave. Nothing that these graphs wait for waits for that update: whoever began an item
-has the embedding of all items before. It could wait for the head, which is updated at any time.
-
-Gradients that a host exchanges with the other hosts of its stage (``schedule.lowering``).
-
-Items are taken in their order: the gradients of an item leave when its last micro-batch here has gone backward and all
-items before have been updated here. Its updates wait for the gradients of every other host.
-
-What a node does as a helper (``schedule.placement``): the pairs that it fits, and the updates that follow.
-
-Everything is in the order of items and micro-batches, so that gradients are added up in one order: a range of blocks
-is updated when all its pairs of an item are fitted, even before those of blocks below are here. The next item's pairs
-come after all updates of an item.
-
-Updates that need something of another node, or give it something: of copies, of helpers, and of those they help.
+"""Updates that need something from another node, or send something to one: of copies, replicas and helpers.
 
 =========== ==================================================== ====================================
 part        whose updates                                        what travels
@@ -31,6 +8,22 @@ part        whose updates                                        what travels
 installs    of adapters that a helper has updated, at their host weights, before an update
 ``sums``    of blocks that several nodes host, at each of them    gradients, before an update
 =========== ==================================================== ====================================
+
+Copies (``schedule.stages``): every item that trains the unit updates a copy, in the order of the items. The update of
+an item of another owner waits for the gradient, and for own items before it that still use the unit as it is. It need
+not wait for own updates or checkpoints before it: they precede the gradient, which could not have been computed before
+they were possible here. The embedding is the largest unit, so its copy is not updated while blocks of this node keep
+graphs: its gradient and state take the room of the graphs. Nothing that these graphs wait for waits for that update,
+because the initiator of an item has the embedding of all items before. It could wait for the update of the head, which
+is therefore not held back.
+
+Replicas (``schedule.lowering``): items are taken in their order. The gradients of an item leave when its last
+micro-batch here has gone backward and all items before have been updated here. Its updates wait for the gradients of
+every other host.
+
+Helpers (``schedule.placement``): gradients are added up in the order of items and micro-batches. A range of blocks is
+updated when all its pairs of an item are fitted, even if those of blocks below are missing. The next item's pairs
+follow after all updates of an item.
 """
 
 from __future__ import annotations
@@ -103,7 +96,7 @@ class Copies:
         """The update of a copy for the oldest item of another owner, if that is possible now.
 
         Args:
-            heads: own items whose heads may still be to come.
+            heads: own items with heads that are not done.
             backwards: items that may still go backward through blocks of this node.
         """
         self._drop_done()
@@ -117,7 +110,7 @@ class Copies:
         return next(update for update in state.copies if update.start == unit), state
 
     def messages(self, update: Action, state: ItemState, course: Course) -> list[ev.Command]:
-        """What is done right before an update: the gradient of an own item leaves, that of another one is taken."""
+        """Messages right before an update: the gradient of an own item leaves, that of another one is taken."""
         unit = update.start
         if unit not in replicated_units(course, state.item):
             return []
@@ -142,13 +135,13 @@ def _is_used_before(seq: int, heads: Iterable[ItemState]) -> bool:
 
 
 def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
-    """Whether hosted blocks keep graphs of some micro-batch: it is through them and has not come back."""
+    """Whether hosted blocks keep graphs of some micro-batch: between its forward and its backward."""
     going = (flow.place for state in backwards for flow in state.backwards)
     return any(place is not None and not place.is_upward for place in going)
 
 
 class ReplicaSums:
-    """What one host owes the other hosts of its stage, and what they owe it; nothing where it is the only one.
+    """Gradients that one host and the other hosts of its stage owe each other; none where it is the only one.
 
     Args:
         plan: of the run.
@@ -194,13 +187,13 @@ class ReplicaSums:
         return self._sent == update.seq and all(key in self._arrived for key in self._awaited(update))
 
     def messages(self, update: Action) -> list[ev.Command]:
-        """What is done right before an update: the gradients of the other hosts are taken, in ring order."""
+        """Messages right before an update: the gradients of the other hosts are taken, in ring order."""
         if not self._is_shared(update):
             return []
         return [ev.AcceptParcel(key, self._arrived.pop(key)) for key in self._awaited(update)]
 
     def missing(self, update: Action) -> str:
-        """The first host whose gradients an update waits for; empty if it waits for none."""
+        """The first host with gradients that an update waits for; empty if it waits for none."""
         keys = self._awaited(update) if self._is_shared(update) else []
         return next((self._names[key.micro] for key in keys if key not in self._arrived), "")
 
@@ -252,7 +245,7 @@ class Helping:
         return None if update is None else (update, state)
 
     def next_fit(self) -> Flow | None:
-        """The oldest micro-batch whose pairs are here."""
+        """The oldest micro-batch with its pairs here."""
         self._drop_done()
         if not self._queue or not self._queue[0].fits:
             return None
@@ -308,7 +301,7 @@ class Installs:
         self._arrived: dict[TensorKey, str] = {}
 
     def helper_of(self, update: Action) -> str:
-        """The helper whose weights an update takes; empty if it is an update of this node's own."""
+        """The helper that sends the weights of an update; empty if it is an update of this node's own."""
         if not self._helpers:
             return ""
         return next((one.node for one in self._helpers if one.has_block(update.start)), "")
@@ -318,17 +311,17 @@ class Installs:
         self._arrived[event.key] = event.source
 
     def may_update(self, update: Action) -> bool:
-        """Whether what an update needs from a helper is here."""
+        """Whether the weights that an update needs from a helper are here."""
         return not self.helper_of(update) or weights_key(update) in self._arrived
 
     def messages(self, update: Action) -> list[ev.Command]:
-        """What is done right before an update: the weights of a helper are taken."""
+        """Messages right before an update: the weights of a helper are taken."""
         key = weights_key(update)
         return [ev.AcceptParcel(key, self._arrived.pop(key))] if self.helper_of(update) else []
 
 
 class Exchange:
-    """What one node exchanges with others for updates.
+    """All that one node exchanges with others for updates.
 
     Args:
         plan: of the run.
@@ -372,7 +365,7 @@ class Exchange:
         return self.copies.may_save(seq) and self.helping.may_save(seq)
 
     def may_update(self, update: Action) -> bool:
-        """Whether what an update of own blocks needs from a helper or from replicas is here."""
+        """Whether all is here that an update of own blocks needs from a helper or from replicas."""
         return self._installs.may_update(update) and self.sums.may_update(update)
 
     def next_update(
@@ -382,7 +375,7 @@ class Exchange:
         return self.helping.next_update() or self.copies.next_update(heads, backwards)
 
     def messages_before(self, update: Action, state: ItemState) -> list[ev.Command]:
-        """What is done right before an update: gradients leave or are taken, as are weights of a helper."""
+        """Messages right before an update: gradients leave or are taken, as are weights of a helper."""
         if update.op is Op.SAVE or update in state.helped:
             return []
         if self._course.method.full_parameters:
@@ -390,7 +383,7 @@ class Exchange:
         return self._installs.messages(update) or self.sums.messages(update)
 
     def awaited(self, states: Sequence[ItemState]) -> str:
-        """What the oldest item waits for from another node once its micro-batches are through; empty for nothing."""
+        """The message of another node that the oldest item waits for after its micro-batches; empty if none."""
         if not states or states[0].flows_left:
             return ""
         state = states[0]

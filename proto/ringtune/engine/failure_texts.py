@@ -1,4 +1,4 @@
-"""The words of errors of an engine: what a micro-batch waits for and from whom, and training that diverged."""
+"""Error texts of an engine: what a micro-batch waits for and from whom, and training that diverged."""
 
 from __future__ import annotations
 

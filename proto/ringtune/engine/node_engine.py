@@ -1,12 +1,12 @@
-"""One node's state machine: what to compute, send and accept next. No clock, no socket, no tensor.
+"""The engine of one node, a state machine: what to compute, send and accept next. No clock, no socket, no tensor.
 
-The engine carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are
-here and whose weights have the right version it picks by priority
+It carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are here and whose
+weights have the right version it picks by priority
 
 1. updates, 2. head, 3. backward, 4. forward with graph, 5. frozen forward and embedding,
 
-and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path
-by one block at most. Four rules make every result independent of timing:
+and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path by one block
+at most. Four rules make every result independent of timing:
 
 * in order: at each unit, and in backward, micro-batches pass in the order of (seq, micro);
 * right version: a forward starts only if each block in its range had exactly ``forward_version`` updates, an update
@@ -15,8 +15,8 @@ by one block at most. Four rules make every result independent of timing:
   graph waits;
 * credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
 
-Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen,
-consecutive forwards where they are frozen).
+Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen, consecutive
+forwards where they are frozen).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NodeEngine:
         plan: the plan of the run.
         node: which node this is; has to be in the plan.
         wait_s: longest time without any progress, in seconds, before the run is given up.
-        start: where the run goes on; by default its very beginning.
+        start: where the run continues; by default its very beginning.
 
     Raises:
         PlanError: the plan does not know the node.
@@ -202,7 +202,7 @@ class NodeEngine:
     def _waits_for_its_turn(self) -> bool:
         """Whether others may be at work: an owner that hosts nothing sees no progress of turns that are not its own.
 
-        Such a turn may take long; those who have a part in it, and the coordinator, see when it does not go on.
+        Such a turn may take long; those who have a part in it, and the coordinator, see when it stops.
         """
         state = self._backlog.states[0]
         if self._backlog.is_host or not state.is_own:
@@ -246,7 +246,7 @@ class NodeEngine:
     # ---- decisions --------------------------------------------------------------------------------
 
     def _go_on(self, flow: Flow, commands: list[ev.Command]) -> None:
-        """An action of a micro-batch is done; a send that follows is no work and comes at once."""
+        """Note that an action of a micro-batch is done; a send that follows is no work and is made at once."""
         place = flow.place
         if place is None:
             raise PlanError(f"node {self.node} was told of an action of a micro-batch that is through")
@@ -312,7 +312,7 @@ class NodeEngine:
     # ---- explanation ------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """What the oldest unfinished micro-batch waits for, and from whom."""
+        """The wait of the oldest unfinished micro-batch, as text: seconds, message and sender."""
         awaited = self._backlog.exchange.awaited(self._backlog.states)
         if awaited:
             return f"waited {self._wait_s:g} s for {awaited}"

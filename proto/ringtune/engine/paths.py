@@ -1,14 +1,12 @@
-"""The path of a micro-batch through one node, precomputed, how far it is, and the credits of its links.
+"""The path of a micro-batch through one node, its progress, and the credits of the node's links.
 
-Credits: so many hidden states may be on their way or wait, for each target and boundary.
-
-A micro-batch's way through one node, precomputed, and how far it is.
-
-A :class:`Path` is a lowering (``schedule.lowering``) turned into a chain of places. A place is a compute action with
-all that it waits for and all that follows it at once, so that the engine decides with a few comparisons::
+A :class:`Path` is a lowering (``schedule.lowering``) as a chain of places. A place is a compute action with all that it
+waits for and all that follows it at once, so that the engine decides with a few comparisons::
 
     legs     <h2@a      f[2,3)   F[3,4)  >h4@c     <g4@c  B[3,4)
     places   |__ f[2,3) __| -> |_ F[3,4) __| ->  |___ B[3,4) ___|
+
+Credits bound the hidden states that are on their way or wait, for each target and boundary.
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ class Path:
         trains_embedding: whether the embedding does.
         has_head: whether the head is here.
         has_embedding: whether it begins here.
-        head_room: the channel whose credit comes back when the head is through; None where a message feeds the head.
+        head_room: the channel with the credit that returns after the head; None where a message feeds the head.
     """
 
     __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
@@ -213,7 +211,7 @@ def _message(leg: Leg) -> Message:
 
 
 def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int) -> list[Channel | None]:
-    """Which leg takes the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
+    """The leg with the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
 
     It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
     too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
@@ -244,7 +242,7 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boun
 
 
 class Flow:
-    """One micro-batch at this node, as far as it has come.
+    """One micro-batch at this node, with its progress.
 
     Args:
         seq: its item.
@@ -252,7 +250,7 @@ class Flow:
         path: its way here.
 
     Attributes:
-        place: where it goes on; None if it is through.
+        place: the next one; None if it is through.
         arrived: the tensor that it waits for, once that is here; None before.
     """
 
@@ -265,7 +263,7 @@ class Flow:
 
     @property
     def ready(self) -> Place | None:
-        """Where it goes on, if the tensor that it needs there is here."""
+        """The next place of the micro-batch, if the tensor that it needs there is here."""
         place = self.place
         return place if place is None or place.receive is None or self.arrived else None
 
@@ -280,7 +278,7 @@ class Flow:
         """Refuse a tensor that can't exist yet.
 
         Raises:
-            FrameError: it came before this node sent what it follows from; names who sent it.
+            FrameError: it arrived before this node sent what it follows from; names the sender.
         """
         (payload, seq, micro, boundary), source = event
         if self._has_to_send_before(payload, boundary):
@@ -301,7 +299,7 @@ class Flow:
 
 
 class ItemState:
-    """How far one item is at this node.
+    """The progress of one item at this node.
 
     Args:
         plan: as it is for the item's turn.
@@ -313,20 +311,20 @@ class ItemState:
     Attributes:
         item: the item.
         is_own: whether this node is its initiator.
-        updates: updates and saves that are still to come, but for those of copies.
-        helped: updates of blocks that this node helps with, that are still to come.
-        copies: updates of copies of embedding and head, for an item of another owner, that are still to come.
+        updates: updates and saves that are not done, but for those of copies.
+        helped: updates of blocks that this node helps with, that are not done.
+        copies: updates of copies of embedding and head, for an item of another owner, that are not done.
         fits: micro-batches whose pairs are still to be fitted here, in order.
         flows: its micro-batches here, in order.
         flows_left: how many of them are not through.
-        heads: those whose head is still to come, in order; gradients are summed in a fixed order.
+        heads: those with their head not done, in order; gradients are summed in a fixed order.
         backwards: those whose hosted blocks still go backward here, in order.
         embedding_backwards: those whose embedding still goes backward here, in order.
         head_version: updates that the head must have had.
         embedding_version: updates that the embedding must have had.
         awaited_seq: the last item whose forward has to have passed this node's slice before the item's update here.
         forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
-            they can't have had: no update comes before the last forward that must not see it.
+            they can't have had: no update precedes the last forward that must not see it.
         backward_versions: the same for a backward.
         lagging: updates that wait for the backward of the next item.
         values: numbers for the report, summed over micro-batches.
@@ -397,7 +395,7 @@ class ItemState:
 
     @property
     def holds_graph(self) -> bool:
-        """Whether a graph of this item may still be needed, or its update is still to come."""
+        """Whether a graph of this item may still be needed, or its update is not done."""
         return bool(self.updates) or self.goes_backward
 
     @property

@@ -1,19 +1,12 @@
-"""The list scheduler of an engine: what a node has taken on and not done, and which of it may run now.
+"""The list scheduler of an engine: the work of a node, versions of its units, its head, and actions ready to run.
 
-How many updates the units at a node have had: an item runs only with the weights of its step.
+Work waits in queues, each in the order of (seq, micro). A queue is searched only after an event that may have made one
+of its entries ready: each queue has a flag for that.
 
-Keeps track of a node's head: for which turns it may be used, and to whom it goes next.
-
-Where every owner has a copy of the head (``schedule.stages``) it goes nowhere, and only its updates count.
-
-A head that came for turn 5 of this node serves turn 5 and the turns of this node that follow without a gap. Equal
-versions are not enough to tell whether a head may be used: after an evaluation an owner still has a head of the right
-version that it has passed on.
-
-What a node has taken on and not done, and which of it may go on now: the list scheduler of an engine.
-
-Things wait in queues, each in the order of (seq, micro). A queue is looked through only when something has happened by
-which one of its things may have become possible: a flag for each queue says so.
+``HeadKeeping``: a head that arrives for turn 5 of this node serves turn 5 and the turns of this node that follow
+without a gap. Equal versions are not enough to decide whether a head may be used: after an evaluation an owner still
+has a head of the right version that it has passed on. Where every owner has a copy of the head (``schedule.stages``)
+none is handed over, and only its updates count.
 """
 
 from __future__ import annotations
@@ -61,7 +54,7 @@ class UnitVersions:
         self.embedding = weight_version(plan.course, EMBEDDING, step)
 
     def updated(self, update: Action) -> None:
-        """Count an update; nobody waits for versions of the head."""
+        """Count an update; no action waits for versions of the head."""
         if update.start == EMBEDDING:
             self.embedding += 1
         elif update.start != self._head:
@@ -99,11 +92,11 @@ class HeadKeeping:
         self._first_versions: dict[int, int] = {}
 
     def begin(self, version: int) -> None:
-        """Note how many updates the head has had where the run begins or goes on."""
+        """Note the updates of the head at the step where the run begins or continues."""
         self._version = version
 
     def granted(self, turn: Turn, version: int) -> None:
-        """Note a granted turn, whose first item needs a head that has had ``version`` updates.
+        """Note a granted turn; its first item needs a head with ``version`` updates.
 
         This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
         """
@@ -158,7 +151,7 @@ class HeadKeeping:
             commands.append(ev.SendHead(turn.index, turn.owner))
 
     def forget(self, turn: int) -> None:
-        """Drop what is kept of a turn that is long over."""
+        """Drop the records of a turn that is long over."""
         self._holds_since.pop(turn, None)
         self._first_versions.pop(turn, None)
 
@@ -246,7 +239,7 @@ class Backlog:
     # ---- what comes in ------------------------------------------------------------------------------
 
     def begin(self, plan: Plan, step: int) -> None:
-        """The run begins at ``step``, or goes on there; the plan of the first turn says what was unfrozen before."""
+        """Begin or continue the run at ``step``; the plan of the first turn has what was unfrozen before."""
         self._versions.begin(plan, step)
 
     def path(self, legs: Legs) -> Path:
@@ -289,7 +282,7 @@ class Backlog:
             running: the micro-batch whose action runs.
 
         Raises:
-            FrameError: a gradient came before this node sent what it follows from; names who sent it.
+            FrameError: a gradient arrived before this node sent what it follows from; names the sender.
         """
         (payload, seq, micro, boundary), _ = event
         flow = self._flows.get((seq, micro))
@@ -333,7 +326,7 @@ class Backlog:
         self._embeds_in_flight += 1
 
     def passed(self, flow: Flow, place: Place) -> None:
-        """A micro-batch is through one place, and goes on at the next."""
+        """Move a micro-batch from one place, which is done, to the next."""
         if place.op is Op.FIT:
             self.exchange.helping.passed(flow)
             self._may_update = True
@@ -426,7 +419,7 @@ class Backlog:
         return None
 
     def next_flow(self) -> Flow | None:
-        """The micro-batch to go on with: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
+        """The micro-batch to run next: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
         flow, self._going_on = self._going_on, None
         if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
             return flow
@@ -459,12 +452,12 @@ class Backlog:
         return self._or_embedding(found) if self._embeds else found
 
     def _is_next(self, flow: Flow, place: Place) -> bool:
-        """Whether a micro-batch can go on upward without overtaking an older one."""
+        """Whether a micro-batch can move upward without overtaking an older one."""
         older = itertools.takewhile(lambda one: one is not flow, self._upward)
         return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
 
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
-        """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
+        """Whether all that has to precede an update or a save is done; ``upward_seq`` is still on its way up."""
         if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
             seq = state.item.seq
             is_first = state is self._updating[0] and self.exchange.may_save(seq)
@@ -478,7 +471,7 @@ class Backlog:
         return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
 
     def _ready_head(self) -> Flow | None:
-        """The oldest micro-batch of ours whose head is still to come, if that can run."""
+        """The oldest own micro-batch without its head done, if that can run."""
         while self._heads and not self._heads[0].heads:
             self._heads.popleft()
         if self._heads:

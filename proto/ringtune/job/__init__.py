@@ -1,1 +1,1 @@
-"""A whole job: read, checked, described, with its rows and its result."""
+"""The job: reading, checks, description of its keys, rows of its files, and the form of its result."""

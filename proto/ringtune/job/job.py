@@ -1,20 +1,11 @@
-"""The job of a user: ``job.toml`` as a value, read strictly and written back, and what its result is.
+"""The job of a user: ``job.toml`` as a value, read strictly and written back, and the form of its result.
 
-Read the text of a job file, and say in the user's words what is wrong with it.
+A job holds wishes and is the same on every node; decisions are in the plan. A key that is misspelt, mistyped, out of
+range, in the wrong section, of another framework, or not built yet is refused by name.
 
-Refuse keys of a job that stand in another section than theirs, or that only other frameworks have.
-
-``train.keep_best``: what can't go together with it.
-
-What the user asks for: ``job.toml`` as a value, read strictly and written back.
-
-A job says what is wanted; it is the same on every node. What was decided is the plan's matter. Whatever is
-misspelt, mistyped, out of range or not built yet is refused by name.
-
-``offload.adapters``: the kind of adapter that each user chose, where users have adapters of their own.
-
-A *kind* is an adapter configuration with the users who have it. The first one is the job's own ``adapter.config``, also
-where no user has it: head, embedding and blocks are made with it. The others follow in the order of their first users::
+``offload.adapters`` gives a kind of adapter to each user, where users have adapters of their own. A *kind* is an
+adapter configuration with the users who have it. The first one is the job's own ``adapter.config``, also where no user
+has it: head, embedding and blocks are made with it. The others follow in the order of their first users::
 
     [adapter]                       kinds               users
     config = "lora"                 0  lora             ben, carl
@@ -22,9 +13,9 @@ where no user has it: head, embedding and blocks are made with it. The others fo
     users = "alone"
     adapters = { anna = "linear", dora = "linear" }
 
-Source: ColA, section 4.3 and Table 4 (Low Rank-Linear, Low Rank-MLP): users choose the architecture of their models.
+The result is an adapter, the blocks' own weights, or a whole model.
 
-What the result of a job is: an adapter, the blocks' own weights, or a whole model.
+Source: ColA, section 4.3 and Table 4 (Low Rank-Linear, Low Rank-MLP): users choose the architecture of their models.
 """
 
 from __future__ import annotations
@@ -99,7 +90,7 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 4_000_000
-"""Most bytes of a job file; one with every key has two thousand, and given operation tables come on top."""
+"""Most bytes of a job file; one with every key has two thousand, and given operation tables are added."""
 
 _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")
@@ -128,7 +119,7 @@ def parse_tables(text: str, *, source: str) -> dict[str, Any]:
 
     Args:
         text: of the file.
-        source: where it came from, for messages.
+        source: its origin, for messages.
 
     Raises:
         JobError: not TOML; names the line, and for common slips the remedy.
@@ -144,7 +135,7 @@ def parse_tables(text: str, *, source: str) -> dict[str, Any]:
 
 
 def _advice(text: str, problem: str) -> str:
-    """What to do about a slip that is known; empty if it is not."""
+    """The remedy for a known slip; empty if it is not known."""
     place = _PLACE.search(problem)
     line = text.splitlines()[int(place[1]) - 1] if place and int(place[1]) <= len(text.splitlines()) else ""
     found = _KEY.match(line)
@@ -162,7 +153,7 @@ _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping
 
 
 def refuse_unsupported(tables: Mapping[str, object]) -> None:
-    """Refuse by name what users of other frameworks look for and RingTune does not carry out.
+    """Refuse by name the keys of other frameworks that RingTune does not carry out.
 
     Raises:
         JobError: names the key and what to do.
@@ -423,7 +414,7 @@ def parse_job(text: str, *, source: str) -> Job:
 
     Args:
         text: TOML.
-        source: where it came from, for messages.
+        source: its origin, for messages.
 
     Raises:
         JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
@@ -471,12 +462,12 @@ class Kind(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of this kind's pairs; nothing for the job's own kind."""
+        """The prefix of the names of this kind's pairs; empty for the job's own kind."""
         return f"{self.number}/" if self.number else ""
 
 
 def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
-    """The kinds of adapters of a run; one, with all users, where nobody chose another.
+    """The kinds of adapters of a run; one, with all users, where no user chose another.
 
     Args:
         job: of the run.

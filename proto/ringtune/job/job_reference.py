@@ -1,11 +1,7 @@
-"""Every key of a job in words, taken from the code that reads it, and the text of a job file to begin with.
+"""The reference of a job: type, default, range and meaning of every key, and the text of a job file to begin with.
 
-Every key of a job in words: its type, default, range and meaning, all taken from the code that reads it.
-
-What a key does stands in the docstring of its section. Which values it may have is asked of the section itself: it is
-given values until it refuses them, so that no range is written down twice.
-
-The text of a job file to begin with: the common keys of a task, each with what it does.
+The meaning of a key stands in the docstring of its section. Its range is found by trial: the section is built with
+values until it refuses them, so that no range is written down twice.
 """
 
 from __future__ import annotations
@@ -186,7 +182,7 @@ def _allowed(name: str, hint: Any, default: Any) -> str:
 
 
 def _choices(said: str) -> str:
-    """What a refusal of a text says that it may be."""
+    """The choices that a refusal of a text names."""
     found = re.search(r"is not one of ([^;]*)|it has to be ([^;]*)|is neither ([^;]*)|known here: (.*)", said)
     return next(filter(None, found.groups()), "").replace(" nor ", " or ") if found else ""
 

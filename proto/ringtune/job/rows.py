@@ -1,22 +1,13 @@
-"""The rows of a file as the task of the job reads them; the users of rows, class names and pictures.
+"""Rows of a file for the task of a job: one reader for init, plan, owners and predictions, without torch.
 
-Class names that a person may have meant to be one: they differ in spaces or capitals only.
+Each row that can't be used goes to the file's account with its line (``ringtune.storage.tables``). The length of a text
+in tokens is known to its tokenizer only. Of the users in ``data.user`` only names and numbers of rows leave a node.
 
-They stay two classes, because capitals may well matter (letters, say), but nobody shall find out from the result.
+Class names that differ in spaces or capitals only stay two classes, because capitals may matter (letters, say), and are
+reported.
 
-Pictures in a folder with a folder for each class: which count, and which files are passed over.
-
-Files and folders whose names begin with a dot are no data: ``.ipynb_checkpoints`` of Jupyter has copies of pictures,
-``._cat.png`` of macOS has none in it.
-
-``data.user``: the column that says whose a row is, and how a node sorts and counts its rows by it.
-
-Only names of users and numbers of their rows leave a node.
-
-The rows of a file as the job's task reads them: one reader for init, plan, owners and predictions; no torch.
-
-Every row that can't be used is in the file's account, with its line (``ringtune.storage.tables``). Pictures are
-listed by ``ringtune.job.rows``; how long a text is in tokens only its tokenizer knows.
+Pictures lie in a folder for each class. Files and folders with names that begin with a dot are no data:
+``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS has none in it.
 """
 
 from __future__ import annotations
@@ -182,7 +173,7 @@ def refuse_plain_text(path: Path, data: Data) -> None:
 
 
 def sorted_by_user(chosen: Iterable[int], users: Sequence[str]) -> list[int]:
-    """Rows in the order of their users' names, and of one user in the order in which they come.
+    """Rows in the order of their users' names, and of one user in the order of the file.
 
     Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2.
 
@@ -308,7 +299,7 @@ class Rows:
 
     @property
     def targets(self) -> Sequence[Any]:
-        """What is to be predicted for each row, where it does not stand in the row itself."""
+        """The targets of the rows, where they do not stand in the rows themselves."""
         return self.labels or self.tags or self.numbers
 
 
@@ -324,7 +315,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         path: a table, or for token-classification also CoNLL.
         task: one that reads tables.
         data: names of the columns, and what is done with rows that miss a value.
-        is_own: whether messages stay with whoever has the file.
+        is_own: whether messages stay with the owner of the file.
 
     Raises:
         DataError: the file can't be used, has no rows, or has some that can't be used: all of them at once.
@@ -408,7 +399,7 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
 
 
 def input_columns(task: str, data: Data) -> dict[str, str]:
-    """Job key -> column of what is given: texts, words, or a question with its context."""
+    """Job key -> column of each input: texts, words, or a question with its context."""
     if task == QUESTION_ANSWERING:
         return {"data.question": data.question, "data.context": data.context}
     if task == TAGGING:
@@ -417,7 +408,7 @@ def input_columns(task: str, data: Data) -> dict[str, str]:
 
 
 def target_columns(task: str, data: Data) -> dict[str, str]:
-    """Job key -> column of what is to be predicted, and of users."""
+    """Job key -> column of each target, and of users."""
     targets = {
         CLASSIFICATION: {"data.label": data.label},
         REGRESSION: {"data.label": data.label},

@@ -1,4 +1,4 @@
-"""Read how much processor and memory a process may use here, without torch, for agents and coordinator.
+"""Processor, memory and process of this machine, without torch, for agents and coordinator.
 
-It is the one reader of limits. ``edge.machine`` sets a device up within them.
+It is the one reader of limits; ``edge.machine`` sets a device up within them.
 """

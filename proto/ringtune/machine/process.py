@@ -1,18 +1,11 @@
 """The start and end of a process: signals, grace time, standard outputs, and the error of one that ended.
 
-Handle the signals that ask a process to end: Ctrl-C, the end of a service, a closed terminal.
+Grace time: a thread that waits for a call has a deadline; one that waits for a disk that hangs, a pipe that nobody
+reads, or a lock of such a thread has none. ``end_within`` ends a process that does not end in its own order.
 
-End a process that was told to end and does not: whatever a thread waits for, its grace time is the longest.
-
-A thread that waits for a call has a deadline; one that waits for a disk that hangs, a pipe that nobody reads, or a lock
-that such a thread holds has none. The order in which a process ends stays what it is: this is for what it forgets.
-
-Standard output and error that never end a command: what can't be shown is escaped, what can't be written is let go.
-
-A disk that is full, a pipe that nobody reads and a terminal that was closed refuse what is written to them; an output
-that is no UTF-8 has no bytes for most signs. Neither is the fault of a run, which has its files and its exit code.
-
-Find the error of a process that ended by itself: the error that it printed, or a lost node.
+Outputs: a full disk, a pipe that nobody reads and a closed terminal refuse output, and an output other than UTF-8 can't
+encode most characters. Neither ends a command, which has its files and its exit code: such characters are escaped, and
+output that can't be written is dropped.
 """
 
 from __future__ import annotations
@@ -127,9 +120,9 @@ codecs.register_error(ESCAPED, _escape)
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor to which every write succeeds; the first one that doesn't is told on the standard error.
+    """A descriptor to which every write succeeds; the first one that doesn't is reported on the standard error.
 
-    Of a pipe whose reader has read enough, as ``head``, nothing is told.
+    Of a pipe whose reader has read enough, as ``head``, nothing is reported.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -138,7 +131,7 @@ class _LastingFile(io.FileIO):
         self._lock = threading.Lock()
 
     def write(self, data: Any) -> int:
-        """Write, or let go of what can't be written."""
+        """Write, or drop what can't be written."""
         try:
             return super().write(data) or 0
         except BlockingIOError:

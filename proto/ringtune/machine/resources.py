@@ -1,24 +1,13 @@
-"""Cores and memory that this process may use, below the limits of its control groups, and its heap.
+"""Cores and memory that this process may use, below the limits of its control groups (both versions), and its heap.
 
-Find the folders of this process's control groups, of both versions, in which the kernel writes their limits.
+A quota of a control group lets a process compute for a part of every period, and stops it for the rest. In a container
+``/proc/meminfo`` has the host's memory; the kernel ends a process at the limit of its control group. Every group up to
+the root counts, for quotas and for memory. Page cache counts as free: the kernel drops it before it ends a process.
 
-Source: Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst and cgroup-v2.rst.
+Memory that is freed in the heap stays with the process until ``trim_heap``.
 
-Count the processor cores that this process may use: by its affinity, and by the quotas of its control groups.
-
-A quota of a control group lets a process compute for a part of every period, and stops it for the rest. Every group
-up to the root counts: a quota may be set on any of them.
-
-Source: Linux, Documentation/scheduler/sched-bwc.rst.
-
-Find how much memory is free for this process: below the limits of its control groups, not only the host's.
-
-A process in a container sees the host's memory in ``/proc/meminfo``; the kernel ends it at the limit of its control
-group. Every group up to the root counts. Page cache counts as free: the kernel drops it before it ends a process.
-
-Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst; ``proc_meminfo(5)``.
-
-The heap of a process: what is freed there stays with the process until somebody hands it back.
+Source: Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v1/memory.rst and cgroup-v2.rst,
+Documentation/scheduler/sched-bwc.rst; ``proc_meminfo(5)``.
 """
 
 from __future__ import annotations
@@ -141,7 +130,7 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
 
     Args:
         loads: of the machine of each node, as ``machine_load`` counts.
-        when: they were looked at, e.g. ``when it was measured``.
+        when: they were read, e.g. ``when it was measured``.
         own: at most so much of it for each core is the run's own.
 
     Example: ``busy when measured: node-0, node-1 (5.9 threads for each core); times are longer than they need be``.
@@ -155,7 +144,7 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
 
 
 OWN_LIBRARY_BYTES: Final = 259 << 20
-"""What an idle agent has of its own, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
+"""The bytes of an idle agent, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
 
 LIBRARY_BYTES: Final = 384 << 20
 """Resident bytes of an idle agent that has loaded its libraries, before it hosts anything.
@@ -170,7 +159,7 @@ _NO_LIMIT_BYTES: Final = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Names:
-    """What a version of control groups calls its files, and the page cache in ``memory.stat``."""
+    """The file names of a version of control groups, and its name of the page cache in ``memory.stat``."""
 
     limit: str
     used: str

@@ -1,4 +1,4 @@
-"""Tell what a model folder holds, without torch: families, shapes of tensors, adapter configurations.
+"""Model folders without torch: families, shapes of tensors, adapter configurations, files of results.
 
 ``edge.model`` runs such a model.
 """

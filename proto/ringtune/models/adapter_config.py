@@ -1,24 +1,17 @@
-"""AdapterHub configuration strings, read without the library: names, checked options, and how many weights they add.
+"""AdapterHub configuration strings, read without the library: names, checked options, and numbers of weights.
 
-Check the options of an adapter configuration, which the library itself takes without a look.
+``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if every module
+that it adds sits inside one block; those that share something across blocks or touch the embedding are refused by name.
+``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks themselves train
+(``ringtune.costs.model_facts``). ``linear`` and ``mlp`` are kinds of our own, beside other matrices than the rest of a
+union (``ringtune.models.auxiliary_models``), with LoRA's options and rules for the choice of matrices.
 
-The library keeps unknown options and wrong values until a module is built or used, on a node and in the middle of a
-run; here they are refused where the job is read.
+The library keeps unknown options and wrong values until a module is built or used, on a node in the middle of a run;
+here they are refused when the job is read.
 
-``linear`` and ``mlp`` are our own and have LoRA's options for which matrices, with LoRA's rules.
-
-Source: adapters 1.3.0, the fields of ``BnConfig``, ``LoRAConfig``, ``MTLLoRAConfig`` and ``ReftConfig``, and
-``Activation_Function_Class``; of transformers' activations those without weights.
-
-AdapterHub configuration strings, read without the library: names, options, and how many weights they add.
-
-``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
-every module that it adds sits inside one block; those that share something across blocks or touch the
-embedding are refused by name. ``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks
-themselves train (``ringtune.costs.model_facts``). ``linear`` and ``mlp`` are kinds of our own, beside other matrices
-than the rest of a union (``ringtune.models.auxiliary_models``).
-
-Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
+Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP``, the module constructors, the fields of
+``BnConfig``, ``LoRAConfig``, ``MTLLoRAConfig`` and ``ReftConfig``, and ``Activation_Function_Class``; of transformers'
+activations those without weights.
 """
 
 from __future__ import annotations
@@ -93,7 +86,7 @@ def _factor(value: Any) -> bool:
 
 
 def _is_block_name(key: Any) -> bool:
-    """Whether a key is the number of a block as the library looks it up: a text without leading zeros."""
+    """Whether a key is the number of a block as the library finds it: a text without leading zeros."""
     return isinstance(key, str) and key.isascii() and key.isdecimal() and key == str(int(key))
 
 
@@ -329,7 +322,7 @@ def trains_own_weights(config: str) -> bool:
 
 
 def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
-    """What a configuration says of auxiliary models; nothing if it adds none, whatever else it says.
+    """The auxiliary models of a configuration, without its other parts; none if it adds none.
 
     Raises:
         JobError: it names one of these kinds, and ``parse_adapter_config`` refuses it.
@@ -427,7 +420,7 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
         config: the configuration string.
         hidden_size: width of the hidden state.
         widths: of the matrices that LoRA wraps.
-        num_blocks: of the model; per-block options are looked up for each.
+        num_blocks: of the model; per-block options are checked for each.
 
     Raises:
         JobError: as ``parse_adapter_config``, an option of a wrong kind, or a method that leaves out every block.

@@ -1,36 +1,25 @@
-"""What each kind of adapter allows: heads in groups, merging, fitting by a helper, summing, and trimming.
+"""Refusals by kind of adapter: heads in groups, merging, fitting by a helper; and the sum of adapters, and trimming.
 
-Which adapters and which dropout a block can have whose heads are divided into subnets.
+Heads in groups: a block with subnets runs in a forward of our own, attention and feed-forward part over the active
+subnets only. Norms and bottlenecks stay the library's modules, applied once to the whole. LoRA has its own rows or
+columns for each subnet. An adapter or dropout that mixes the subnets inside a matrix, or draws numbers there, is
+refused.
 
-A block runs by head groups in a forward of our own: attention and feed-forward part over the active subnets only. Norms
-and bottlenecks stay the library's modules, applied once to the whole. LoRA has its own rows or columns for each subnet.
-Whatever mixes the subnets inside a matrix, or draws numbers there, is refused.
+Merging: only a change of matrices can be added to the weights of the base model.
 
-Which adapters are a change of matrices, so that they can be added to the weights of the base model.
+Fitting: a helper computes the gradient of a module's weights from pairs, unless the module draws numbers or reads
+something that no pair has.
 
-Which adapters a helper node can fit from pairs, and which can be merged into the matrices of their host.
+Sums: a sum of products of two matrices is the product of these matrices beside each other, so several LoRA adapters of
+rank r add up to one of the sum of their ranks, exactly. Its factor is alpha / rank, so alpha grows with it. A sum of
+``linear`` is a ``linear``. What is no change of a matrix has no sum of this form. Where users have several kinds of
+adapters, all are added up to one ``linear`` beside each matrix that any of them changes.
 
-A pair is what enters an adapter module, and the gradient of what the module adds. From both together the gradient of
-the module's weights follows, unless the module draws numbers or reads something that no pair has.
+Trimming: a block of an encoder attends to all tokens and then computes each token by itself. So where the head reads
+the first token only, the last block needs queries, feed-forward part and norms for that one. A module that reads
+several tokens behind the attention, or draws numbers for each, needs all.
 
-Source: ColA, section 3, Propositions 1 and 2.
-
-The adapters of several users added up: the one adapter that adds what all of them add.
-
-A sum of products of two matrices is the product of these matrices beside each other, so several LoRA adapters of rank r
-add up to one whose rank is the sum of theirs, exactly. Its factor is alpha / rank, so alpha grows with it. A sum of
-matrices is a matrix: ``linear`` stays as it is. What is no change of a matrix has no sum of this form.
-
-Where users have several kinds of adapters, all are added up to one matrix beside each matrix that any of them changes,
-so that the sum is a ``linear``.
-
-Source: ColA, section 4.3 (collaboration).
-
-Which runs may leave out what their last block would compute for tokens that the head does not read.
-
-A block of an encoder attends to all tokens and then computes each token by itself. So where the head reads the first
-token only, the last block needs queries, feed-forward part and norms for that one. Whatever looks at several tokens
-behind the attention, or draws numbers for each, needs all.
+Source: ColA, section 3, Propositions 1 and 2, and section 4.3 (collaboration).
 """
 
 from __future__ import annotations
@@ -321,7 +310,7 @@ def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) 
 
 
 def _is_of_each_token(adapter_config: str) -> bool:
-    """Whether adapters look at each token alone: a gate takes a mean, ReFT counts tokens from the end."""
+    """Whether adapters read each token alone: a gate takes a mean, ReFT counts tokens from the end."""
     for part in parse_adapter_config(adapter_config):
         kind, defaults = known_configurations()[part.name]
         options = {**defaults, **part.options}

@@ -1,6 +1,4 @@
-"""Auxiliary models: two kinds of adapters of our own that sit where LoRA does, and the file that describes them.
-
-Auxiliary models: two kinds of adapters of our own, which sit where LoRA does.
+"""Auxiliary models: two kinds of adapters of our own beside the matrices that LoRA takes, and their ``adapter.json``.
 
 Beside a matrix with the input x stands a small model g, and the matrix gives ``h + alpha * g(x)``:
 
@@ -11,15 +9,11 @@ kind       g(x)                                      zero at the start
 ``mlp``    ``relu(x V^T + b) U^T + c``               U and c, so that g is zero too
 ========== ========================================= =====================================
 
-The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own.
-A configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block
-has one at most (``check_places``).
+The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own. A
+configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block has
+one at most (``check_places``).
 
-Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
-
-``adapter.json``: what auxiliary models are, beside ``adapter.safetensors`` with their tensors.
-
-::
+``adapter.json`` lies beside ``adapter.safetensors`` with the tensors::
 
     {
       "format": "ringtune-auxiliary",    always
@@ -45,7 +39,9 @@ the adapter's name: ``transformer.h.0.attn.c_attn.ringtune.query.weight``.
 Adapters of the library beside auxiliary models have their tensors in the same file, under the library's names, and
 their configuration in this one: neither half is a folder that the library would load as if it were the whole.
 
-In version 1 what is in ``parts`` stood beside ``format``, for one kind, and there was no ``library``.
+In version 1 the keys of ``parts`` stood beside ``format``, for one kind, and there was no ``library``.
+
+Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
 """
 
 from __future__ import annotations
@@ -85,7 +81,7 @@ DEFAULTS: Final[dict[str, dict[str, Any]]] = {LINEAR: _SHARED_OPTIONS, MLP: {**_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuxiliaryConfig:
-    """What a configuration of one of these kinds says.
+    """A configuration of one of these kinds.
 
     Attributes:
         kind: ``linear`` or ``mlp``.
@@ -183,7 +179,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
 
 
 def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
-    """Refuse auxiliary models beside one matrix for query, key and value whose factors differ.
+    """Refuse auxiliary models with different factors beside one matrix for query, key and value.
 
     Raises:
         JobError: names two of them.
@@ -212,11 +208,11 @@ _LIBRARY_MODULES: Final = ("adapters", "loras", "refts")
 """The parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
 
 _OF_WHOLE: Final = ("model_type", "model_name", "name")
-"""What the library's configuration repeats of the file that it is in."""
+"""Keys that the library's configuration repeats of the file that it is in."""
 
 
 class Described(NamedTuple):
-    """What ``adapter.json`` says.
+    """The content of ``adapter.json``.
 
     Attributes:
         parts: which kinds, and where.

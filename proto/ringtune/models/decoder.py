@@ -130,7 +130,7 @@ def groups(config: Config) -> int:
 
 
 def llama_dimensions(config: Config) -> Dimensions:
-    """What planning needs of a Llama's config."""
+    """The sizes of a Llama's config for planning."""
     return Dimensions(
         num_blocks=config["num_hidden_layers"],
         hidden=config["hidden_size"],

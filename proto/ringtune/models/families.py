@@ -1,4 +1,4 @@
-"""Every family of models that can be sliced, by ``model_type``."""
+"""The families of models that can be sliced, by ``model_type``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a family of models looks like on disk, beyond what the header of its weights says.
+"""The description of a family of models on disk, beyond the header of its weights.
 
-A pure description beside the code that computes (``edge.model.families``): which config keys count, where the blocks
-are, and the shapes by which a config is compared with the weights beside it. All other names and shapes are read from
-the header (``ringtune.models.folder``), and loading compares each with the model that the library builds.
+A pure description beside the code that computes (``edge.model.families``): the config keys that count, the places of
+the blocks, and the shapes by which a config is compared with its weights. All other names and shapes are read from the
+header (``ringtune.models.folder``), and loading compares each with the model that the library builds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TAGGING = "token-classification"
 REGRESSION = "regression"
 TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
-"""Tasks whose rows are of one class each."""
+"""Tasks with rows of one class each."""
 PAIR_TASKS = (CLASSIFICATION, REGRESSION)
-"""Tasks whose rows may be two texts each."""
+"""Tasks with rows that may be two texts each."""
 NAMED_TASKS = (*CLASS_TASKS, TAGGING)
-"""Tasks whose targets have names: the classes of rows, the tags of words."""
+"""Tasks with targets that have names: the classes of rows, the tags of words."""
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)
-"""Tasks whose head is the pretrained model's own, which never trains."""
+"""Tasks with the pretrained model's own head, which never trains."""
 
 MOST_BLOCKS = 4096
 """Most blocks of a model that can be planned."""
@@ -83,7 +83,7 @@ class ConfigKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimensions:
-    """What planning needs of a config, whatever its keys are called.
+    """The sizes of a config for planning, whatever its keys are called.
 
     Attributes:
         num_blocks: transformer blocks.
@@ -170,7 +170,7 @@ class Family:
         subnet_weights: names inside the block of what is divided among its subnets, as far as a model has it: weights
             and biases of query, key, value and of the way into the feed-forward part, weights of both ways out. What is
             left belongs to the whole block: norms, and the biases of both ways out.
-        unused_paths: parts of the base model that a file may have and nobody hosts.
+        unused_paths: parts of the base model that a file may have and no node hosts.
         problem: config -> why these values don't fit together; empty if they do.
         first_token: tasks whose head reads the first token of each row and no other.
         trims: whether a block can compute its first tokens only, and attend to all.
@@ -205,7 +205,7 @@ class Family:
 
     @property
     def block_prefix(self) -> str:
-        """How the names of all blocks begin; the index of the block follows."""
+        """The common beginning of the names of all blocks; the index of the block follows."""
         return f"{self.blocks_path}."
 
 

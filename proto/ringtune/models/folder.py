@@ -1,34 +1,21 @@
-"""A model folder, given or in the cache of the hub, without torch and trust: tensors, configuration, consistency.
+"""A model folder, given or in the cache of the hub, read without torch and without trust.
 
-Which tensors a model consists of, and where each lies: in one safetensors file, or in several with an index.
-
-Only headers are read. The index is not trusted: it may name files of the folder only, and what it says has to be
-in them. The config is not trusted either: the header has to have what it means.
-
-Source: the layouts that ``save_pretrained`` writes.
-
-Ids of models on a hub, and where the Hugging Face cache of this machine keeps them; no network is asked here.
-
-The cache has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` names a commit, and
-``snapshots/COMMIT`` has its files. What is found is a model folder like any other, and is checked like one.
-
-Source: the documentation of huggingface_hub, "Understand caching".
-
-What a model folder says about itself, read without torch and without trusting it.
+Tensors lie in one safetensors file, or in several with an index; only headers are read. The index may name files of the
+folder only, and its tensors have to be in them.
 
 ``config.json`` can name code to load, so only the keys of a known family are taken over, and the model is built of
-these alone. Each key of the file is carried out, refused by name, or known to change no number; there is no fourth
-kind. Transformers 5 writes rotary positions in another form than 4; both are read. The tensors' names and shapes are
-compared with what that config means, before anybody builds a model.
+these alone. Each key of the file is carried out, refused by name, or known to change no number. Transformers 5 writes
+rotary positions in another form than 4; both are read. The tensors' names and shapes are compared with those of that
+config before a model is built, and tokenizer, preprocessor and a head's classes with the config. A folder of two
+models, or a token without a row, would otherwise end a run at the first batch that has it. Tokens that no text has to
+have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
 
-Source: CVE-2026-4372 (code execution from a crafted config.json) and its siblings; transformers 5.24,
+The Hugging Face cache of this machine has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` names a
+commit, and ``snapshots/COMMIT`` has its files, which are checked like any other folder. No network is used here.
+
+Source: the layouts that ``save_pretrained`` writes; the documentation of huggingface_hub, "Understand caching";
+CVE-2026-4372 (code execution from a crafted config.json) and its siblings; transformers 5.24,
 ``RotaryEmbeddingConfigMixin`` and ``Gemma3TextConfig``.
-
-Hold the files of a model folder against each other: tokenizer, preprocessor, a head's classes against the config.
-
-Other weights are held against the config by ``ringtune.models.folder``. A folder that was put together of two models,
-or a token that was added without a row for it, would otherwise end a run at the first batch that has it. Tokens that no
-text has to have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
 """
 
 from __future__ import annotations
@@ -62,7 +49,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""What an owner may need beside the weights to turn its rows into tensors."""
+"""Files besides the weights that an owner may need to turn its rows into tensors."""
 
 MODEL_SIDE_FILES = ("generation_config.json", *TOKENIZER_FILES)
 """Every file beside config and weights that the folder of a trained model takes over from its base."""
@@ -265,7 +252,7 @@ def cached_folder(wanted: HubId, cache: Path) -> Path | None:
 
 
 def place_of(wanted: HubId, cache: Path) -> Path:
-    """The folder of a model in a cache, whichever revisions are there."""
+    """The folder of a model in a cache, with any revisions."""
     return cache / f"models--{wanted.owner}--{wanted.name}"
 
 
@@ -278,7 +265,7 @@ def id_of_folder(folder: PurePath) -> str:
 
 
 def name_of_folder(folder: PurePath) -> str:
-    """The name of a model by its folder, without who owns it."""
+    """The name of a model by its folder, without its owner."""
     return id_of_folder(folder).rpartition("/")[2]
 
 
@@ -468,7 +455,7 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 
 
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
-    """Refuse keys with a value of which nobody knows here whether it changes numbers."""
+    """Refuse keys with a value that is not known to change no number."""
     known = family.config_keys.keys() | family.refused.keys() | family.no_number | NO_NUMBER | _RUNS_CODE.keys()
     unknown = sorted(
         key for key, value in values.items() if key not in known and value not in (None, False, "", [], {})
@@ -506,7 +493,7 @@ _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token"
 
 
 class _Tokens(NamedTuple):
-    """What the files of a tokenizer say.
+    """The facts of a tokenizer from its files.
 
     Attributes:
         ids: number of each token of its vocabulary.
@@ -543,7 +530,7 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_classes(folder: Path) -> None:
-    """Refuse weights whose head has another number of classes than the config names.
+    """Refuse weights with a head of another number of classes than the config names.
 
     The head itself is made anew for the classes of the job; but one of the two files is of another model.
     """
@@ -578,7 +565,7 @@ def _check_tokens(folder: Path, vocab: int) -> None:
 
 
 def _tokens(folder: Path) -> _Tokens | None:
-    """Read the tokens of the first file that has them; None if no such file is there."""
+    """Read the tokens of the first file that has them; None if there is no such file."""
     name = next((name for name in (_WHOLE, *_LISTS) if (folder / name).is_file()), None)
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Which inputs of linear layers a block keeps for its backward: those of the layers whose weights train.
+"""Inputs of linear layers that a block keeps for its backward: those of the layers that train.
 
 A frozen linear layer does not need its input. These tensors are all that VeLoRA can make smaller; several layers may
 read one tensor, which is kept as long as one of them keeps it.
@@ -132,11 +132,11 @@ def _added_lora(part: AdapterPart) -> dict[str, Any]:
 
 
 _OUTPUT: Final = 2
-"""Which of the numbers of a ``_Beside`` is that of the last matrix."""
+"""The index in a ``_Beside`` of the number of the last matrix."""
 
 
 class _Beside(NamedTuple):
-    """Where a method stands: how many first matrices read the input of the attention, and which other inputs it reads.
+    """The matrices beside which a method stands: the number that read the attention's input, and other inputs.
 
     LoRA has one beside a matrix that gives query, key and value; of auxiliary models each of the three has its own.
     """

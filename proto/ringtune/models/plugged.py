@@ -34,7 +34,7 @@ LAYER_TYPES: Final = (FULL, SLIDING)
 METHODS: Final = ("bottleneck", "lora", "reft")
 """Kinds of adapters that the interface gives these families; invertible ones stand outside the blocks."""
 WRITTEN_OUT: Final = ("gemma2",)
-"""``model_type`` of models whose scores are capped, which only the written-out attention does."""
+"""``model_type`` of models with capped scores, which only the written-out attention does."""
 
 _WINDOW: Final = ConfigKey(default=4096, nullable=int, at_least=1)
 _LIST: Final = ConfigKey(default=None, nullable=list)

@@ -1,4 +1,4 @@
-"""Which files the result of a run consists of.
+"""The files of a run's result: an adapter, the blocks' own weights, or a whole model.
 
 An adapter makes an AdapterHub folder. Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of
 the adapter: every block's trained tensors, by the names that a model with a head gives them in its own checkpoint.
@@ -7,10 +7,9 @@ tensors, and those of the library's adapters beside them. The head's files are t
 where a head was trained.
 
 Where each user has adapters of their own (``techniques.offload``), each has a folder ``users/NAME`` in place of
-``adapter``.
-Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and
-the coordinator puts it into each folder. The config of an adapter of another kind (``offload.adapters``) has a user's
-name too, and takes the place of the one that is common.
+``adapter``. Between machines only the tensors have a user's name; head and config, which all users share, travel once,
+and the coordinator puts them into each folder. The config of an adapter of another kind (``offload.adapters``) has a
+user's name too, and takes the place of the common one.
 
 Where all parameters trained, the result is a whole model: a normal folder of transformers with config, weights and the
 tokenizer's files. Between machines its weights are always one file; in the folder large ones are several with an index.
@@ -35,7 +34,7 @@ BLOCKS_FILE: Final = "blocks.safetensors"
 HEAD_CONFIG_FILE: Final = "head_config.json"
 HEAD_FILE: Final = "model_head.safetensors"
 INTERFACE_FILE: Final = "adapter_interface.json"
-"""What AdapterHub needs to plug adapters into a model for which it has no class; of other models there is none."""
+"""AdapterHub's file to plug adapters into a model for which it has no class; of other models there is none."""
 
 ADAPTER_FILES: Final = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Every file that the AdapterHub folder of a run may have."""
@@ -110,7 +109,7 @@ def part_files(users: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 class Result(NamedTuple):
-    """What the result of a run is.
+    """The form of the result of a run.
 
     Attributes:
         folder: its name in the run's folder.
@@ -134,7 +133,7 @@ class Result(NamedTuple):
     def missing_in(self, folder: Path) -> str:
         """Name a file that ``folder`` lacks of this result; empty if it is all there.
 
-        An index stands for the weights that it names: who reads them finds out whether they are there.
+        An index stands for the weights that it names: their reader checks that they exist.
         """
         instead = {WEIGHTS_FILE: INDEX_FILE} if self.is_model else {}
         lacking = (name for name in self.files if not (folder / name).is_file())
@@ -142,7 +141,7 @@ class Result(NamedTuple):
 
 
 NO_RESULT: Final = Result("", files=(), more=(), loaded=(), max_bytes=0)
-"""What a run has whose job nobody has read yet: no file is taken."""
+"""The result of a run with a job that is not read yet: no file is taken."""
 
 
 def adapter_result(task: str, adapter: str) -> Result:

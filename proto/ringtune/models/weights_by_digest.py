@@ -1,23 +1,15 @@
-"""The weights of a model by digest: the manifest, its messages, and the side that has the files.
+"""Weights of a model by digest: the manifest, its messages, and the source that serves its files.
 
-What a model consists of, by digest, and which part of it a node needs.
+A node without a copy of the model gets a *manifest* from a node that has one: every tensor with its type, shape, digest
+and a few bytes of its middle, and the small files beside the weights. From it the node builds an outline (a file with
+all headers and hardly any bytes), from which planning counts the same as from a copy. Later it fetches the tensors of
+its slice, each by its digest.
 
-A node without a copy of the model gets a *manifest* from who has one: every tensor with its type, shape, digest and
-a few bytes of its middle, and the small files beside the weights. From it the node builds an outline (a file with
-all headers and hardly any bytes) from which planning counts what it counts on a copy, and later fetches the
-tensors of its slice, each by its digest.
-
-A manifest comes from a peer, so it is checked here before anybody uses it: names are never paths, sizes follow from
-types and shapes, and files have names of a fixed list.
+A manifest of a peer is checked before its use: names are never paths, sizes follow from types and shapes, and files
+have names of a fixed list. A source hashes its folder once and serves what a run uses, under the id of that run: a
+request never has a path. The gRPC servicers of agents and coordinator only translate.
 
 Source: the content-addressed objects of Flower (``supercore/inflatable``).
-
-Translates between the messages of the ``Weights`` service and the values of ``ringtune.models.weights_by_digest``.
-
-The side that has a model folder: hashes it once, then reads out what is asked for by digest.
-
-What may be served is what a run uses, under the id of that run: a path never comes from who asks. Agents and the
-coordinator serve alike; their gRPC servicers only translate.
 """
 
 from __future__ import annotations
@@ -175,7 +167,7 @@ def needed_tensors(
         manifest: of the model.
         config: from ``read_config``.
         blocks: that the node hosts.
-        is_owner: also the embedding and what comes after the last block.
+        is_owner: also the embedding and the units after the last block.
         with_decoder: an owner's head is the pretrained decoder.
         with_unused: also what a file may lack and no head uses, such as a pooler.
 
@@ -266,7 +258,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Place(NamedTuple):
-    """Where the bytes of a digest lie: in which file, from where on, how many."""
+    """The place of the bytes of a digest: file, offset, length."""
 
     path: Path
     offset: int
@@ -318,7 +310,7 @@ class ModelSource:
         """Read out contents from where the other side has stopped.
 
         Args:
-            pieces: digests, and how many bytes of each are there already.
+            pieces: digests, and the bytes of each that the caller has already.
 
         Yields:
             The index of a piece and its next bytes, at most ``CHUNK_BYTES``.
@@ -345,7 +337,7 @@ class ModelSource:
 
 
 class Offers:
-    """Which models this process serves: those of runs that it takes part in. Safe to call from any thread.
+    """The models that this process serves: those of runs that it takes part in. Safe to call from any thread.
 
     Args:
         max_streams: fetches at a time; each holds a thread.

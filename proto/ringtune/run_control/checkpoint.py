@@ -1,25 +1,19 @@
-"""A checkpoint: a manifest that names the shard of every node by digest, and on which disks its parts lie.
+"""Checkpoints: the manifest with the shard of every node by digest, and the nodes that have each part on disk.
 
-What a checkpoint is: a manifest that names every node's shard by digest.
+A checkpoint is of a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on the
+nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. All else that a
+resumed run needs is a function of the plan and the step: data position, depth, learning rate and the seed of every
+dropout mask (``schedule.batches``, ``schedule.versions``, ``config.sections.learning_rate``; ``edge.model.skeleton``).
+Where the run itself decides the depth, the manifest has the state of that rule (``schedule.turns.Unfreezing``).
 
-This module also says whether a checkpoint can be used.
-
-A checkpoint lies at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on
-the nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. Everything
-else that a run needs to go on is a function of the plan and the step: data position, depth, learning rate and the
-seed of every dropout mask (``batches``, ``schedule``, ``learning_rate``; ``edge.model.skeleton``). Where the run itself
-decides the depth, the manifest has what it knows of its losses.
-
-On which nodes' disks everything is that a run had trained at a step: in shards of a checkpoint, and in files beside.
-
-A run on a [0,3), b [3,6) whose owner is a, and whose hosts keep copies for each other, after a checkpoint::
+``Whereabouts``: a run on a [0,3), b [3,6), owner a, whose hosts keep copies for each other, after a checkpoint::
 
     blocks 0 to 2   in the shard of a, and in a file at b
     blocks 3 to 5   in the shard of b, and in a file at a
     head            in the shard of a, and in a file at the next owner, if there is one
 
-So the run goes on where a disk is lost. A file says which run trained it: a run that went back to an earlier step may
-come to this step with other weights, as one that left an owner out, and the two are never mixed.
+So the run continues when a disk is lost. A file names the run that trained it: a run that went back to an earlier step
+may reach this step with other weights, for example without an owner, and the two are never mixed.
 """
 
 from __future__ import annotations
@@ -72,16 +66,16 @@ class CheckpointManifest:
         schema: of this form.
         run_id: the run under which nodes keep the shards: the first one, if it was resumed.
         plan_digest: of the part of the plan under which it was written: of the plan, unless the run moves.
-        job_digest: of the job, see ``job_changes.job_digest``.
+        job_digest: of the job, see ``continuation.job_digest``.
         model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
         shards: one for each node of that part, in its order; none = it is no checkpoint, but the end of a turn that
             every node kept in memory, and that may be on their disks since the coordinator ended.
-        unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
+        unfreezing: what is known of the losses, so that the run continues with the very decisions it would have made.
         operations: the table in force, if the run chooses its tables.
         placement_number: of the placement that held.
-        attempt: the run that had trained so far: ``run_id``, or one that goes on with it; empty = it is not known.
+        attempt: the run that had trained so far: ``run_id``, or one that continues it; empty = it is not known.
         evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
     """
 
@@ -134,7 +128,7 @@ class CheckpointManifest:
 
     @property
     def name(self) -> str:
-        """What it is, and of which step, for messages."""
+        """Its kind and step, for messages."""
         return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
 
     def shard_of(self, node: str) -> Shard:
@@ -190,11 +184,11 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """What a submitter hands over to go on with a run.
+    """The values that a submitter hands over to continue a run.
 
     Attributes:
         plan: of the run; it stays as it was, but for its length.
-        manifests: newest first; the first one of which everything is somewhere is taken (``whereabouts``).
+        manifests: newest first; the first one of which everything is somewhere is taken (``Whereabouts``).
         lengths: that the run had before it was made longer.
     """
 
@@ -255,7 +249,7 @@ class Resume:
 
     @property
     def run_id(self) -> str:
-        """The run under which nodes keep what it goes on from."""
+        """The run under which nodes keep the state that it continues from."""
         return self.manifests[0].run_id
 
     @property
@@ -307,14 +301,14 @@ class _Holder(NamedTuple):
 
 
 class Whereabouts:
-    """Who has which trained block, and the head, at the step of a manifest.
+    """The holders of trained blocks and of the head, at the step of a manifest.
 
     Args:
         manifest: of a checkpoint, or of the end of a turn that nodes kept.
         course: of the run, as it was then.
         placement: that held then.
-        parts: by node that is there: its files beside shards.
-        problems: by node that is there: step -> what is wrong with its shard, empty = intact.
+        parts: by present node: its files beside shards.
+        problems: by present node: step -> what is wrong with its shard, empty = intact.
     """
 
     def __init__(
@@ -352,11 +346,11 @@ class Whereabouts:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Blocks that were trained, and that nobody has who is there."""
+        """Trained blocks that no present node has."""
         return tuple(block for block in self._trained if not self._holders[block])
 
     def head_at(self, owners: Collection[str]) -> tuple[str, str] | None:
-        """Who of some owners has the head, the one that had it first, with the digest of its shard; None = nobody.
+        """The owner of some that has the head, the first holder first, with the digest of its shard; None = none has.
 
         The digest is empty where the head is in a file beside shards.
         """
@@ -380,7 +374,7 @@ class Whereabouts:
         return tuple(found)
 
     def why_not(self, owners: Collection[str]) -> str:
-        """Say what is missing, and who had it; empty if all is there, the head at one of these owners."""
+        """Say what is missing, and its last holder; empty if all is there, the head at one of these owners."""
         if self.missing:
             hosts = sorted({self._placement.host_of(block) for block in self.missing})
             plural = "s" if len(self.missing) > 1 else ""

@@ -1,17 +1,10 @@
-"""How long a run is, what of a job its result depends on, and when a longer run continues a shorter one.
+"""The continuation of a run: its length, the keys of a job that its result depends on, and differences of two jobs.
 
-What of a job its result depends on, and in what two jobs differ.
+A run of N steps and one of more steps do the same up to step N, if none of these steps depends on the last one. Then
+the longer one may continue from a checkpoint of the shorter one, and has the same bits in the end as from the start.
 
-Where the optimizer state of units that rest may be when a run goes on: memory and disk give the same bits.
-
-It is the placement's matter, so ``hift.state`` may change from one to the other with ``--resume``. State that is
-dropped belongs to the course: a run neither begins nor ends to drop it.
-
-How long a run is, and when a longer run goes on with what a shorter one trained.
-
-A run of N steps and one of more steps do the same up to step N, if nothing that they do depends on their last step.
-Then the longer one may go on from a checkpoint of the shorter one, and ends with the very bits as if it had been
-that long from the start.
+``hift.state`` may change with ``--resume`` between memory and disk, which give the same bits and belong to the
+placement. State that is dropped belongs to the course: a run neither begins nor ends to drop it.
 """
 
 from __future__ import annotations
@@ -54,7 +47,7 @@ _LATER: Final = {
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
     **{f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
 }
-"""Keys that came later, each with the value that stands for what a run did before."""
+"""Keys of later versions, each with the value that stands for the behaviour before."""
 
 
 def job_digest(job: Job) -> str:
@@ -196,7 +189,7 @@ def as_it_was(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Le
 
 
 def longer(plan: Plan, job: Job) -> Plan:
-    """The plan of a run that goes on beyond its end, because its job asks for more steps.
+    """The plan of a run that continues beyond its end, because its job asks for more steps.
 
     Raises:
         JobError: it asks for fewer steps, or what the run has done depends on its number of steps.
@@ -213,7 +206,7 @@ def longer(plan: Plan, job: Job) -> Plan:
 
 
 def _require_endless(job: Job, course: Course) -> None:
-    """Refuse a course whose steps depend on their number.
+    """Refuse a course in which steps depend on the number of steps.
 
     Raises:
         JobError: names the key.

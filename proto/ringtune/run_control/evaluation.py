@@ -1,29 +1,20 @@
-"""Figures of an evaluation from the counts and sums of all owners: classes, entities and numbers.
+"""Figures of an evaluation (classes, entities, numbers) from counts and sums of all owners.
 
-Count how often rows of each class were predicted as each class, and compute what follows from these counts.
+An owner adds its rows up over a whole evaluation and sends only the sums; they are added up over owners.
 
-An owner adds its rows up over a whole evaluation and sends only the sums, each under the name ``class:TRUE:PREDICTED``
-with indices of classes. They are added up over owners like all figures of an evaluation. Example: of 2 rows of class 0,
-one taken for class 1, it sends ``class:0:0`` = 1 and ``class:0:1`` = 1.
+Classes: ``class:TRUE:PREDICTED`` with indices of classes counts rows. Example: of 2 rows of class 0, one taken for
+class 1, an owner sends ``class:0:0`` = 1 and ``class:0:1`` = 1.
 
-Find the entities that tags of words say, and compute how many were found from counts.
+Entities: ``entity:TYPE:KIND`` with the index of a type counts entities, predicted ones, and predicted ones that are
+right, with the same words and type. A tag is ``O``, or ``B-`` or ``I-`` with the type of an entity. ``B-`` begins one;
+so does ``I-`` after a word of another type or none. Example: ``B-PER I-PER O I-LOC`` has a person of two words and a
+place of one.
 
-A tag is ``O``, or ``B-`` or ``I-`` with the type of an entity. ``B-`` begins one; so does ``I-`` where no word of that
-type is before it. Example: ``B-PER I-PER O I-LOC`` has a person of two words and a place of one. An entity that was
-predicted is right if its words and its type are.
-
-An owner adds its rows up over a whole evaluation and sends only the sums, under the names ``entity:TYPE:KIND`` with the
-index of a type: how many entities there are, how many were predicted, and how many of these are right.
+Numbers: Pearson's correlation and the share of explained variance follow from sums, over all rows of all owners. Ranks
+do not: an owner computes Spearman's correlation, which is reported where this owner has all rows. Sums of squares lose
+the digits that a large mean takes: with a mean a thousand times the spread, six of sixteen.
 
 Source: the CoNLL-2003 shared task, ``conlleval``.
-
-Sum up numbers and what was predicted for them, and compute correlations from the sums of all owners.
-
-An owner adds its rows up over a whole evaluation and sends only the sums. Pearson's correlation and the share of the
-variance that is explained follow from them over all rows of all owners. Ranks do not: an owner computes Spearman's
-correlation, which is told where this owner has all rows.
-
-Sums of squares lose the digits that a large mean takes: with a mean a thousand times the spread, six of sixteen.
 """
 
 from __future__ import annotations
@@ -56,7 +47,7 @@ def pair_of(name: str) -> tuple[int, int] | None:
 
 
 def table_of(values: Mapping[str, float], num_classes: int) -> Table:
-    """The table of counts, a row for each true class; empty where nobody counted, or with too many classes.
+    """The table of counts, a row for each true class; empty without counts, or with too many classes.
 
     Args:
         values: figures of an evaluation by name; what is outside of the table does not count.
@@ -168,7 +159,7 @@ def entity_figures(values: Mapping[str, float], labels: Sequence[str]) -> dict[s
 
     Returns:
         ``entity_f1``, ``entity_precision``, ``entity_recall``, the number of ``entities``, and ``entity_types`` by
-        name; nothing where nobody counted entities.
+        name; nothing without counts of entities.
     """
     types = entity_types(labels)
     if not types or not any(map(is_entity_count, values)):
@@ -236,7 +227,7 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
 
     Returns:
         ``pearson`` and ``r2``, None where all numbers are the same, and the ``counted_rows`` that they are over;
-        ``spearman`` where one owner has all rows that are evaluated. Nothing where nobody sent sums.
+        ``spearman`` where one owner has all rows that are evaluated. Nothing without sums.
     """
     count = values.get(_ROWS, 0.0)
     if not count:

@@ -1,4 +1,7 @@
-"""Events and commands of the state machine of the coordinator: values only."""
+"""Events and commands of the coordinator's state machine: values only.
+
+Of the best result, of weights fetched ahead, of moves, of recovery, and of the run itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ringtune.techniques.replicas import CopyDigest
 
 
 class CollectBest(NamedTuple):
-    """Ask a node for what it trained up to ``step``, whose evaluation is the best so far; ``BestSent`` answers.
+    """Ask a node for what it trained up to ``step``, after the best evaluation so far; ``BestSent`` answers.
 
     ``number`` counts the requests; all other fields are those of ``Collect``.
     """
@@ -41,7 +44,7 @@ class LogBest(NamedTuple):
     number: int
 
 
-# ---- events ----
+# ---- events: weights fetched ahead -----------------------------------------------------------------
 
 
 class Replanned(NamedTuple):
@@ -63,7 +66,7 @@ class Replanned(NamedTuple):
 class FetchedAhead(NamedTuple):
     """A node has the base weights that the placement with this number wants from it; ``problem`` says why it has not.
 
-    ``num_bytes`` came from other nodes, in ``seconds``.
+    ``num_bytes`` arrived from other nodes, in ``seconds``.
     """
 
     node: str
@@ -73,7 +76,7 @@ class FetchedAhead(NamedTuple):
     problem: str = ""
 
 
-# ---- commands ----
+# ---- commands: weights fetched ahead ---------------------------------------------------------------
 
 
 class FetchAhead(NamedTuple):
@@ -99,7 +102,7 @@ class LogFetched(NamedTuple):
     problems: tuple[tuple[str, str], ...] = ()
 
 
-# ---- events ----
+# ---- events: moves ---------------------------------------------------------------------------------
 
 
 class Rested(NamedTuple):
@@ -112,7 +115,7 @@ class Rested(NamedTuple):
 class Moved(NamedTuple):
     """A node has built what the placement with this number wants from it.
 
-    ``fetched_bytes`` came from other nodes: what they have trained.
+    ``fetched_bytes`` arrived from other nodes: what they have trained.
     """
 
     node: str
@@ -129,7 +132,7 @@ class MoveFailed(NamedTuple):
     message: str
 
 
-# ---- commands ----
+# ---- commands: moves -------------------------------------------------------------------------------
 
 
 class Rest(NamedTuple):
@@ -143,11 +146,11 @@ class Move(NamedTuple):
 
     Attributes:
         part: of the plan, with the placement; a node that is not in it only stops.
-        start: where the run goes on.
+        start: where the run continues.
         from_placement_number: in which the trained blocks were hosted as ``sources`` says.
         sources: the trained blocks that the node takes over, perhaps from itself.
         from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
-        head_from: from whom it fetches the head as it was kept then; empty = from nobody.
+        head_from: from whom it fetches the head as it was kept then; empty = from no node.
     """
 
     node: str
@@ -185,7 +188,7 @@ class LogMove(NamedTuple):
     problem: str = ""
 
 
-# ---- events ----
+# ---- events: recovery ------------------------------------------------------------------------------
 
 
 class Halted(NamedTuple):
@@ -211,7 +214,7 @@ class NotPlaced(NamedTuple):
 
 
 class NodeJoined(NamedTuple):
-    """A node that was lost is back, or a new one is there: it may have a place from now on.
+    """A lost node has returned, or a new one has joined: it may have a place from now on.
 
     The driver has seen that its model, and its rows if it owns some, are those of the plan.
     """
@@ -219,15 +222,15 @@ class NodeJoined(NamedTuple):
     node: str
 
 
-# ---- commands ----
+# ---- commands: recovery ----------------------------------------------------------------------------
 
 
 class AwaitNodes(NamedTuple):
     """Tell people that the run waits for nodes, why, and until when.
 
     Attributes:
-        nodes: whose return lets the run go on, as far as they have names.
-        why: it can't go on without them.
+        nodes: with whose return the run continues, as far as they have names.
+        why: it can't continue without them.
         until_s: on the clock of the state machine.
     """
 
@@ -266,7 +269,7 @@ class ShowStep(NamedTuple):
 
 
 class LogRecovery(NamedTuple):
-    """Log that the run goes on without a node that was lost, or after a bad step, from the end of ``step`` on.
+    """Log that the run continues without a lost node, or after a bad step, from the end of ``step`` on.
 
     Attributes:
         step: the last one of the turn to which all went back.
@@ -275,9 +278,9 @@ class LogRecovery(NamedTuple):
         part: of the plan that holds from here on.
         seconds: from the loss to the first turn that is granted again.
         fetched_bytes: by node, of what others had kept.
-        bad_step: what was not finite, where it and what came with it since ``step`` is done once more; else empty.
+        bad_step: what was not finite, where all since ``step`` is repeated; else empty.
         left_out: those of ``lost`` that owned rows, and whose turns are left out from here on.
-        back: those of ``lost`` that have come back meanwhile.
+        back: those of ``lost`` that have returned meanwhile.
     """
 
     step: int
@@ -291,7 +294,7 @@ class LogRecovery(NamedTuple):
     back: tuple[str, ...] = ()
 
 
-# ---- events --------------------------------------------------------------------------------------
+# ---- events: the run -------------------------------------------------------------------------------
 
 
 class Started(NamedTuple):
@@ -308,7 +311,7 @@ class Inspected(NamedTuple):
 
 
 class PlanMade(NamedTuple):
-    """The plan is made; ``start`` is where a run goes on that began with it before."""
+    """The plan is made; ``start`` is the point where a run continues that began with it before."""
 
     plan: Plan
     start: StartPoint | None = None
@@ -350,7 +353,7 @@ class TurnReported(NamedTuple):
 
 
 class CacheLost(NamedTuple):
-    """A node keeps no hidden states any more, and says why; it comes before the end of the turn in which that was."""
+    """A node keeps no hidden states any more, with the reason; sent before the end of the turn in which that was."""
 
     node: str
     problem: str
@@ -372,7 +375,7 @@ class OperationsFailed(NamedTuple):
 
 
 class Progressed(NamedTuple):
-    """Bytes of a result came from a node, or went to it: neither it nor the link has stopped."""
+    """Bytes of a result arrived from a node, or went to it: neither it nor the link has stopped."""
 
     node: str
 
@@ -433,7 +436,7 @@ Event = (
     | TimerFired
 )
 
-# ---- commands ------------------------------------------------------------------------------------
+# ---- commands: the run -----------------------------------------------------------------------------
 
 
 class EnterPhase(NamedTuple):

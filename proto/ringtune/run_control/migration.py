@@ -1,12 +1,4 @@
-"""The part of the coordinator in migration: the next placement between two turns, with weights fetched ahead.
-
-Let nodes fetch the base weights of the next placement while the present one trains.
-
-A placement of the plan is moved to when its turn comes, whether or not all has come by then: what is missing is
-fetched in the move. One that was found in mid-run has no turn yet: the run moves to it once every node has what it
-needs, and stays where it is if one can't get it.
-
-The coordinator's part in moves: from the placement that holds to the next one, between two turns.
+"""Migration on the coordinator: moves of a run to its next placement between two turns, with weights fetched ahead.
 
 ::
 
@@ -15,8 +7,12 @@ The coordinator's part in moves: from the placement that holds to the next one, 
                              '----------'--> going back -> training goes on where it was, and the log says why
 
 *Resting* nodes keep what they have trained in memory, and offer it to one another. Then each builds its next slice,
-takes over what others trained of it, and opens its links. Nobody forgets what it kept before all have moved: where one
+takes over what others trained of it, and opens its links. No node forgets what it kept before all have moved: where one
 node fails or is late, all go back to the placement that they had.
+
+Nodes fetch the base weights of the next placement while the present one trains. A placement of the plan holds from its
+turn on, and weights that are missing then are fetched in the move. A placement that was found in mid-run has no turn
+yet: the run moves to it once every node has what it needs, and stays where it is if one can't get it.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, Turn
 
 
 class FetchingAhead:
-    """What the nodes of one run fetch while it trains.
+    """The base weights that nodes of one run fetch while it trains.
 
     Attributes:
         placement_number: for which nodes have fetched last.
@@ -87,19 +83,19 @@ class FetchingAhead:
         )
 
     def found(self) -> Replanned | None:
-        """Hand out what was found, if nobody is waited for."""
+        """Return the placement that was found, once no node is waited for."""
         if self._waiting:
             return None
         found, self._found = self._found, None
         return found
 
     def lose(self, node: str) -> None:
-        """Forget what was found, if this node is in it."""
+        """Forget the placement that was found, if this node is waited for."""
         if node in self._waiting:
             self.forget()
 
     def forget(self) -> None:
-        """Wait for nobody any more."""
+        """Forget the placement that was found, and wait for no node."""
         self._found, self._waiting, self._answers = None, set(), []
 
     def _ask(self, part: Plan, lost: Collection[str] = ()) -> list[FetchAhead]:
@@ -118,7 +114,7 @@ class Moving:
 
     Args:
         plan: of the run.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
         wait_s: longest time that nodes may take to rest, to move, or to go back.
 
     Attributes:
@@ -147,7 +143,7 @@ class Moving:
 
     @property
     def stage(self) -> str:
-        """What is waited for; empty between moves."""
+        """The stage of the move that is waited for; empty between moves."""
         return self._stage
 
     def is_due(self, turn: Turn) -> bool:
@@ -163,7 +159,7 @@ class Moving:
     def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
         """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.
 
-        It comes to nothing where no turn is left, a node of the placement is lost, or the run is there by then anyway.
+        It is dropped where no turn is left, a node of the placement is lost, or the run is there by then anyway.
         """
         if isinstance(event, Replanned):
             plan = self._extended(event, last)
@@ -204,8 +200,8 @@ class Moving:
         """Begin to move to the placement of ``turn``, the next one; every turn before it is done.
 
         Args:
-            turn: that comes next.
-            last: the turn before it; None = the run goes on with ``turn``.
+            turn: the next one.
+            last: the turn before it; None = the run continues with ``turn``.
             decided: the run's decisions so far (``Turn.unfreeze_at``).
             now_s: the time.
         """
@@ -230,7 +226,7 @@ class Moving:
         return [Rest(node) for node in self.part.nodes]
 
     def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
-        """Take a node's answer; one that nobody waits for any more changes nothing.
+        """Take a node's answer; one that is not waited for any more changes nothing.
 
         Raises:
             RingTuneError: a node can't go back.
@@ -268,7 +264,7 @@ class Moving:
         return []
 
     def join(self, node: str) -> None:
-        """Let placements have a node that has come, or come back."""
+        """Let placements have a node that has joined, or returned."""
         self._lost.discard(node)
 
     def late(self, now_s: float) -> list[Command]:
@@ -290,7 +286,7 @@ class Moving:
         return self._tell_all(_BACK, self.part)
 
     def recover(self, plan: Plan | None, step: int, decided: tuple[int, ...]) -> None:
-        """Give up what is under way; go by a plan whose last placement holds now, after ``step`` steps.
+        """Give up a move under way; follow a plan with a last placement that holds now, after ``step`` steps.
 
         With ``plan`` None the placement that holds is not known yet.
         """
@@ -310,7 +306,7 @@ class Moving:
         return part.placement.placement_number
 
     def _tell_all(self, stage: str, part: Plan) -> list[Command]:
-        """Tell every node of both placements to move to one of them; who has no place there only stops, some time."""
+        """Send every node of both placements to one of them; a node without a place there only stops, some time."""
         nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
         self._stage, self._waiting = stage, set(part.nodes)
         course = self.plan.course.decided(self._decided)

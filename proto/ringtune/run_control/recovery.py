@@ -1,31 +1,4 @@
-"""The state machine of a run that continues when a host is lost: bad steps, waiting, and one recovery.
-
-What a run does after a bad step, one with a loss, hidden state, gradient or weight that is not finite.
-
-No node applies an update of which it sees that it is bad. Others may have applied theirs by then, so all go back to the
-end of the last committed turn, and every turn since is done once more::
-
-    turn        0          1          2  (bad)
-    committed   yes        no         no        all go back to the end of turn 0
-    again                  3          4         bad once more, in 3 or 4: the run ends
-
-A fault that was there once, as of a memory chip, leaves no trace: the run's result is that of the undisturbed one.
-What is bad again is of the training, and would be so for ever. Once turn 4 is committed, another bad step has a second
-try of its own.
-
-For whom a run waits when it can't go on without a node: an owner of rows, or any node with room for what is left.
-
-::
-
-    halting -- an owner is lost, or nothing fits --> waiting -- it joins --> placing, moving, training
-                                                        |
-                                                        '-- time is up --> the run ends, resumable
-
-The others have stopped meanwhile and keep what they had at the end of the last committed turn.
-
-One recovery of a run: who has to stop, who has to move, and to what.
-
-The coordinator's state machine of a run that goes on when a host is lost.
+"""Recovery of a run on the coordinator: after a lost host, after a bad step, and the wait for a node.
 
 ::
 
@@ -34,13 +7,28 @@ The coordinator's state machine of a run that goes on when a host is lost.
                                   a placement without  was kept then
                                   it is found
 
-After a bad step (``bad_steps``) all stop and go back in the same way, in the placement that they have. Where the run
-can't go on without a node, it waits for it in between (``waiting``).
+A turn is *committed* when every node has done it and keeps what it has trained, at two places. At most two turns are
+granted, so a node needs to keep three: the committed one, and those that it may have done since. A turn is logged when
+it is committed, so that no repeated turn is logged twice; progress is shown at once, and once.
 
-A turn is *committed* when every node has done it and keeps what it has trained, at two places. Two turns are granted at
-most, so that a node needs to keep three: the committed one, and those that it may have done since. What the run
-logs of a turn is logged when the turn is committed, so that nothing of a repeated turn is logged twice; what is done is
-shown at once, and once.
+After a bad step, one with a loss, hidden state, gradient or weight that is not finite, all stop and go back in the same
+way, in the placement that they have. No node applies an update that it sees to be bad; others may have applied theirs
+by then, so every turn since the last committed one is done once more::
+
+    turn        0          1          2  (bad)
+    committed   yes        no         no        all go back to the end of turn 0
+    again                  3          4         bad once more, in 3 or 4: the run ends
+
+A transient fault, as of a memory chip, leaves no trace: the result is that of the undisturbed run. A step that is bad
+again is a fault of the training and would repeat for ever. Once turn 4 is committed, another bad step has a second try
+of its own.
+
+Where the run can't continue without a node, an owner of rows or any node with room for what is left, it waits. The
+others have stopped and keep what they had at the end of the last committed turn::
+
+    halting -- an owner is lost, or nothing fits --> waiting -- it joins --> placing, moving, training
+                                                        |
+                                                        '-- time is up --> the run ends, resumable
 """
 
 from __future__ import annotations
@@ -95,7 +83,7 @@ def is_bad_step(event: NodeFailed) -> bool:
 
 
 class BadSteps:
-    """Which turns of one run are done once more because of a bad step."""
+    """The turns of one run that are repeated because of a bad step."""
 
     def __init__(self) -> None:
         self._is_going_back = False
@@ -133,7 +121,7 @@ _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 
 class Waiting:
-    """Who is awaited in one recovery, and until when; true while somebody is.
+    """The nodes that one recovery waits for, with deadlines; true while there is one.
 
     Args:
         wait_s: longest time to wait for a node, in seconds; 0 = for none.
@@ -147,7 +135,7 @@ class Waiting:
         self._room_until_s: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether anybody is awaited."""
+        """Whether any node is awaited."""
         return bool(self._owners or self._problem)
 
     @property
@@ -162,7 +150,7 @@ class Waiting:
 
     @property
     def until_s(self) -> float:
-        """When the first of them is late; on the clock of the state machine."""
+        """The earliest deadline; on the clock of the state machine."""
         room = [self._room_until_s] if self._problem and self._room_until_s is not None else []
         return min([*self._owners.values(), *room])
 
@@ -191,30 +179,30 @@ class Waiting:
         return True
 
     def came(self, node: str) -> None:
-        """A node is there: one owner less is awaited, and there may be room."""
+        """Note that a node has joined: one owner less is awaited, and there may be room."""
         self._owners.pop(node, None)
         self._problem = ""
 
     def end(self) -> None:
-        """Wait for nobody any more: the run goes on."""
+        """Wait for no node any more: the run continues."""
         self._owners, self._problem, self._room_until_s = {}, "", None
 
     # ---- what is said -----------------------------------------------------------------------------
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The names of all that are awaited: owners, and hosts for whose blocks there is no room."""
+        """The names of all that are awaited: owners, and hosts of blocks that there is no room for."""
         return tuple(dict.fromkeys((*self.owners, *(self._lost if self._problem else ()))))
 
     @property
     def why(self) -> str:
-        """Why the run can't go on without them."""
+        """The reason why the run can't continue without them."""
         owns = "own" if len(self._owners) > 1 else "owns"
         parts = [f"{', '.join(self.owners)} {owns} rows, which no other node has"] if self._owners else []
         return "; ".join([*parts, self._problem] if self._problem else parts)
 
     def told(self) -> AwaitNodes:
-        """What people are told."""
+        """The text for people."""
         others = "; another node with room does as well" if self._problem else ""
         return AwaitNodes(self.awaited, self.why + others, self.until_s)
 
@@ -236,14 +224,14 @@ class Recovery:
         step: to whose end the run goes back.
         bad_step: what was not finite, if the run goes back because of that.
         course: of the run from then on, if owners are left out of it; None = it stays.
-        back: those of ``lost`` that have come back.
+        back: those of ``lost`` that have returned.
 
     Attributes:
-        start: where the nodes go on, once they are sent there.
-        plan: with the placement that was found; None while it is looked for.
+        start: where the nodes continue, once they are sent there.
+        plan: with the placement that was found; None while it is searched.
         sources: the blocks that nodes take over.
         problem: why a node can't move, while it may be that another one is lost.
-        is_old: whether a node has come since a placement was last looked for.
+        is_old: whether a node has joined since the last search for a placement.
     """
 
     def __init__(
@@ -286,7 +274,7 @@ class Recovery:
         return PlaceAgain(self.placement_number, asked, gone, self.step)
 
     def join(self, node: str) -> None:
-        """A node has come: it is sent where all are sent, unless they are on their way already."""
+        """Add a node that has joined: it is sent where all are sent, unless they are on their way already."""
         if not self._moves:
             self._nodes, self.is_old = (*self._nodes, node), True
         if node in self.lost:
@@ -302,7 +290,7 @@ class Recovery:
 
     @property
     def may_move(self) -> bool:
-        """Whether all have stopped, and there is a placement to which nobody was sent yet."""
+        """Whether all have stopped, and there is a placement to which no node was sent yet."""
         return not self._moves and not self._waiting and self.plan is not None
 
     @property
@@ -317,16 +305,16 @@ class Recovery:
 
     @property
     def moved_at(self) -> StartPoint:
-        """Where the nodes that were sent go on."""
+        """The point where the nodes that were sent continue."""
         return needed(self.start, "a recovery sends its nodes somewhere and has sent nobody")
 
     def move(self, kept: KeptCopies, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
-        """Send every living node to the placement; who has no place in it only stops.
+        """Send every living node to the placement; one without a place in it only stops.
 
         Args:
             kept: who keeps what.
             last: the turn that was granted last; None = there is none.
-            repeats: kinds of turns that come again before the next train turn.
+            repeats: kinds of turns that are repeated before the next train turn.
         """
         part = self.moved_to.parts[-1]
         if self.course is not None and self.course.checkpoint_every and self.step:
@@ -349,7 +337,7 @@ class Recovery:
         ]
 
     def log(self, plan: Plan, now_s: float) -> LogRecovery:
-        """What is logged once all have moved."""
+        """The log entry once all have moved."""
         fetched = tuple(sorted(self._bytes.items()))
         out = tuple(one.owner.node for one in plan.course.left_out if one.owner.node in self.lost)
         part, seconds = plan.parts[-1], now_s - self.began_s
@@ -371,13 +359,13 @@ _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineEr
 
 
 class RecoveringRounds(BestKeepingRounds):
-    """``BestKeepingRounds`` for a run whose nodes may keep copies of what they have trained; that alone where not.
+    """``BestKeepingRounds`` with recovery where nodes keep copies of what they have trained; that alone where not.
 
     Args:
         planner: as for ``Rounds``, as are the others.
         begins_anew: whether the weights at step 0 are those that every node makes by itself.
-        leaves_out: whether the run goes on without an owner that is lost, and without its rows.
-        awaits_s: longest time to wait for a node without which the run can't go on, in seconds; 0 = it ends at once.
+        leaves_out: whether the run continues without a lost owner, and without its rows.
+        awaits_s: longest time to wait for a node that the run can't continue without, in seconds; 0 = it ends at once.
         rounds: further arguments of ``Rounds``.
     """
 
@@ -403,7 +391,7 @@ class RecoveringRounds(BestKeepingRounds):
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
-        """Take one event; what is logged of turns comes when they are committed."""
+        """Take one event; log entries of turns follow when they are committed."""
         commands = super().handle(event, now_s)
         if not self._keeps_copies:
             return commands
@@ -442,7 +430,7 @@ class RecoveringRounds(BestKeepingRounds):
                 passed.append(command)
 
     def _commit(self, ended: rd.LogTurn, passed: list[rd.Command]) -> None:
-        """Log what is held of the turns up to this one, and never go back to them."""
+        """Log the held entries of the turns up to this one, and never go back to them."""
         index = ended.turn.index
         committed = [each for each in self._held if _turn_of(each) <= index]
         self._shown.difference_update(
@@ -476,7 +464,7 @@ class RecoveringRounds(BestKeepingRounds):
                 super()._dispatch(event, now_s, commands)
 
     def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
-        """Refuse a plan whose nodes keep copies and that stays on its placement, whatever happens."""
+        """Refuse a plan in which nodes keep copies and that can't move to another placement."""
         if not plan.placement.copies:
             super()._on_plan(plan, start, now_s, commands)
             return
@@ -488,7 +476,7 @@ class RecoveringRounds(BestKeepingRounds):
             self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Go on without a host that is lost, if another node keeps what it has trained; go back after a bad step."""
+        """Continue without a lost host, if another node keeps what it has trained; go back after a bad step."""
         if is_bad_step(event):
             self._on_bad_step(event, now_s, commands)
             return
@@ -511,7 +499,7 @@ class RecoveringRounds(BestKeepingRounds):
         self._recover(lost, event.message, now_s, commands)
 
     def _why_it_ends(self, lost: str) -> str:
-        """Why the run can't go on without a node; empty if it can."""
+        """The reason why the run can't continue without a node; empty if it can."""
         if self._course.owner(lost) is not None and not self.awaited.wait_s:
             if not self._leaves_out:
                 return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
@@ -528,7 +516,7 @@ class RecoveringRounds(BestKeepingRounds):
 
     @property
     def _course(self) -> Course:
-        """The course of the run, or the one with which it goes on after the recovery that is under way."""
+        """The course of the run, or the one with which it continues after the recovery under way."""
         found = self._recovery.course if self._recovery else None
         return found or self._made_plan.course
 
@@ -554,7 +542,7 @@ class RecoveringRounds(BestKeepingRounds):
     # ---- recovery ---------------------------------------------------------------------------------
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let all other nodes stop, and look for a placement without the one that is lost."""
+        """Let all other nodes stop, and search a placement without the one that is lost."""
         self._gone.add(lost)
         self._nodes = tuple(node for node in self._nodes if node != lost)
         commands.append(rd.Release(lost, message))
@@ -569,7 +557,7 @@ class RecoveringRounds(BestKeepingRounds):
         self._look(recovery, now_s, commands)
 
     def _look(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Look for a placement on the nodes that are there, once nobody is awaited any more."""
+        """Search a placement on the present nodes, once no other is awaited."""
         if self.awaited:
             if self._drain_reason:
                 self._fail("InterruptedRunError", self._drain_reason, commands)
@@ -591,7 +579,7 @@ class RecoveringRounds(BestKeepingRounds):
             commands.append(recovery.look(part, tuple(sorted(self._gone))))
 
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let placements have a node; go on with a run that waited for it, or for any node with room."""
+        """Let placements have a node; continue a run that waited for it, or for any node with room."""
         if self._moving is None or self.phase not in _RECOVERS_IN or node in self._nodes:
             return
         self._gone.discard(node)
@@ -674,14 +662,14 @@ class RecoveringRounds(BestKeepingRounds):
         recovery.plan = plan
 
     def _not_placed(self, recovery: Recovery, error: str, message: str, now_s: float) -> None:
-        """Wait for a node with room, or look again where one has come meanwhile."""
+        """Wait for a node with room, or search again where one has joined meanwhile."""
         lost = [node for node in recovery.lost if node in self._gone]
         problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
         if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
             raise error_from_name(error, f"{problem}; {RESUME}")
 
     def _move_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Send all where they shall be once they have stopped; train once they are there."""
+        """Send all to the placement once they have stopped; train once they have moved."""
         self._set_deadline(now_s, commands)
         if recovery.may_move:
             commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)

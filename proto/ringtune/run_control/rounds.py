@@ -1,4 +1,4 @@
-"""The coordinator's state machine with all that it is told and answers, under one name.
+"""The coordinator's state machine with its events and commands, under one name.
 
 Example: ``from ringtune.run_control import rounds as rd`` gives ``rd.Rounds``, ``rd.Started`` and ``rd.Grant``.
 """

@@ -1,8 +1,4 @@
-r"""The state machine of the coordinator for one run, with or without its best result kept. No clock, no socket.
-
-Says what the coordinator's state machine waited for too long, in the words of a deadline's error.
-
-The coordinator's state machine of one run: who is asked what, and when. No clock, no socket.
+r"""The coordinator's state machine of one run: phases, requests to nodes and their deadlines. No clock, no socket.
 
 A run goes through the phases ::
 
@@ -11,20 +7,18 @@ A run goes through the phases ::
           \                                 moving                 /
            \__________ any error: every node is released _________/ failed
 
-In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next
-initiator already, but only so far that any later decision can still take effect at a turn boundary.
+In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next initiator
+already, but only so far that any later decision can still take effect at a turn boundary.
 
-Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
-
-The coordinator's state machine of a run that may keep its best result (``train.keep_best``).
-
-::
+A run may keep its best result (``train.keep_best``)::
 
     evaluation is the best so far --> every node sends what it trained --> the next turns are granted
                                       (CollectBest, BestSent)              (LogBest)
 
-The run stays in the phase "training" meanwhile: a node may be lost, come back or pause as at any other time. Where the
-run goes back, it goes back to the end of the very step that was evaluated, and the nodes are asked anew.
+The phase is "training" meanwhile: nodes may be lost, return or pause as at any other time. A run that goes back then
+goes back to the end of the step that was evaluated, and the nodes are asked anew.
+
+Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
 """
 
 from __future__ import annotations
@@ -52,7 +46,7 @@ from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKi
 from ringtune.schedule.versions import unfreezing_steps
 
 TRAINING_PATIENCE: Final = 1.5
-"""How many times longer the coordinator waits in training than a node, which speaks first of what it misses."""
+"""The coordinator's wait in training over a node's wait; the node reports first what it misses."""
 
 
 def overdue(
@@ -95,12 +89,12 @@ class Rounds:
     """The coordinator's state machine of one run.
 
     Args:
-        planner: facts by node -> plan, or that of an earlier run and where it goes on; may raise errors of ours.
-            None = the driver plans: it is told to with ``MakePlan`` and answers in its time.
+        planner: facts by node -> plan, or that of an earlier run and where it continues; may raise errors of ours.
+            None = the driver plans: ``MakePlan`` asks for it, and the answer may take time.
         plan_only: stop after planning.
         plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
         wait_s: longest time without progress in a phase, in seconds; in training one half more: nodes speak first.
-        start: where the run goes on; by default the plan's very beginning.
+        start: where the run continues; by default the plan's very beginning.
         patience_evals: as for ``Granting``.
         items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
     """
@@ -297,7 +291,7 @@ class Rounds:
             self._on_moving(found, now_s, commands)
 
     def _on_moving(self, found: list[rd.Command], now_s: float, commands: list[rd.Command]) -> None:
-        """Tell the nodes what comes next in a move; once it is over, training goes on."""
+        """Send the nodes the next stage of a move; once it is over, training continues."""
         commands += found
         moving, granting = self._made_moving, self._made_granting
         if moving.is_under_way:
@@ -320,7 +314,7 @@ class Rounds:
             self._move_if_due(now_s, commands)
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """End the run, unless it goes on without this node: the present placement does not need it."""
+        """End the run, unless it can continue without this node: the present placement does not need it."""
         moving = self._moving
         if moving is None or event.node in moving.part.nodes:
             self._fail(event.error, event.message, commands)
@@ -404,7 +398,7 @@ class Rounds:
             self._collect(now_s, commands)
 
     def _drain(self, reason: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let the granted turns end, then save; what was not granted yet is left for a resumed run.
+        """Let the granted turns end, then save; turns that are not granted yet are left for a resumed run.
 
         Where no open turn trains or saves, nothing is waited for: a resumed run gathers scores and evaluates again.
         """
@@ -471,7 +465,7 @@ class BestKeepingRounds(Rounds):
 
     @property
     def best(self) -> Evaluations | None:
-        """What is known of the evaluations of a run that keeps the best result and has one; None otherwise."""
+        """The state of the evaluations of a run that keeps the best result and has one; None otherwise."""
         found = self._granting.stopping.evaluations if self._granting and self._keeps_best else None
         return found if found and found.best is not None else None
 

@@ -1,33 +1,19 @@
-"""Which turns of a run are granted: ahead of those at work, but no further than every decision allows.
+"""Grants of turns on the coordinator: ahead of those at work, but no further than every decision allows.
 
-Add up an evaluation, which every owner with evaluation rows carries out in a turn of its own.
+A decision (what trains, which operations hold) takes effect at a turn boundary. A turn is granted when all is known on
+which it depends, and not before, so that no timing changes its work.
 
-The turns of a run that are granted and not done by every node.
+Unfreezing under ``auto``: the loss of a train turn counts when the turn is closed, with all its steps reported, and
+turn t is granted only when t - 2 is closed.
 
-The coordinator's part in unfreezing: which turn may be granted, and which decisions it carries.
-
-Where the course settles everything, this does nothing. Under ``auto`` a decision must not depend on timing: the loss of
-a train turn counts when the turn is closed, with all its steps reported, and turn t is granted only when t - 2 is
-closed.
-
-Which step's result is wanted from the nodes, because its evaluation is the best one so far (``train.keep_best``).
-
-Nothing is granted beyond that evaluation until every node has sent what it trained, so that what they send is just what
-was evaluated. After the last turn nobody is asked: the results that are collected then are of the same step ::
+Evaluations: every owner with evaluation rows carries its part out in a turn of its own. Without patience and
+``train.keep_best`` turns are granted beyond an evaluation. With ``keep_best`` nothing is granted beyond the best one so
+far until every node has sent what it trained, so that they send what was evaluated. After the last turn no node is
+asked: the results that are collected then are of the same step ::
 
     evaluation after step    10        20       30        40, the last one
     loss                     0.7       0.5      0.6       0.4
     sent                     step 10   step 20  -         with the end of the run
-
-The coordinator's part in ending a run early, and in keeping its best result: which turn waits for an evaluation.
-
-Where the job has no patience and keeps no best result this does nothing: turns are granted beyond an evaluation while
-it is carried out.
-
-Which turns of a run are granted: ahead of those at work, but no further than every decision allows.
-
-A decision (what trains, which operations hold) takes effect at a turn boundary. A turn is granted when all is known on
-which it depends, and not before, so that no timing changes what it carries.
 """
 
 from __future__ import annotations
@@ -164,7 +150,7 @@ class OpenTurns:
         """Note that an item of an open turn is finished; False if that was known.
 
         Raises:
-            IntegrityError: somebody else than its owner says so, or with the step of another turn.
+            IntegrityError: another node than its owner reports it, or with the step of another turn.
         """
         if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
             raise IntegrityError(
@@ -194,7 +180,7 @@ class TurnDepths:
 
     Args:
         course: of the run.
-        start: where it goes on; None = it begins.
+        start: where it continues; None = it begins.
 
     Attributes:
         unfreezing: what is known of the closed turns.
@@ -241,7 +227,7 @@ class TurnDepths:
         return len(self._losses.get(turn.index, ())) == turn.num_items
 
     def close(self, turn: Turn) -> None:
-        """Add a closed turn's mean loss to what is known; turns are closed in order."""
+        """Add a closed turn's mean loss; turns are closed in order."""
         losses = self._losses.pop(turn.index, None)
         if losses is None:
             return
@@ -255,7 +241,7 @@ class TurnDepths:
 
 
 class BestResults:
-    """What the nodes of one run send of the best evaluation.
+    """The results that the nodes of one run send of the best evaluation.
 
     Attributes:
         wanted: after which step that evaluation was; None = nothing is wanted.
@@ -286,16 +272,16 @@ class BestResults:
 
 
 class TurnStopping:
-    """What one run decides by its evaluations.
+    """Decisions of one run by its evaluations: its end, and its best result.
 
     Args:
         patience_evals: evaluations without a better loss after which the run ends; 0 = it does not.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
         keeps_best: whether the result of the best evaluation is kept.
 
     Attributes:
         evaluations: what is known of them.
-        settled: what whoever goes on with the run may count on: the same, or, while a best result is not sent yet,
+        settled: what a resumed run may count on: the same, or, while a best result is not sent yet,
             what was known before its evaluation, which is repeated then.
         best: the result that is wanted.
     """
@@ -365,7 +351,7 @@ class Granting:
         plan: of the run.
         nodes: that work on every turn.
         items_ahead: grant turns until at least so many items are granted beyond the finished ones.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
         patience_evals: evaluations without a better loss after which nothing more is granted; 0 = however many.
         keeps_best: whether the result of the best evaluation is kept.
         moving: knows to which placement a turn belongs.
@@ -437,7 +423,7 @@ class Granting:
         return depth(self._plan.course.decided(turn.unfreeze_at, turn.operations), step)
 
     def ahead(self) -> list[Command]:
-        """Grant the turns that may be granted now, with the decisions that come into force by that."""
+        """Grant the turns that may be granted now, with the decisions that are made by that."""
         commands: list[Command] = []
         granted: list[Turn] = []
         while not self.is_exhausted and self.open.needs_more:
@@ -525,7 +511,7 @@ class Granting:
         return None if turn is None else _shifted(turn, *self._ahead_of)
 
     def chosen(self, step: int, operations: Operations) -> list[Command]:
-        """Take a table that was chosen, and grant what waited for it; nothing if nobody waits for it any more.
+        """Take a chosen table, and grant the turns that waited for it; none if none waits any more.
 
         Raises:
             PlanError: the table does not fit the course.

@@ -1,1 +1,1 @@
-"""What is decided for a run, and what follows from it: plan, turns, actions of each node."""
+"""Decisions of a run and their consequences: plan, turns, actions of each node."""

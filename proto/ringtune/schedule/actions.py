@@ -1,6 +1,4 @@
-"""The table of ops: every kind of action that a node can do, its facts, and the word that it prints as.
-
-The table of ops: every kind of action that a node can do, with its facts.
+"""Actions of nodes: the table of ops with the facts of each, and the word that an action prints as.
 
 Printing, costs, recorded times, the memory ledger and the engine read the facts of an op here. A new op is one more row
 of ``Op``, and one more method of the executor that carries it out.
@@ -23,8 +21,6 @@ SAVE         K      item        0          checkpoint: what this node trained, w
 SEND         >      message                a tensor leaves
 RECEIVE      <      message                a tensor is taken
 ============ ====== =========== ==== ===== ============================================================
-
-The word of an action: how it is printed, and read back.
 
 One action is one word::
 
@@ -53,7 +49,7 @@ from ringtune.schedule.units import EMBEDDING, head_of, unit_name
 
 
 class Scope(enum.Enum):
-    """What one action belongs to; each scope prints in its own form."""
+    """The scope of an action: micro-batch, range of blocks, units, item or message; each prints in its own form."""
 
     MICRO = enum.auto()  # a micro-batch: E12.0
     RANGE = enum.auto()  # a micro-batch and a range of blocks: f12.0[0,1)
@@ -63,7 +59,7 @@ class Scope(enum.Enum):
 
 
 class Graph(enum.Enum):
-    """What an action does to the graphs of its micro-batch."""
+    """The effect of an action on the graphs of its micro-batch."""
 
     NONE = enum.auto()
     KEEPS = enum.auto()  # a graph of its blocks, for the backward that is to come
@@ -72,7 +68,7 @@ class Graph(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Which measured work (``costs.profile``) an action is timed as; empty where it takes no time.
+    """The measured work (``costs.profile``) that times an action; empty where it takes no time.
 
     Attributes:
         work: of each block in its range, or of the whole action if it has no range.
@@ -273,7 +269,7 @@ Op.RECEIVE = Op(letter="<", name="receive", scope=Scope.MESSAGE)
 
 
 class Payload(enum.StrEnum):
-    """What a message carries."""
+    """The content of a message."""
 
     __hash__ = str.__hash__  # equal to its letter, so of the same hash; and a fast one
 

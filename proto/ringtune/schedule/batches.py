@@ -1,19 +1,14 @@
-"""Which rows an owner gets and which rows form a batch: pure functions of the seed, the same on every machine.
+"""Rows of each owner and rows of each batch: pure functions of the seed, the same on every machine.
 
-Random numbers that are the same on every platform and Python version.
-
-``random`` promises that only for its basic generator, not for ``shuffle`` or the distributions, and
-numpy and torch promise less. So numbers come from SHA-256 in counter mode, keyed by what they are for,
-and everything derived from them is written out here.
-
-Which rows form which batch: pure functions of (seed, owner, counters), the same on every machine.
+Random numbers are SHA-256 in counter mode, keyed by their purpose, and everything derived from them is written out
+here: ``random`` promises equal numbers on every platform and Python version for its basic generator only, not for
+``shuffle`` or the distributions, and numpy and torch promise less.
 
 The composition of a batch depends on (seed, owner) only, so that a batch keeps its id and rows for the whole run, and
 operation tables can be keyed by it; only the order of batches changes from pass to pass.
 
-Which rows of one file each owner gets with ``--local N``: a pure function of (seed, number of owners, rule).
-
-The shares never depend on the number of nodes, so that more nodes train the same batches.
+The rows of one file that each owner gets with ``--local N`` depend on (seed, number of owners, rule), never on the
+number of nodes, so that more nodes train the same batches.
 """
 
 from __future__ import annotations
@@ -140,7 +135,7 @@ class BatchStream:
         return tuple(RandomStream("rows", self._seed, self._owner).permutation(self.num_rows))
 
     def batch_id(self, batch_index: int) -> int:
-        """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.
+        """The one of the owner's ``num_batches`` fixed batches at this position of the stream.
 
         Each pass over the rows has every batch once. Positions may be asked in any order; neighbours are cheap.
         """
@@ -152,7 +147,7 @@ class BatchStream:
         return order[position]
 
     def position(self, batch_id: int, pass_index: int) -> int:
-        """The position of the stream at which a batch comes in a pass; the way back from ``batch_id``."""
+        """The position of a batch in the stream in a pass; the inverse of ``batch_id``."""
         places = self._places.get(pass_index)
         if places is None:
             places = {batch: place for place, batch in enumerate(self._order(pass_index))}

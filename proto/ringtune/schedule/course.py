@@ -1,20 +1,15 @@
-"""The course of a run: everything that its result depends on, with the updates of helpers and frozen weights.
+"""The course of a run: everything that its result depends on, as a value with a digest.
 
-How the weights that do not train are held, if it is not as float32: smaller, and rounded once.
+A :class:`~ringtune.schedule.placement.Placement` carries it out; no result depends on that. Two parties that hold
+courses of equal digests train the same weights, whatever their slices.
 
-The result depends on it, so it is part of the course. With ``bfloat16`` a frozen matrix has 2 bytes a number, with
-``int8`` one byte a number and a scale for each row. Norms, biases and whatever trains stay float32.
+Frozen weights may be held smaller than float32, rounded once: a matrix of 2,048 x 5,632 numbers has 46.1 MB in float32,
+23.1 MB in bfloat16, and in int8 11.5 MB with a scale of 4 bytes for each row. Vectors (norms, biases) and whatever
+trains stay float32.
 
-What frozen weights take where they are held small, and the room in which one matrix at a time is widened.
-
-A frozen matrix of 2,048 x 5,632 numbers has 46.1 MB in float32, 23.1 MB in bfloat16, and in int8 11.5 MB with a scale
-of 4 bytes for each row. Vectors (norms, biases) stay as they are.
-
-Offload: what of helpers (``schedule.placement``) a result depends on; a course without it trains as without helpers.
-
-A helper that fits after every step, from exact pairs, gives the weights of local training, and is of the placement
-alone. With an interval of I it adds up the gradients of I steps, and then updates once; the steps that are left over at
-the end of the run are one more update. With an interval of 4 a run of 10 steps::
+Offload: a helper that fits after every step, from exact pairs, gives the weights of local training, and belongs to the
+placement alone. With an interval of I it adds up the gradients of I steps, and then updates once; the steps that are
+left over at the end of the run are one more update. With an interval of 4 a run of 10 steps::
 
     step          0  1  2  3  4  5  6  7  8  9
     updates after             1           2     3
@@ -27,11 +22,6 @@ The helper fits the pairs at its newest weights::
     forward sees    0  0  1  2 | 4  4
 
 Source: ColA, section 3.2 (adaptation interval) and Algorithm 1.
-
-The course of a run: everything that its result depends on, as a value with a digest.
-
-Who carries it out is a :class:`~ringtune.schedule.placement.Placement`; no result depends on that. Two parties that
-hold courses of equal digests train the same weights, whatever their slices.
 """
 
 from __future__ import annotations
@@ -101,7 +91,7 @@ def name_of(frozen: FrozenWeights | None) -> str:
 
 
 MOST_WIDENED_BYTES: Final = 64 << 20
-"""What a widened matrix may take; one that would take more is widened and multiplied so many rows at a time."""
+"""Bytes that a widened matrix may take; a larger one is widened and multiplied so many rows at a time."""
 
 _NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
 _SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
@@ -138,13 +128,13 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
 
 EXACT: Final = "float32"
 PAIRS: Final = (EXACT, "bfloat16", "velora")
-"""How pairs travel: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
+"""Forms of pairs on links: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
 
 JOINT: Final = "joint"
 ALONE: Final = "alone"
 COLLABORATION: Final = "collaboration"
 USERS: Final = (JOINT, ALONE, COLLABORATION)
-"""Whose adapters a row goes through: those of all users together, its user's own, or the sum of all users' own."""
+"""The adapters that a row passes: those of all users together, its user's own, or the sum of all users' own."""
 
 
 _MERGING: Final = {
@@ -155,13 +145,13 @@ _MERGING: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
-    """How helpers fit adapters, as far as the result depends on it.
+    """Settings of helpers that the result depends on.
 
     Attributes:
         interval: steps of a block whose gradients are added up for one update.
         pairs: one of ``PAIRS``.
         merged: whether a host holds the adapters inside the matrices beside them, with the rounding of a matrix.
-        overlap: whether a host goes on to the next step of a turn before its helper has updated; see ``Offload.lag``.
+        overlap: whether a host begins the next step of a turn before its helper has updated; see ``Offload.lag``.
         users: one of ``USERS``; which rows are whose is in ``techniques.offload``.
     """
 
@@ -172,7 +162,7 @@ class Manner:
     users: str = JOINT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word, an interval below 1, and users whose adapters can't be merged so, or have to be.
+        """Refuse an unknown word, an interval below 1, and users with adapters that can't be merged so, or have to be.
 
         Raises:
             PlanError: names the value.
@@ -206,7 +196,7 @@ IN_STEP: Final = Manner()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offload(Manner):
-    """What a result depends on where helpers fit adapters.
+    """All that a result depends on where helpers fit adapters.
 
     Attributes:
         blocks: ranges of blocks whose adapters helpers fit, ascending.
@@ -227,7 +217,7 @@ class Offload(Manner):
 
     @property
     def manner(self) -> Manner:
-        """How helpers fit, without which blocks."""
+        """The settings of helpers, without their blocks."""
         return Manner(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Manner)})
 
     def lag(self, unit: int) -> int:
@@ -249,7 +239,7 @@ class Offload(Manner):
         return whole + (1 if is_over and rest else 0)
 
     def rate_at(self, step: int, num_steps: int) -> tuple[int, int]:
-        """Where the learning rate of a helper's update stands: updates before it, and updates of the whole run."""
+        """The position of the learning rate at a helper's update: updates before it, and updates of the whole run."""
         return step // self.interval, -(-num_steps // self.interval)
 
     def to_json(self) -> dict[str, Any]:
@@ -293,7 +283,7 @@ class Course(Extent):
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
         labels: agreed class names, sorted.
         seed: of the run.
-        turns: one of ``owner_turns.TURNS``: whose train turn comes when.
+        turns: one of ``run_shape.TURNS``: whose train turn comes when.
         operations: what each subnet does for each micro-batch; None = everything is full.
         choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
         velora: which linear layers keep projections of their input for the backward; None = all keep the input.
@@ -395,10 +385,10 @@ class Course(Extent):
         return num_batches(owner.train_rows, self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
-        """What whole blocks do for an owner's batch at this position of its stream; empty = all full.
+        """The operations of whole blocks for an owner's batch at this position of its stream; empty = all full.
 
         Returns:
-            For each micro-batch one code for each block; see ``operations.codes.block_code``.
+            For each micro-batch one code for each block; see ``operation_tables.block_code``.
         """
         if self.operations is None:
             return ()
@@ -423,7 +413,7 @@ class Course(Extent):
 
     @property
     def table_origin(self) -> TableOrigin:
-        """What decides which rows a batch id of an operation table means."""
+        """All that decides the rows of a batch id in an operation table."""
         return TableOrigin(
             seed=self.seed,
             batch_size=self.batch_size,
@@ -467,7 +457,7 @@ class Course(Extent):
     def plain(self) -> Course:
         """The course without the table that its run has chosen; the course itself if it has none of that kind.
 
-        What no table changes is looked up by this course, so that caches do not keep every table of a long run.
+        All that no table changes is cached by this course, so that caches do not keep every table of a long run.
         """
         return self._plain or self
 
@@ -483,7 +473,7 @@ class Course(Extent):
         return self if method is self.method else dataclasses.replace(self, method=method)
 
     def fitted(self, slices: Sequence[Slice]) -> Course:
-        """The course on a ring with these slices, of which its method is told (``Method.fitted``).
+        """The course on a ring with these slices, which its method may read (``Method.fitted``).
 
         Where the method's result does not depend on the ring, this is the course itself.
         """

@@ -1,10 +1,10 @@
-"""Which blocks still are as the run began with them, and at which boundary it pays to keep what leaves them.
+"""The frozen prefix of a run: blocks without an update so far, and the boundary where hidden states are worth keeping.
 
-A batch's composition is fixed for the run, so that its rows come again as a whole: in every pass over the rows of its
-owner, and in every evaluation. As long as no block below a boundary was trained, what enters there is the same.
+A batch's composition is fixed for the run, so the same rows return in every pass over the rows of its owner, and in
+every evaluation. As long as no block below a boundary was trained, the same hidden state enters there.
 
-Example: six blocks, one more trains every 20 steps, and a batch that comes at steps 3, 23, 43 and 53. Below the lowest
-trained block there are 5, 4, 3 and 3. What is kept at 3 at step 3 saves 3 blocks at three visits.
+Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3, 23, 43 and 53. Below the lowest
+trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves 3 blocks at three visits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringtune.schedule.turns import Item, StepKind, Turn
 from ringtune.schedule.versions import trained, weight_version
 
 VISITS_AHEAD: Final = 64
-"""How many visits of a batch are looked at when it is decided where it is kept."""
+"""Visits of a batch that count for the choice of its boundary."""
 
 _CACHED: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _HEADER_BYTES: Final = 4096
@@ -52,7 +52,7 @@ def _frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
 
 
 def prefix_after(course: Course, turn: Turn) -> int:
-    """The highest boundary at which a batch is of use after a turn; what is kept above it is deleted then.
+    """The highest boundary at which a batch is of use after a turn; hidden states kept above it are deleted then.
 
     Example: of six blocks the upper two train in the last step of a turn. Then this is 4; it never grows.
 
@@ -67,13 +67,13 @@ def prefix_after(course: Course, turn: Turn) -> int:
 
 
 def boundary_to_keep(prefixes: Sequence[int]) -> int:
-    """Where a batch is to be kept that is embedded now; 0 if that is of no use.
+    """The boundary at which to keep a batch that is embedded now; 0 if that is of no use.
 
     A batch that enters at a boundary can't be kept below it, so a later visit that trains a lower block has to begin at
     the embedding again, and is then kept anew. The boundary is that by which all visits together save the most blocks.
 
     Args:
-        prefixes: the frozen prefix at this visit and at those to come; it never grows.
+        prefixes: the frozen prefix at this visit and at later ones; it never grows.
     """
     found, _ = _best(tuple(prefixes))
     return found
@@ -149,7 +149,7 @@ def why_no_cache(course: Course, has_helpers: bool) -> str:
 
 
 class Key(NamedTuple):
-    """Names a batch whose rows come again.
+    """The name of a batch with later visits.
 
     Attributes:
         owner: of the rows.

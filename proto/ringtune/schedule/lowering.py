@@ -1,9 +1,27 @@
 """The way of one micro-batch: the ordered actions of every node, and the side messages (parcels) of its updates.
 
-Parcels: messages of an item that are opaque to the wire, and how many of each kind may wait at a node.
+The engine, the simulator and the printed table all use this one lowering of course and placement::
 
-A parcel is one safetensors blob with the key of a tensor. Each kind has its own credits on a link; they are told from
-those of hidden states by a boundary above the head, which no hidden state enters.
+    a [0,2)  b [2,4)   owner c   lowest trained block 3
+
+    c | E  >h0@a                                          <h4@b  H  >g4@b
+    a |            <h0@c  f[0,1)  f[1,2)  >h2@b
+    b |                                   <h2@a  f[2,3)  F[3,4)  >h4@c   <g4@c  B[3,4)  U[3,4)
+
+With an operation table, a way is that of its pattern. A slice whose blocks are all skipped is passed by: its
+predecessor sends straight to its successor, and a slice without any full block gets no gradient. Where a micro-batch is
+at a node anyway, skipped blocks are an ``S``, so that micro-batches pass every unit of a slice in their order::
+
+    pattern 1131, lowest trained block 0          pattern 3311
+
+    c | E  >h0@a  ...  <h4@b  H  >g4@b            c | E  >h2@b  ...  <h4@b  H  >g4@b
+    a | <h0@c  F[0,2)  >h2@b  <g2@b  B[0,2)       a |
+    b | <h2@a  S[2,3)  F[3,4)  >h4@c  ...         b | <h2@c  F[2,4)  >h4@c  <g4@c  B[2,4)
+
+An item with rows of an earlier one may enter where its hidden state was kept (``placement.Passage``).
+
+A parcel is one safetensors blob with the key of a tensor, opaque to the wire. Each kind has its own credits on a link,
+with boundaries above the head, which no hidden state enters. A node refuses parcels that its items do not have.
 
 ================ ===================================================== ==============
 payload          what is in it                                         waiting a link
@@ -14,32 +32,6 @@ payload          what is in it                                         waiting a
 ``REPLICA_GRAD`` gradients of adapters, for another host of the stage  2 each range
 ================ ===================================================== ==============
 
-The way of one micro-batch: the ordered actions of every node, lowered from course and placement.
-
-The engine, the simulator and the printed table all use this one lowering::
-
-    a [0,2)  b [2,4)   owner c   lowest trained block 3
-
-    c | E  >h0@a                                          <h4@b  H  >g4@b
-    a |            <h0@c  f[0,1)  f[1,2)  >h2@b
-    b |                                   <h2@a  f[2,3)  F[3,4)  >h4@c   <g4@c  B[3,4)  U[3,4)
-
-Where an operation table speaks, a way is that of its pattern. A slice whose blocks are all skipped is passed by: its
-predecessor sends straight to its successor, and a slice without any full block gets no gradient. Where a micro-batch
-is at a node anyway, skipped blocks are an ``S``, so that micro-batches pass every unit of a slice in their order::
-
-    pattern 1131, lowest trained block 0          pattern 3311
-
-    c | E  >h0@a  ...  <h4@b  H  >g4@b            c | E  >h2@b  ...  <h4@b  H  >g4@b
-    a | <h0@c  F[0,2)  >h2@b  <g2@b  B[0,2)       a |
-    b | <h2@a  S[2,3)  F[3,4)  >h4@c  ...         b | <h2@c  F[2,4)  >h4@c  <g4@c  B[2,4)
-
-An item whose rows come again may enter where its hidden state was kept, and nothing is below; see ``passage``.
-
-Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator).
-
-Gradients that replicas send each other, so that each does the update of all micro-batches of a batch.
-
 Each host of a stage adds up the gradients of its own micro-batches. When it has its last one of an item, it sends the
 sum to every other host of the stage. Each host adds the sums up in ring order, its own among them, so that all compute
 the same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
@@ -48,10 +40,10 @@ the same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at
     b | ... B7.1[2,4)  >r7.1#2@a             <r7.0#2@a    U7[2,4)
 
 The place of a micro-batch in the name is that of the sender among the hosts of the stage. A host whose micro-batches
-have no gradient sends an empty sum: nobody has to know what others did. It sends the sum of an item after its own
-update of the item before, so no more than two of them are under way on a link.
+have no gradient sends an empty sum, so that no host has to know the work of others. It sends the sum of an item after
+its own update of the item before, so no more than two of them are under way on a link.
 
-Which parcels an item has on a link, so that a node refuses all others.
+Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator).
 """
 
 from __future__ import annotations
@@ -88,7 +80,7 @@ WAITING: Final[Mapping[str, int]] = {
     Payload.WEIGHTS: 1,
     Payload.REPLICA_GRAD: 2,
 }
-"""Parcels of a kind that may be on their way on a link or wait at its end; see ``expected_parcels.most_waiting``."""
+"""Parcels of a kind that may be on their way on a link or wait at its end; see ``most_waiting``."""
 
 PARCELS: Final = frozenset(WAITING)
 """Payloads that are parcels."""
@@ -102,7 +94,7 @@ def credit_boundary(course: Course, payload: str) -> int:
 
 
 def weights_key(update: Action) -> TensorKey:
-    """The name of the weights that follow an update at a helper, and that come before the one at the host."""
+    """The name of the weights that follow an update at a helper, and precede the one at the host."""
     return TensorKey(Payload.WEIGHTS, update.seq, -1, update.start)
 
 
@@ -200,7 +192,7 @@ def lower(
         lowest: the lowest unit that gets a gradient.
         pattern: operations of the blocks; empty = all full.
         has_update: whether weights change after it, so that pairs of adapters go to helpers.
-        lane: which hosts it passes, where stages have several; see ``stages.dealing``.
+        lane: which hosts it passes, where stages have several; see ``schedule.stages``.
         passage: where it enters the ring, and where it is kept.
 
     Returns:
@@ -286,7 +278,7 @@ def _ships(plan: Plan, leg: Leg) -> Iterator[Leg]:
 
 
 def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
-    """What ``node`` fits as a helper for every micro-batch of ``item``: from the top down, as pairs are shipped."""
+    """The fits of ``node`` as a helper for every micro-batch of ``item``: from the top down, as pairs are shipped."""
     count = num_microbatches(plan.course, item)
     if not item.kind.has_update or not plan.placement.helped_by(node):
         return ((),) * count
@@ -354,7 +346,7 @@ def entered(path: tuple[Segment, ...], boundary: int) -> tuple[Segment, ...]:
 
 
 class Arrival(NamedTuple):
-    """A tensor on its way into a node: from whom, at which boundary, and what it is."""
+    """A tensor on its way into a node: sender, boundary, payload."""
 
     source: str
     boundary: int
@@ -363,10 +355,10 @@ class Arrival(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
-    """What may come to a node for a train item of an owner, whatever operations the run chooses.
+    """Tensors that may arrive at a node for a train item of an owner, whatever operations the run chooses.
 
     Any nodes between may be passed by. Example: of nodes a, b and c in this order, c may get a hidden state from b,
-    from a, or from the owner. What comes under any one table is among these.
+    from a, or from the owner. All that arrives under any one table is among these.
     """
     path = route(plan, owner)
     names = [part.node for part in path]
@@ -428,11 +420,11 @@ def num_microbatches(course: Course, item: Item) -> int:
 
 @functools.lru_cache(maxsize=256)
 def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
-    """Every directed pair of nodes along which tensors, a head or the gradient of a unit travel, and credits come back.
+    """Every directed pair of nodes along which tensors, a head or a unit's gradient travel, and credits return.
 
     Args:
         plan: of the run.
-        start: where the run goes on; None = it begins.
+        start: where the run continues; None = it begins.
     """
     pairs: set[tuple[str, str]] = set()
     for owner, lane in itertools.product((one.node for one in plan.course.owners), lanes(plan.placement)):

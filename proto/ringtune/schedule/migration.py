@@ -1,40 +1,31 @@
-"""Changes of a run under way: the next placement, copies of the ends of turns, and turns without a lost owner.
-
-Which node keeps a copy of what another one has trained, in a placement whose hosts keep the ends of turns.
-
-A ring of a [0,3), b [3,5), c [5,6): b keeps a copy for a, c for b, and a for c. Hosts of one stage are copies of one
-another already, so that nobody keeps one for them.
-
-A run goes on without the rows of an owner that is lost: its turns are left out from then on.
-
-Owners a, b and c, turns of 10 steps, 90 steps. Owner b is lost when 40 steps are committed::
-
-    before    a b c a | b c a b c       the run ends with step 90
-    after     a b c a | c a c           the run ends with step 70
-
-All others have the turns, and the batches, that they would have had, one after another; steps are numbered without
-gaps. What goes by the number of steps, as a learning rate that falls to the last one, goes by the new number.
-
-From one placement of a run to the next, at a turn boundary: when, and who hands which blocks to whom.
+"""Changes of a run under way: the next placement, copies of ends of turns, and turns without a lost owner.
 
 A run of turns of 5 steps whose second placement holds from turn 3 on, with nodes a and b::
 
     placement 0   a [0,3)  b [3,6)    steps 0 to 14
     placement 1   a [0,1)  b [1,6)    steps 15 on: b gets the blocks 1 and 2 of a, as far as they were trained
 
-What moves is what was trained: weights, moments and step counts of blocks. The head stays at the owner that has it, and
-base weights come from the node's own folder, or by digest from any node that has them.
+Weights, moments and step counts of trained blocks move. The head stays at the owner that has it, and base weights are
+in the node's own folder, or fetched by digest from any node that has them.
 
-Who keeps what was trained at the end of the last committed turn, so that a run can go back to it.
-
-A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
+``KeptCopies``: each host keeps a copy for the host before it in the ring, so that a run can go back to the end of the
+last committed turn. A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
 
     blocks 2        kept by a, a copy by b
     blocks 3 to 5   kept by b, a copy by a, the next host in the ring
     head            kept by the owner of the turn, a copy by the next owner
 
-Where a stage has several hosts each of them is a copy of the others already. A host that fetched blocks in a recovery
-keeps them too.
+With a [0,3), b [3,5), c [5,6) b keeps a copy for a, c for b, and a for c. Hosts of one stage are copies of one another
+already. A host that fetched blocks in a recovery keeps them too.
+
+``without_owner``: the turns of a lost owner are left out. Owners a, b and c, turns of 10 steps, 90 steps; owner b is
+lost when 40 steps are committed::
+
+    before    a b c a | b c a b c       the run ends with step 90
+    after     a b c a | c a c           the run ends with step 70
+
+All others have the turns, and the batches, that they would have had, one after another; steps are numbered without
+gaps. What depends on the number of steps, as a learning rate that falls to the last one, uses the new number.
 """
 
 from __future__ import annotations
@@ -58,7 +49,7 @@ TURNS_KEPT: Final = 3
 def copy_holder(placement: Placement, node: str) -> str:
     """The node that keeps a copy of what a host has trained; empty if none does, or a replica has it anyway.
 
-    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has nobody.
+    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has no such host.
     """
     hosts = placement.hosts
     own = placement.slice_of(node)
@@ -74,7 +65,7 @@ def copied_from(placement: Placement, node: str) -> tuple[str, ...]:
 
 
 def why_it_waits(course: Course, owner: str) -> str:
-    """Why a run can't go on without an owner's rows; empty if it can."""
+    """The reason why a run can't continue without an owner's rows; empty if it can."""
     if len(course.owners) == 1:
         return f"no other node than {owner} owns rows"
     if course.operations is not None:
@@ -86,7 +77,7 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
     """The course of a run that leaves an owner's turns out once so many train turns are done.
 
     Raises:
-        PlanError: the node is no owner, or the course can't go on without it.
+        PlanError: the node is no owner, or the course can't continue without it.
     """
     at = next((index for index, owner in enumerate(course.owners) if owner.node == node), -1)
     problem = f"{node} owns no rows" if at < 0 else why_it_waits(course, node)
@@ -235,9 +226,9 @@ def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
 
 
 def sources(course: Course, before: Placement, after: Placement, node: str, step: int) -> tuple[Source, ...]:
-    """Which blocks a node takes over when a run moves after ``step`` steps, and from whom, in ascending order.
+    """The blocks that a node takes over when a run moves after ``step`` steps, with their sources, ascending.
 
-    Blocks that were not trained yet are as every node makes them, so nobody hands them over.
+    Blocks that were not trained yet are as every node makes them, so no node hands them over.
 
     Args:
         course: in which the run's decisions are settled.

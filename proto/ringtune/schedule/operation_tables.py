@@ -1,6 +1,4 @@
-"""Operation tables of subnets (D2FT): their codes, the scores and the choice that make them, and their text.
-
-The three operations of a subnet for one micro-batch, and what they make of a whole block.
+"""Operation tables (D2FT): operations of subnets for micro-batches, scores, choices, and packed text.
 
 ====== ============ =============================================================================================
 code   operation    meaning, for one micro-batch at one subnet
@@ -12,42 +10,27 @@ code   operation    meaning, for one micro-batch at one subnet
 ====== ============ =============================================================================================
 
 A *pattern* is the codes of one block's subnets for one micro-batch: in ``1132`` two of four subnets are full. A *row*
-is the patterns of all blocks, from block 0 on.
-
-Source: D2FT, section II-A (full p_f, forward-only p_o, shortcut p_s, and the residual route past a subnet).
-
-Operation codes as short text: five codes in a byte, as base64.
-
-A table of 600 batches with 4 micro-batches, 12 blocks and 6 subnets has 172,800 codes; packed they are 46 kB.
-
-How a block is divided into subnets: groups of whole key/value heads, each with its share of the feed-forward rows.
-
-Example: 12 query heads over 6 key/value heads and a feed-forward width of 2048 in 3 subnets: each has 4 query heads, 2
-key/value heads, and 683, 683 and 682 rows.
-
-Source: D2FT, section III-A (one attention head and one sixth of the feed-forward network) and IV-B (coarser subnets).
-
-What subnets count for a micro-batch, as nodes report it: numbers only.
-
-What decides which rows the batches of an operation table have: a table says nothing of other ones.
-
-Operation tables: what each subnet of each block does for each micro-batch of each batch.
+is the patterns of all blocks, from block 0 on. Text packs five codes in a byte, as base64: a table of 600 batches with
+4 micro-batches, 12 blocks and 6 subnets has 172,800 codes, which are 46 kB.
 
 Embedding and head are always full. A table speaks of train items only; evaluations and scores run every block. It is
-keyed by (owner, batch id), so that a batch meets the same operations in every pass over the rows. For a model of four
-blocks with one subnet each and two micro-batches::
+keyed by (owner, batch id), so that a batch has the same operations in every pass over the rows. ``TableOrigin`` has all
+that decides the rows of these batches. For a model of four blocks with one subnet each and two micro-batches::
 
     owner a, batch 0:   1131   micro-batch 0 passes block 2 by
                         1211   micro-batch 1 runs block 1 without a graph
 
-The tables that a run has chosen, each with its step: what ``operations.json`` holds, and what repeats the run.
+A *subnet* is a group of whole key/value heads with its share of the feed-forward rows. Example: 12 query heads over 6
+key/value heads and a feed-forward width of 2048 in 3 subnets: each has 4 query heads, 2 key/value heads, and 683, 683
+and 682 rows.
 
-How a run chooses its operation tables: which scores, under which capacities, and how often anew.
+A run that chooses tables itself gathers scores in a pass without updates; nodes report numbers only. The coordinator
+solves the knapsacks, and the table is a decision of the run: it holds from the next turn on, each turn carries it, and
+the books have it. ``operations.json`` holds all chosen tables, each with its step, to repeat the run.
 
-The run gathers scores in a pass without updates, the coordinator solves the knapsacks, and the table that comes out is
-a decision of the run: it holds from the next turn on, each turn carries it, and the books have it.
-
-Source: D2FT, section II-A.3 (scores) and II-B (capacities C^pf and C^po of each subnet's device).
+Source: D2FT, section II-A (full p_f, forward-only p_o, shortcut p_s, and the residual route past a subnet), II-A.3
+(scores), II-B (capacities C^pf and C^po of each subnet's device), III-A (one attention head and one sixth of the
+feed-forward network) and IV-B (coarser subnets).
 """
 
 from __future__ import annotations
@@ -208,7 +191,7 @@ class Subnets:
 
 
 def subnets_of(*, heads: int, kv_heads: int, inner: int, heads_each: int) -> Subnets:
-    """The subnets of blocks whose subnets have so many query heads; with 0 a whole block is one subnet.
+    """The subnets of blocks with so many query heads a subnet; with 0 a whole block is one subnet.
 
     Raises:
         PlanError: so many heads do not divide the block, or would part the query heads of one key/value head.
@@ -342,7 +325,7 @@ class Operations:
     def __post_init__(self) -> None:
         """Compute the hash once: a table is part of a course, which is in the key of many caches.
 
-        Rows are looked up for every item. A cache outside would compare whole tables, where two are equal.
+        Rows are read for every item. A cache outside would compare whole tables, where two are equal.
         """
         object.__setattr__(self, "_hash", hash((self.batches, self.subnets)))
         self._rows.update({(entry.owner, entry.batch_id): entry.rows for entry in self.batches})
@@ -540,7 +523,7 @@ def tables_from_json(value: object) -> tuple[GivenTable, ...]:
 
 
 class Score(enum.StrEnum):
-    """What a subnet counts for a micro-batch; w are its weights, g their gradients for that micro-batch."""
+    """The value of a subnet for a micro-batch; w are its weights, g their gradients for that micro-batch."""
 
     FISHER = "fisher"  # sum of g * g
     WEIGHT_MAGNITUDE = "weight-magnitude"  # sum of |w|, the same for every micro-batch
@@ -554,7 +537,7 @@ class Score(enum.StrEnum):
 
 
 class Policy(enum.StrEnum):
-    """What makes a table of scores."""
+    """The rule that makes an operation table from scores."""
 
     STANDARD = "standard"  # everything is full
     TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest
@@ -577,7 +560,7 @@ UNDEFINED_POLICIES: Final = {
 
 
 class Ties(enum.StrEnum):
-    """Which micro-batches a subnet prefers where scores tie, as weight magnitudes always do."""
+    """The micro-batches that a subnet prefers where scores tie, as weight magnitudes always do."""
 
     SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
     TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
@@ -597,7 +580,7 @@ PRUNING_STEPS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCapacity:
-    """What the subnets of one block may do for the micro-batches of one batch, each of them by itself.
+    """The capacity of each subnet of one block for the micro-batches of one batch.
 
     Attributes:
         full: seconds, or any other measure, of full operations: C^pf.
@@ -622,7 +605,7 @@ class BlockCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """How a run chooses its operation tables.
+    """The settings by which a run chooses its operation tables.
 
     Attributes:
         policy: a value of ``Policy``.

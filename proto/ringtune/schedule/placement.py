@@ -1,31 +1,26 @@
-"""A placement: who carries a course out, from which turn on, with its helpers and its cache of hidden states.
+"""A placement: the nodes that carry a course out, from a turn on, as a value with a digest; with helpers and caches.
 
-Where the micro-batches of an item enter the ring, and where their hidden state is kept for a later visit.
+No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
 
-::
+``Passage``: the boundary where the micro-batches of an item enter the ring, and the one where their hidden state is
+kept for a later visit::
 
     slices a [0,2)  b [2,4)  c [4,6)   owner o   the blocks [0, 5) are frozen
 
     first visit, keeps 4    o | E  >h0@a      a | <h0 f f >h2@b    b | <h2 f f >h4@c    c | <h4  W  f F >h6@o
     later visit, enters 4   o |               a |                  b |                  c | R  f F >h6@o
 
-The coordinator decides it when it grants a turn, and the turn says it of each of its items; nodes and simulator go by
-that. So whoever lost what it kept is no longer counted on from the next turn on.
+The coordinator decides it when it grants a turn, and the turn has it for each of its items; nodes and simulator follow
+it. So a host that lost what it kept is not used from the next turn on.
 
-Helpers: nodes that fit adapters of blocks that another node hosts (ColA). No result depends on who helps.
-
-The host of the blocks does forward and backward, but for the gradients of its adapters: it ships each adapter's input
-with the gradient of its output. The helper computes the gradient from these *pairs*, keeps the optimizer state, updates
-the adapters and sends them back. Blocks [0, 2) of host a, helper z::
+``Helper`` (ColA): the host of the blocks does forward and backward, but for the gradients of its adapters: it ships
+each adapter's input with the gradient of its output. The helper computes the gradient from these *pairs*, keeps the
+optimizer state, updates the adapters and sends them back. Blocks [0, 2) of host a, helper z::
 
     a | ... B12.0[0,2)  C12.0[0,2)  >c12.0#0@z                              <w12#0@z  U12[0,2)
     z |                                         <c12.0#0@a  A12.0[0,2)  U12[0,2)  >w12#0@a
 
 Source: ColA, section 3.2 and Proposition 1.
-
-A placement: who carries a course out, from which turn on, as a value with a digest.
-
-No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
 """
 
 from __future__ import annotations
@@ -51,7 +46,7 @@ DEFAULT_MAX_BYTES: Final = 1 << 30
 
 
 class Passage(NamedTuple):
-    """Where every micro-batch of an item enters the ring, and where it is kept; 0 = at the embedding, and nowhere.
+    """The boundaries where micro-batches of an item enter the ring and are kept; 0 = at the embedding, and nowhere.
 
     Attributes:
         enters: the boundary at which its host reads the hidden state that it has kept.
@@ -63,12 +58,12 @@ class Passage(NamedTuple):
 
 
 WHOLE: Final = Passage()
-"""The passage of an item whose micro-batches are embedded, and not kept."""
+"""The passage of an item with micro-batches that are embedded, and not kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCache:
-    """How hosts keep hidden states that enter their slices, of rows that come again.
+    """Settings of hosts that keep hidden states of rows with later visits, which enter their slices.
 
     Attributes:
         max_bytes: that a host keeps at most.
@@ -135,7 +130,7 @@ class Helper:
 
     @property
     def text(self) -> str:
-        """Which blocks the helper fits, in words: ``[2, 4)``."""
+        """The blocks that the helper fits, in words: ``[2, 4)``."""
         return f"[{self.start}, {self.stop})"
 
 
@@ -193,7 +188,7 @@ class Slice:
         node: the host.
         start: the lowest block.
         stop: one past the highest block.
-        share: how much of the micro-batches it takes, where its stage has several hosts; see ``stages.dealing``.
+        share: how much of the micro-batches it takes, where its stage has several hosts; see ``schedule.stages``.
     """
 
     node: str
@@ -208,7 +203,7 @@ class Slice:
 
     @property
     def text(self) -> str:
-        """Which blocks the slice holds, in words: ``[2, 4)``, or ``none``."""
+        """The blocks of the slice, in words: ``[2, 4)``, or ``none``."""
         return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
 
     def to_json(self) -> dict[str, Any]:
@@ -219,7 +214,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Who hosts which blocks, from a turn on.
+    """The hosts of all blocks, from a turn on.
 
     Attributes:
         slices: in ring order; they cover ``[private_blocks, N)`` without gaps. Neighbours with the same blocks are
@@ -231,9 +226,9 @@ class Placement:
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
         helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.
-        cache: how hosts keep hidden states of rows that come again; None = they do not.
+        cache: how hosts keep hidden states of rows with later visits; None = they do not.
         copies: whether hosts keep what they have trained at the ends of the last turns, and a copy for the host before
-            them, so that the run goes on without a host that is lost.
+            them, so that the run continues without a lost host.
     """
 
     slices: tuple[Slice, ...]
@@ -302,16 +297,16 @@ class Placement:
         return in_ranges(block, self.recompute)
 
     def helped_by(self, node: str) -> tuple[Helper, ...]:
-        """What a node helps with, in ascending order of the blocks."""
+        """The helps that a node gives, in ascending order of the blocks."""
         return tuple(helper for helper in self.helpers if helper.node == node)
 
     def helpers_of(self, node: str) -> tuple[Helper, ...]:
-        """Who helps with blocks that a node hosts, in ascending order of the blocks."""
+        """The helpers of blocks that a node hosts, in ascending order of the blocks."""
         piece = self.slice_of(node)
         return tuple(helper for helper in self.helpers if piece.start <= helper.start < piece.stop)
 
     def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
-        """Helpers as people are told of them: neighbouring blocks of one host and helper are one range.
+        """Helpers for people: neighbouring blocks of one host and helper are one range.
 
         Args:
             node: which helper; empty = all of them.

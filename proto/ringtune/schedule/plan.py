@@ -37,7 +37,7 @@ class Plan:
     Attributes:
         course: what the result depends on.
         placements: who carries it out, in the order of their numbers. A plan that begins with a later number than 0 is
-            a part of one: what nodes are told while that placement holds (``at``).
+            a part of one: which nodes get while that placement holds (``at``).
     """
 
     course: Course
@@ -63,7 +63,7 @@ class Plan:
     def of(course: Course, placement: Placement) -> Plan:
         """Make the plan of a course on one placement.
 
-        A method whose result depends on the ring is told the ring first (``Course.fitted``).
+        A method whose result depends on the ring gets the ring first (``Course.fitted``).
 
         Raises:
             PlanError: they do not fit.
@@ -119,7 +119,7 @@ class Plan:
     def nodes(self) -> tuple[str, ...]:
         """Every node of the run: hosts in ring order, then owners that host nothing, then nodes that only help.
 
-        Hosts of a later placement come after those of earlier ones.
+        Hosts of a later placement follow those of earlier ones.
         """
         hosts = [piece.node for one in self.placements for piece in one.slices]
         owners = [owner.node for owner in self.course.owners]
@@ -310,7 +310,7 @@ def _check_users(course: Course, helped: Sequence[Range]) -> None:
 
 
 def _no_help(course: Course, helper: Helper) -> str:
-    """Why nobody can help in such a run, with what could be done; empty if a helper can."""
+    """The reason why no helper can fit in such a run, with the remedy; empty if one can."""
     name = course.method.name
     if course.method.full_parameters:
         return f"{name} trains all parameters, and helpers fit adapters only; use an adapter"

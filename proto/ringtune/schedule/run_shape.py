@@ -1,18 +1,14 @@
-"""The shape of a run: its blocks, owners and steps, and which owner has which turn.
+"""The shape of a run: its blocks, owners and steps (the extent, all that a method may ask), and the owner of each turn.
 
-The extent of a run: its blocks, owners and steps, which is all that a method may ask.
-
-Whose train turn comes when: each owner in its turn, or as often as its rows ask for.
-
-With ``turns = "equal"`` the owners go round. With ``"rows"`` the next turn goes to the owner that is furthest behind
-its share of the rows: an owner that has had n turns has the key (2n + 1) / rows, and the least key is next. Owners a,
-b and c with 40, 20 and 10 rows ::
+With ``turns = "equal"`` the owners take turns in order. With ``"rows"`` the next turn goes to the owner that is
+furthest behind its share of the rows: an owner that has had n turns has the key (2n + 1) / rows, and the least key is
+next. Owners a, b and c with 40, 20 and 10 rows ::
 
     turn     0    1    2    3    4    5    6
     owner    a    b    a    c    a    b    a
     key     1/40 2/40 3/40 4/40 5/40 6/40 7/40
 
-Pure functions of owners and number of turns, so a resumed run finds its place without the turns before.
+These are pure functions of owners and number of turns, so a resumed run needs no turns before it.
 
 Source: the method of Webster (Sainte-Laguë), which shares seats out with the least rounding error.
 """
@@ -50,7 +46,7 @@ def check_user_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserRows:
-    """How many rows of an owner are of one user."""
+    """The number of an owner's rows that are of one user."""
 
     name: str
     train_rows: int
@@ -109,7 +105,7 @@ class Owner:
 
     @property
     def user_rows(self) -> tuple[UserRows, ...]:
-        """Whose rows these are, in the order of the rows."""
+        """The users of these rows, in the order of the rows."""
         return self.users or (UserRows(name=self.node, train_rows=self.train_rows, eval_rows=self.eval_rows),)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +118,7 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """An owner that was lost with its rows, and whose turns are left out since then.
+    """A lost owner with its rows; its turns are left out since then.
 
     Attributes:
         owner: as it was.
@@ -208,7 +204,7 @@ _MOST_APART: Final = 1000
 
 
 def weights(owners: Sequence[Owner], turns: str) -> tuple[int, ...]:
-    """How much each owner counts: its rows, or 1 where turns are equal."""
+    """The weight of each owner: its rows, or 1 where turns are equal."""
     return tuple(owner.train_rows if turns == BY_ROWS else 1 for owner in owners)
 
 

@@ -1,4 +1,4 @@
-"""What a forward saves for its backward: VeLoRA, which changes the result, and ranges of blocks that policies are for.
+"""Activations that a forward saves for its backward: VeLoRA, which changes the result, and block ranges of policies.
 
 VeLoRA keeps, of the input of a linear layer that trains, one number for each *sub-token*: M neighbouring values of a
 token, projected on a unit vector v of the layer. With 768 inputs and 32 parts M is 24, and a token keeps 32 numbers::
@@ -31,14 +31,14 @@ ONE_INPUT: Final = (("query", "key", "value"), ("up", "gate"))
 
 RANDOM: Final = "random"
 INITS: Final = ("average", "running", "svd", RANDOM)
-"""Where v comes from: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
+"""The origin of v: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
 
 DEFAULT_PARTS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Velora:
-    """Which linear layers keep projections of their input instead of their input.
+    """The linear layers that keep projections of their input instead of their input.
 
     Attributes:
         blocks: ranges of blocks, ascending.
@@ -133,7 +133,7 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def within(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
-    """What of some ranges is in [start, stop): of [0, 4) and [6, 8) in [2, 7) these are [2, 4) and [6, 7)."""
+    """The parts of ranges in [start, stop): of [0, 4) and [6, 8) in [2, 7) these are [2, 4) and [6, 7)."""
     cut = (Range(max(start, first), min(stop, last)) for first, last in ranges)
     return tuple(one for one in cut if one.start < one.stop)
 

@@ -1,10 +1,7 @@
-"""Several hosts of one stage, and the copies of embedding and head with each owner.
+"""Stages with several hosts (replicas), copies of embedding and head at owners, and refusals of replicas by course.
 
-Which host of a stage takes which micro-batch, where the stage has several.
-
-A *stage* is a range of blocks that one or more nodes host; several hosts are *replicas* of each other. Each micro-batch
-passes one host of each stage. Hosts take them in turn, as often as their shares ask for, and the pattern repeats
-itself, in evaluations too. Shares 2 and 1 of a and b below, 1 and 1 of c and d above::
+Each micro-batch passes one host of each stage. Hosts take them in turn, in the ratio of their shares, and the pattern
+repeats itself, in evaluations too. Shares 2 and 1 of a and b below, 1 and 1 of c and d above::
 
     micro-batch   0   1   2   3   4   5 | 6
     below         a   b   a   a   b   a | a
@@ -13,18 +10,14 @@ itself, in evaluations too. Shares 2 and 1 of a and b below, 1 and 1 of c and d 
 
 So a micro-batch's way follows from its number alone.
 
-Copies of embedding and head: with a method that trains all parameters, every owner has one of each, always equal.
-
-The initiator of an item has the gradients of both units. It sends those of the units that train to every other owner.
-All owners do the same update with the same optimizer state, so no head is handed over. Two owners c and d, an item that
-trains the embedding::
+With a method that trains all parameters, every owner has a copy of embedding and head, always equal. The initiator of
+an item sends the gradients of those of the two units that train to every other owner. All owners do the same update
+with the same optimizer state, so no head is handed over. Two owners c and d, an item that trains the embedding::
 
     c | ... B12.0[-1,0)  B12.1[-1,0)  >u12#embedding@d  U12[embedding]
     d |                               <u12#embedding@c  U12[embedding]
 
-Few gradients are under way (``schedule.lowering``): one of each unit from an owner to another one.
-
-Refuses replicas for courses whose result they would change, or for which nobody has built them.
+``schedule.lowering`` bounds these gradients: one of each unit from an owner to another one.
 """
 
 from __future__ import annotations
@@ -162,7 +155,7 @@ def copy_links(course: Course) -> frozenset[tuple[str, str]]:
 def saves_head(course: Course, node: str, holder: str) -> bool:
     """Whether the head is in a node's part of a checkpoint: at its holder, and copies at every owner.
 
-    So a run goes on without a transfer between owners.
+    So a run continues without a transfer between owners.
 
     Args:
         course: of the run.

@@ -1,6 +1,6 @@
-"""The table of actions per node: built from a plan, printed, and parsed back.
+"""The table of actions of each node: built from a plan, printed, and parsed back.
 
-A table has a column per node; a row is a point in time if every action takes one unit and messages none::
+A table has a column for each node; a row is a point in time if every action takes one unit and messages none::
 
          c            a            b
     ------------------------------------------
@@ -36,7 +36,7 @@ _ROWS_AROUND: Final = 12
 def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None = None) -> dict[str, list[Action]]:
     """Build the actions of every node for these turns.
 
-    Actions come item after item (nothing runs ahead), in 1F1B order where weights are stale.
+    Actions are item after item (nothing runs ahead), in 1F1B order where weights are stale.
 
     Within an item a node takes each stretch up to its next receive for all micro-batches in turn.
     """
@@ -195,7 +195,7 @@ def parse_table(text: str, num_blocks: int) -> dict[str, list[Action]]:
 
 
 def message_of(node: str, action: Action) -> tuple[str, str, str, int, int, int]:
-    """What identifies a message: payload, sender, receiver, seq, micro, boundary."""
+    """The identity of a message: payload, sender, receiver, seq, micro, boundary."""
     ends = (node, action.peer) if action.op is Op.SEND else (action.peer, node)
     return (action.payload, *ends, action.seq, action.micro, action.start)
 

@@ -1,37 +1,37 @@
-"""The order of batches: turns of owners, their items, what is due at their boundaries, and the rows that train.
+"""The order of batches: turns of owners, their items, what is due at their boundaries, and the use of rows.
 
-The rule of ``train.patience_evals``: a run ends when so many evaluations in a row were no better than the best.
+A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. A *round* is as many train turns as
+there are owners: with equal turns every owner has one (``run_shape``). The coordinator grants turns; nodes expand them
+into *items*. An item is one pass of one batch through the ring; ``seq`` counts all items of a run from 0, ``step``
+counts optimizer steps only.
 
-A pure fold over the evaluations in their order. The loss that is judged is the mean over all evaluated rows, tokens or
-windows of all owners; it is better if it is lower than the best one by any amount. No turn that trains is granted
-between an evaluation and its judgement, so the run ends at the same step whatever the timing ::
-
-    evaluation after step   10   20   30   40        patience_evals = 2
-    loss                   0.7  0.5  0.6  0.5
-    waited                   0    0    1    2        the run ends with step 40
-
-What is due at a turn boundary: a checkpoint, an evaluation, the choice of an operation table.
-
-Each is due at the first boundary at which a multiple of its steps was passed. Turns of 10 steps, a checkpoint every 20,
-an evaluation every 25 and tables every 16 steps, 60 steps in all::
+Boundaries: checkpoint, evaluation and operation table are due at the first boundary at which a multiple of their steps
+was passed. Turns of 10 steps, a checkpoint every 20, an evaluation every 25 and tables every 16 steps, 60 steps::
 
     step            0    10   20   30   40   50   60
     checkpoint                x         x         x
     evaluation                     x         x    x
     table           x         x         x    x
 
-Checkpoint and evaluation belong to the turn before, a table to the turn that begins there. So a table is not chosen at
-the very end, and a run that goes on from a checkpoint chooses again what was chosen at its step.
+Checkpoint and evaluation belong to the turn before, a table to the turn that begins there. So no table is chosen at the
+very end, and a run resumed from a checkpoint chooses again what was chosen at its step.
 
-The rule of ``unfreeze.at = "auto"``: the next block is unfrozen when the loss has stopped improving.
+``Evaluations`` (``train.patience_evals``): a run ends when so many evaluations in a row were no better than the best.
+The loss is the mean over all evaluated rows, tokens or windows of all owners; it is better if it is lower by any
+amount. No turn that trains is granted between an evaluation and its judgement, so the run ends at the same step
+whatever the timing ::
 
-A pure fold over the mean losses of the finished train turns, in their order; no clock and no arrival order. The loss
-that is judged is the mean over the last turn of every owner, because owners' data differ; where turns go by rows, each
-owner counts by its rows. It improves if it falls below the best one by more than ``min_improvement`` of that. After
-``patience_steps`` steps without improvement, counted from the best loss or from the last unfreezing, one more block is
-unfrozen. The first round only sets the best loss, and so does later the first turn of an owner with few rows: a mean
-over other owners can't be compared. A turn of an owner with fewer rows than the mean owner hardly moves the judged
-loss, so it counts as fewer steps.
+    evaluation after step   10   20   30   40        patience_evals = 2
+    loss                   0.7  0.5  0.6  0.5
+    waited                   0    0    1    2        the run ends with step 40
+
+``Unfreezing`` (``unfreeze.at = "auto"``): the next block is unfrozen when the loss has stopped improving, a pure fold
+over the mean losses of the finished train turns, in their order. The judged loss is the mean over the last turn of
+every owner, because owners' data differ; where turns go by rows, each owner counts by its rows. It improves if it falls
+below the best one by more than ``min_improvement`` of that. After ``patience_steps`` steps without improvement, counted
+from the best loss or from the last unfreezing, one more block is unfrozen. The first round only sets the best loss, and
+so does later the first turn of an owner with few rows: a mean over other owners can't be compared. A turn of an owner
+with fewer rows than the mean owner hardly moves the judged loss, so it counts as fewer steps.
 
 What the loss of turn t decides holds from turn t + 2 on: turn t + 1 is granted already while t trains, so that frozen
 blocks can work ahead. Three owners, turns of 10 steps, a patience of 20, and a loss that never improves ::
@@ -40,21 +40,11 @@ blocks can work ahead. Three owners, turns of 10 steps, a patience of 20, and a 
     waited steps             0  10  20      10  20      10    turns 5 and 8 were still trained with the depth before
     depth            1   1   1   1   1   1   2   2   2   3
 
-Source: RingAda, section IV, unfreezes every k steps; the criterion is that of learning rates reduced on a plateau.
+``RowUse``: 12 steps in turns of 4 by owners a and b, with 100 and 24 rows in batches of 8. Owner a has the turns 0 and
+2: 8 steps, 64 of its 100 rows, each once. Owner b has 4 steps: all of its 24 rows, 8 of them twice.
 
-The order of batches: turns of owners, and the items that each turn consists of.
-
-A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. A *round* is as many train turns as
-there are owners: with equal turns every owner has one (``owner_turns``). The coordinator grants
-turns; nodes expand them into *items*. An item is one pass of one batch through the ring; ``seq`` counts
-all items of a run from 0, ``step`` counts optimizer steps only.
-
-Source: RingAda, Algorithm 1 and section III-B.3.
-
-How much of each owner's rows a course trains on: a pure function of the course, known before anything runs.
-
-Example: 12 steps in turns of 4 by owners a and b, with 100 and 24 rows in batches of 8. Owner a has the turns 0 and 2:
-8 steps, 64 of its 100 rows, each once. Owner b has 4 steps: all of its 24 rows, 8 of them twice.
+Source: RingAda, Algorithm 1 and section III-B.3; section IV unfreezes every k steps; the criterion of ``auto`` is that
+of learning rates reduced on a plateau.
 """
 
 from __future__ import annotations
@@ -88,7 +78,7 @@ from ringtune.schedule.run_shape import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluations:
-    """What is known of the evaluations that were done; checkpoints keep it.
+    """The state of the patience rule after the evaluations so far; checkpoints keep it.
 
     Attributes:
         step: after which the last one was; -1 before the first. An evaluation that is repeated counts once.
@@ -262,7 +252,7 @@ ITEMS_AHEAD = 16
 
 
 class StepKind(enum.StrEnum):
-    """What a pass through the ring is for."""
+    """The purpose of a pass through the ring."""
 
     TRAIN = "train"  # forward, backward, update
     EVALUATE = "evaluate"  # forward and counts
@@ -325,7 +315,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartPoint:
-    """Where a run begins, goes on after a checkpoint, or goes on after it moved to its next placement.
+    """The point where a run begins, or continues after a checkpoint or a move to its next placement.
 
     Attributes:
         step: optimizer steps done; at a turn boundary.
@@ -336,7 +326,7 @@ class StartPoint:
         first_turn: index of the first turn after it: 0, unless the run moved.
         first_seq: ``seq`` of the first item after it.
         placement_number: of the placement that holds there.
-        repeats: kinds of turns that were due at this step and are not committed, so that they come first.
+        repeats: kinds of turns that were due at this step and are not committed, so that they are first.
     """
 
     step: int
@@ -432,8 +422,8 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
 def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterator[Turn]:
     """Yield all turns of a run in order: rounds of train turns, checkpoints and evaluations between.
 
-    A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
-    ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
+    A checkpoint or an evaluation follows the turn in which a multiple of ``checkpoint_every`` or
+    ``eval_every`` steps was passed; both are due at the end too. The checkpoint is first; the evaluation starts
     at the owner that holds the head, then follows the initiator order. A course of no steps is one evaluation.
     Where the run chooses operation tables by scores, every owner has a score turn before the train turn that begins
     with a new table; they too start at the owner that holds the head.
@@ -653,7 +643,7 @@ def steps_of_owners(course: Course) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=16)
 def row_uses(course: Course) -> tuple[RowUse, ...]:
-    """The use that a run makes of each owner's rows, in the order of the owners; those that were left out come last."""
+    """The use that a run makes of each owner's rows, in the order of the owners; those left out are last."""
     there = [_use(course, owner, steps) for owner, steps in zip(course.owners, steps_of_owners(course), strict=True)]
     return (*there, *(_use(course, one.owner, one.turns * course.local_iterations) for one in course.left_out))
 

@@ -1,4 +1,4 @@
-"""Which version of a unit a forward must see, derived from the method: pure functions of (course, step).
+"""The version of each unit that a forward must see, derived from the method: pure functions of (course, step).
 
 A version is the number of updates that a unit has had. Except where a method is stale on purpose, a forward sees all
 earlier ones. Example: two items in flight at a unit, a turn of four steps::
@@ -17,7 +17,7 @@ from ringtune.schedule.units import Units
 
 
 def trained(course: Course, kind: StepKind, step: int) -> Units:
-    """The units whose weights get a gradient in an item of this kind; none if it has no backward.
+    """The units with weights that get a gradient in an item of this kind; none if it has no backward.
 
     A ``SCORE`` item gives one to every unit that may train.
     """
@@ -58,7 +58,7 @@ def weight_version(course: Course, unit: int, step: int) -> int:
 
 
 def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:
-    """Where the learning rate of a unit stands: updates before that of ``step``, and updates of the whole schedule."""
+    """The position of a unit's learning rate: updates before that of ``step``, and updates of the whole schedule."""
     if course.offload is not None and course.offload.has_block(unit):
         return course.offload.rate_at(step, course.num_steps)
     return course.method.rate_at(course, step)
@@ -109,13 +109,13 @@ def forward_version(course: Course, unit: int, item: Item) -> int:
 def backward_version(course: Course, unit: int, item: Item) -> int:
     """Updates that ``unit`` has had when ``item`` goes backward: all earlier ones, but where its host does not wait.
 
-    Where a host goes on before its helper has updated, forward and backward see the same weights.
+    Where a host continues before its helper has updated, forward and backward see the same weights.
     """
     return forward_version(course, unit, item) if lag(course, unit) else weight_version(course, unit, item.step)
 
 
 def lag(course: Course, unit: int) -> int:
-    """How many steps of a turn the host of a unit goes on before the helper of the unit has updated."""
+    """The steps of a turn that the host of a unit does before the helper of the unit has updated."""
     return 0 if course.offload is None else course.offload.lag(unit)
 
 
@@ -133,7 +133,7 @@ def awaits_next_backward(course: Course, unit: int, item: Item) -> bool:
 
 
 def awaited_forward(course: Course, unit: int, item: Item) -> int:
-    """The step whose forward has to have passed ``unit`` before the update of ``item`` there.
+    """The step with a forward that has to pass ``unit`` before the update of ``item`` there.
 
     Example: two items in flight, a turn of four steps: the updates of its steps wait for the forwards of 1, 2, 3, 3.
 

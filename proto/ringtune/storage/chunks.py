@@ -1,7 +1,7 @@
-"""Files in pieces on the wire: cut into messages with a digest at the end, and put together again.
+"""Files on the wire: cut into messages with a digest at the end, and put together again.
 
-Both sides hold one piece at a time, whatever the size of the file. Who receives says which files may come and how
-large they may be together; nothing that a sender says becomes a path or an allocation before it was checked.
+Both sides hold one piece at a time, whatever the size of the file. The receiver sets which files may arrive and how
+large they may be together; nothing from a sender becomes a path or an allocation before it was checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 class FileCutter:
-    """Cuts one file into messages as its content comes; the last message has the digest.
+    """Cuts one file into messages as its content arrives; the last message has the digest.
 
     Args:
         path: as the receiver shall know it.
@@ -62,7 +62,7 @@ def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
 
 
 def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[control_pb2.FileChunk]:
-    """Cut one file into messages whose content comes a piece at a time."""
+    """Cut one file into messages, from content that arrives a piece at a time."""
     cutter = FileCutter(path)
     for piece in content:
         yield from cutter.add(piece)
@@ -100,10 +100,10 @@ class FileJoiner:
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
-    """Put files together in an empty folder; exactly those with these names have to come, see ``write_any_files``.
+    """Put files together in an empty folder: exactly those with these names; see ``write_any_files``.
 
     Raises:
-        IntegrityError: as there, or a file that never came.
+        IntegrityError: as there, or a missing file.
         StorageError: they can't be written here.
     """
     came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
@@ -120,12 +120,12 @@ def write_any_files(
     Args:
         chunks: of the files, each file's one after the other.
         folder: where they go.
-        names: only these may come; folders that are part of one are made.
+        names: only these may arrive; folders that are part of one are made.
         max_bytes: of all together.
         source: who sends, for errors.
 
     Returns:
-        The path of each file that came, by name.
+        The path of each file that arrived, by name.
 
     Raises:
         IntegrityError: another name, a name twice, too much, or a digest that differs.

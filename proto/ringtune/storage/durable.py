@@ -1,21 +1,17 @@
-"""Files that survive a crash, and folders that are ours: marked, locked, and closed to others.
+"""Durable files, which survive a crash, and folders of ours: marked, locked, and closed to others.
 
-Files that survive a crash: either the old content or the new one is there, never half of it.
+A file has either the old content or the new one, never half of it: it is written beside its place, forced to the disk,
+then renamed, and the rename is forced to the disk too. Without the second force, a power cut may restore the old name;
+without the first, a file may be full of zeros.
 
-A file is written beside its place, forced to the disk, then renamed, and the rename is forced to the disk too.
-Without the second, a power cut may bring the old name back; without the first, a file full of zeros.
-
-Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014.
-
-Folders that are ours: marked, locked, closed to others, and never emptied of what somebody else put there.
-
-::
+A folder of ours is never emptied of what others put there::
 
     DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
     DIR/.ringtune-lock    held by the process that writes there, with its process id
     DIR.replaced-<time>/  what was in DIR and made room for something new
 
-Source: flock(2): a lock is of the open file, so the kernel releases it when the process ends, however it ends.
+Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014; flock(2): a lock is
+of the open file, so the kernel releases it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
-    """Do what ``write_durably`` does with content that comes a piece at a time.
+    """Do what ``write_durably`` does with content that arrives a piece at a time.
 
     Args:
         path: of the file; its folder is made if it is missing.
@@ -111,7 +107,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that can't be written, before work is done whose result shall go there; changes no file.
+    """Refuse a path that can't be written, before the work for its content; changes no file.
 
     Raises:
         StorageError: it is a folder, or no file can be made beside it.
@@ -234,7 +230,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a crash left half written; nobody else may be writing there."""
+    """Remove partial files of a crash; no other process may be writing there."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         path.unlink(missing_ok=True)
 
@@ -283,7 +279,7 @@ def is_claimed(folder: Path, kind: str) -> bool:
 
 
 def require_free(folder: Path, kind: str) -> None:
-    """Refuse a folder in which somebody else has something; writes nothing.
+    """Refuse a folder with files that are not ours; writes nothing.
 
     Raises:
         UsageError: it has entries and no marker; names some of them, and the remedy.
@@ -301,7 +297,7 @@ def require_free(folder: Path, kind: str) -> None:
 
 
 def require_absent(path: Path) -> None:
-    """Refuse the name of something that is there, for what is written once.
+    """Refuse a path that exists, for files that are written once.
 
     Raises:
         UsageError: it is there.
@@ -469,7 +465,7 @@ class FileLock:
 
 
 def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda name: True) -> None:
-    """Make a folder that nobody else can enter, or shut one that is there, which is logged.
+    """Make a folder that no other user can enter, or shut one that is there, which is logged.
 
     Args:
         folder: whose rights are changed.

@@ -1,7 +1,7 @@
 """The content of a file, made a piece at a time, so that a file of any size is written or sent in little memory.
 
-What is big (a head, an adapter, moments) lies somewhere already: in tensors, in a file, or in the messages of a link.
-``Pieces`` is a way to go through it without a second copy, as often as one likes, and to take a part of it.
+Large content (a head, an adapter, moments) is already in tensors, in a file, or in the messages of a link. ``Pieces``
+reads it without a second copy, any number of times, whole or a part of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Piece = bytes | memoryview
 
 
 class Pieces:
-    """Some content of known size, made anew each time that it is gone through.
+    """Some content of known size, made anew for each pass through it.
 
     Args:
         size_bytes: of all pieces together.
@@ -56,7 +56,7 @@ class Pieces:
         return digest.hexdigest()
 
     def let_go(self, before: int) -> None:
-        """Free what is held of the first ``before`` bytes; without effect where the content is not held for this."""
+        """Free the first ``before`` bytes, if they are held in memory for this."""
 
     def _between(self, start: int, stop: int) -> Iterator[Piece]:
         at = 0
@@ -70,7 +70,7 @@ class Pieces:
 
 
 class HeldPieces(Pieces):
-    """Content that is held in memory in pieces, which are let go of one by one.
+    """Content that is held in memory in pieces, which are freed one by one.
 
     Args:
         pieces: one after the other.
@@ -82,7 +82,7 @@ class HeldPieces(Pieces):
         self._ends = tuple(itertools.accumulate(piece.nbytes for piece in pieces))
 
     def let_go(self, before: int) -> None:
-        """Free the pieces that lie within the first ``before`` bytes; they can't be gone through again."""
+        """Free the pieces that lie within the first ``before`` bytes; no pass through them is possible any more."""
         for index, end in enumerate(self._ends):
             if end > before:
                 return

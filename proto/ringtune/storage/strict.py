@@ -1,17 +1,11 @@
-"""Read JSON and TOML values and files that users name: strictly, whole, and never endlessly.
+"""Strict reading of JSON, TOML and files that users name, into frozen dataclasses; and digests of values.
 
-Recognise a file that only points to its content: what git leaves where Git LFS was not installed.
+A misspelt key, a missing key and a wrong type are errors with the place, what was expected and what was found. Nothing
+is converted, except a whole number where a float is asked for. Only regular files are read, whole, and up to a bound. A
+pointer that git leaves where Git LFS was not installed is recognised. Two parties that hold equal values get equal
+digests.
 
 Source: the specification of Git LFS, version 1.
-
-Digests of values: two parties that hold equal values get equal digests.
-
-Read dictionaries (TOML or JSON) into frozen dataclasses without guessing.
-
-A misspelt key, a missing key and a wrong type are errors that say where, what was expected and what was
-found. Nothing is converted, except a whole number where a float is asked for.
-
-Read files that a user names or that were copied from elsewhere: only files, whole, and never endlessly.
 """
 
 from __future__ import annotations
@@ -72,7 +66,7 @@ _TYPE_NAMES = {
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Read a JSON text of somebody else.
+    """Read a JSON text of another machine.
 
     Raises:
         ValueError: no JSON, or nested too deeply.
@@ -118,7 +112,7 @@ def read_dataclass(
     error: type[InvalidInputError],
     given: Mapping[str, object] = types.MappingProxyType({}),
 ) -> T:
-    """Build ``cls`` from a dictionary whose keys are exactly its fields; fields with a default may be absent.
+    """Build ``cls`` from a dictionary with exactly its fields as keys; fields with a default may be absent.
 
     Args:
         cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with or without
@@ -184,14 +178,14 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
 
 
 def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
-    """Read a table with any keys, whose values are all of one type."""
+    """Read a table with any keys, and values of one type."""
     if not isinstance(value, Mapping):
         raise error(f"{where} has to be a table, but is {describe_value(value)}")
     return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
 
 
 def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:
-    """Refuse keys that nobody knows, naming the nearest known one.
+    """Refuse unknown keys, naming the nearest known one.
 
     Raises:
         InvalidInputError: as ``error``, for the first unknown key.

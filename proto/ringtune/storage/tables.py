@@ -1,20 +1,13 @@
 """Files of rows: tables (.csv, .tsv, .xlsx, .jsonl), words with tags (CoNLL), and an account of unusable rows.
 
-One account of a file's rows: those that can't be used with their lines, those left out, and what else is told.
+Tables are rows under a header, or a JSON object a line; text also as .gz. The separator of a csv file is that of a line
+``sep=;``, else the one that gives all first lines the same number of cells. A CoNLL file has a word a line, in columns
+divided by tabs or blanks: the first is the word, the last its tag. A blank line ends a text, and lines with
+``-DOCSTART-`` as word are left out.
 
-Readers go on after a bad row, so that all of a file's problems are told at once. Messages go to the coordinator and to
-its users, so they have no cell of a row in them.
-
-Tables of an owner: rows under a header (.csv, .tsv, .xlsx), or a JSON object a line (.jsonl); text also as .gz.
-
-The separator of a csv file is found by its first lines: a line ``sep=;``, else that which gives all lines the same
-number of cells. Rows that can't be used go to the file's account (``row_account``), with their lines. A first line may
-be a row, too, where somebody forgot the header, so no message of an owner names it.
-
-Texts as words with a tag each: JSON lines with two lists, or CoNLL files; read strictly, errors say where.
-
-A CoNLL file has a word a line, in columns divided by tabs or blanks: the first is the word, the last its tag. A blank
-line ends a text, and lines with ``-DOCSTART-`` as word are left out. As in tables, no error quotes a cell of a row.
+Readers continue after a bad row, so that all problems of a file are reported at once, with lines (``RowAccount``).
+Messages go to the coordinator and to its users, so they have no cell of a row in them. They have no first line either:
+it may be a row where the header was forgotten.
 """
 
 from __future__ import annotations
@@ -41,7 +34,7 @@ _MOST_PROBLEMS: Final = 100
 
 
 class Problem(NamedTuple):
-    """Why a row can't be used.
+    """The reason why a row can't be used.
 
     Attributes:
         what: is wrong, without the line and without a cell of the row.
@@ -85,7 +78,7 @@ class RowAccount:
     Args:
         path: of the file.
         skips_missing: whether rows with an empty or missing cell are left out (``data.missing = "skip"``).
-        is_own: whether messages stay with whoever has the file, so that they may name all of its columns.
+        is_own: whether messages stay with the owner of the file, so that they may name all of its columns.
 
     Attributes:
         rows: rows that were read, with those that have a value missing.
@@ -167,7 +160,7 @@ class RowAccount:
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".xlsx")
 
 MAX_CELL_CHARACTERS: Final = 1 << 24
-"""Most characters of a cell; a longer one is a file whose quotes do not match."""
+"""Most characters of a cell; a longer one is a file with unmatched quotes."""
 
 MOST_NUMBER: Final = 1e9
 """Largest number, in size, that a model can be asked to predict; numbers of order 1 are learned best."""

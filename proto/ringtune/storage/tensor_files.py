@@ -1,17 +1,11 @@
 """Safetensors files: their header, their tensors a piece at a time, and whether all numbers are finite.
 
-The header of a safetensors file: written, and read and checked without trusting it or reading a tensor.
+A file is eight bytes of length, a JSON object of names with type, shape and offsets, then the data. The header is read
+without trust and without tensors: a file that was cut off, has holes or overlaps, or claims sizes that do not fit is
+refused before anything is allocated. A file is written header first, from shapes, then each tensor's bytes in turn; the
+format's Python library makes a file in memory, in two copies. Bytes are tested for finite numbers without numpy.
 
-Eight bytes length, a JSON object of names with type, shape and offsets, then the data. A file that was cut
-off, has holes or overlaps, or claims sizes that do not fit is refused before anything is allocated.
-
-Source: the safetensors format, README and ``tensor.rs`` (checks of the metadata).
-
-Write and read safetensors files a piece at a time: the header first, from shapes, then each tensor's bytes in turn.
-
-Source: the safetensors format, README (the layout); its Python library makes a file in memory, in two copies.
-
-Whether all numbers of a tensor are finite, read from its bytes a piece at a time, without a library for numbers.
+Source: the safetensors format, README (the layout) and ``tensor.rs`` (checks of the metadata).
 """
 
 from __future__ import annotations
@@ -166,7 +160,7 @@ class TensorPieces(NamedTuple):
 def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str, str] | None = None) -> Pieces:
     """Make a safetensors file, sorted by dtype, widest first so that each tensor is aligned, then by name.
 
-    Equal tensors give equal bytes, in whatever order they come.
+    Equal tensors give equal bytes, in any order.
     """
     names = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name].dtype], name))
     entries = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
@@ -181,7 +175,7 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
 
 
 class TensorFile:
-    """A safetensors file whose header was read and checked; its tensors are read when they are asked for.
+    """A safetensors file with its header read and checked; its tensors are read when they are asked for.
 
     Args:
         content: of the file.
@@ -211,7 +205,7 @@ class TensorFile:
         return TensorPieces(info.dtype, info.shape, self._content.part(info.offset, info.nbytes))
 
     def let_go_of(self, name: str) -> None:
-        """Free what is held of the file up to the end of this tensor, if it is held in memory."""
+        """Free the file up to the end of this tensor, if it is held in memory."""
         info = self.infos[name]
         self._content.let_go(info.offset + info.nbytes)
 

@@ -1,4 +1,4 @@
-"""Text files as people have them: UTF-8, UTF-16 or Windows-1252, plain or gzip; what was chosen is told.
+"""Text files as people have them: UTF-8, UTF-16 or Windows-1252, plain or gzip; the choice is reported.
 
 ``auto`` takes UTF-16 by its byte order mark and UTF-8 where every line is. A file with other bytes is read as
 Windows-1252, which spreadsheets write, unless most of its lines that are not ASCII are UTF-8: those bytes are damage.
@@ -39,7 +39,7 @@ _FIRST_BYTES: Final = 16
 
 
 class TextForm(NamedTuple):
-    """How the bytes of a file become text.
+    """The encoding of a text file, with a note on the choice.
 
     Attributes:
         encoding: as Python names it.
@@ -51,13 +51,13 @@ class TextForm(NamedTuple):
 
 
 def form_suffix(path: Path) -> str:
-    """The suffix that says what is in a file: ``.csv`` of ``Rows.CSV`` and of ``rows.csv.gz``."""
+    """The suffix for the content of a file: ``.csv`` of ``Rows.CSV`` and of ``rows.csv.gz``."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix == _GZIP else suffix
 
 
 def check_rows_file(path: Path) -> None:
-    """Refuse what is no file of rows: nothing, a folder, a pointer of Git LFS.
+    """Refuse a path that is no file of rows: nothing, a folder, a pointer of Git LFS.
 
     Raises:
         DataError: says which, and what to do.
@@ -108,7 +108,7 @@ def opened_text(path: Path, form: TextForm) -> Iterator[TextIO]:
 
 
 def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
-    """Return the whole text of a file, each line end as one line feed, and what is to be known of its encoding.
+    """Return the whole text of a file, each line end as one line feed, and a note on its encoding.
 
     Raises:
         DataError: as ``text_form`` and ``opened_text``.

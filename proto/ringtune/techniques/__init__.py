@@ -1,1 +1,1 @@
-"""The techniques of a run, a module each: its section of the job, its refusals, and its decisions turn by turn."""
+"""The techniques of a run, a module each: its section of the job, its refusals, and its decisions for each turn."""

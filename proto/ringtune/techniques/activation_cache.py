@@ -1,27 +1,23 @@
-"""Hidden states of rows that come again: ``[cache]`` of a job, and where each item of a turn enters the ring.
+"""The activation cache: ``[cache]`` of a job, later visits of batches, and the boundary where an item enters the ring.
 
-The section of a job that lets hosts keep hidden states of rows that come again.
+Hosts keep hidden states of rows that return, in files. With ``float32`` no result depends on it.
 
-When a batch comes again: the steps of its later visits, by the order of turns and batches.
-
-Example: an owner with three batches, turns of two steps, two owners that take turns::
+``later_visits``: the steps at which a batch returns, by the order of turns and batches. An owner with three batches,
+turns of two steps, two owners that take turns::
 
     its position in the stream    0  1    2  3    4  5
     batch                         1  0    2  2    0  1      each pass over the rows in an order of its own
     step                          0  1    4  5    8  9
 
-The coordinator's part in the prefix cache: where each item of a turn enters the ring, and where it is kept.
-
-A batch is read only where it was kept in a turn that every node has done before this one is granted; a host that could
-not keep it, or found it damaged, has said so by then. So a turn is granted only when those are done that end so many
-items before it::
+``TurnPrefixes``: a batch is read only where it was kept in a turn that every node has done before the reading turn is
+granted; a host that could not keep it, or found it damaged, has reported that by then. So a turn is granted only when
+those are done that end so many items before it::
 
     items ahead 16    turn 0 [0,10)  turn 1 [10,20)  turn 2 [20,30)  turn 3 [30,40)
                       kept in 0 -------------------------> may be read from turn 3 on, which waits for the end of 0
 
-With ``float32`` no result depends on it. Where the placement has no cache, this does nothing.
-
-What a prefix cache would save a run: the coordinator's own decisions, as if every turn were done at once.
+``expect_prefixes``: the savings that a planner expects, by the coordinator's own decisions, as if every turn were done
+at once.
 """
 
 from __future__ import annotations
@@ -91,14 +87,14 @@ class CacheSettings:
             raise JobError(f"cache.max_bytes is {self.max_bytes}, it has to be at least 0")
 
     def of_placement(self, computed: str) -> PrefixCache | None:
-        """How hosts keep hidden states, where these are computed in a type; None if they do not."""
+        """The settings of hosts that keep hidden states, computed in a type; None if they do not."""
         if self.prefix == OFF:
             return None
         return PrefixCache(max_bytes=self.max_bytes, dtype=self.dtype if self.dtype == ROUNDED else computed)
 
 
 def later_visits(course: Course, item: Item) -> Iterator[int]:
-    """Yield the steps at which the batch of a train or evaluation item comes again, in ascending order."""
+    """Yield the steps of later visits of the batch of a train or evaluation item, in ascending order."""
     if item.kind is StepKind.EVALUATE:
         boundaries = range(_next_boundary(course, item.step), course.num_steps, course.local_iterations)
         yield from (step for step in boundaries if evaluation_is_due(course, step))
@@ -127,7 +123,7 @@ def _next_boundary(course: Course, step: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _turn_of(course: Course, owner: str, count: int) -> int:
-    """The number of an owner's train turn that comes after ``count`` others of its own, among those of all owners.
+    """The number, among all owners' train turns, of the owner's turn after ``count`` others of its own.
 
     Turns of an owner that was left out came before it.
     """
@@ -158,7 +154,7 @@ class _Entry(NamedTuple):
 
 
 class TurnPrefixes:
-    """What the hosts of one run keep, by what they were told.
+    """The hidden states that hosts of one run keep, by the passages of granted turns.
 
     Args:
         plan: of the run.
@@ -176,7 +172,7 @@ class TurnPrefixes:
         self._prefix = plan.course.num_blocks
 
     def moved(self, part: Plan) -> TurnPrefixes:
-        """The same for another placement, whose hosts begin with an empty cache."""
+        """The same for another placement, with empty caches at its hosts."""
         return TurnPrefixes(part, items_ahead=self._items_ahead)
 
     def may_grant(self, turn: Turn) -> bool:
@@ -230,7 +226,7 @@ class TurnPrefixes:
         return self._keep(course, turn, item, cache, prefix)
 
     def _keep(self, course: Course, turn: Turn, item: Item, cache: PrefixCache, prefix: int) -> Passage:
-        """Keep a batch that has to begin at the embedding, if it comes again and its host has room."""
+        """Keep a batch that has to begin at the embedding, if it has later visits and its host has room."""
         if prefix <= 0:
             return WHOLE
         boundary = boundary_to_keep([prefix, *itertools.islice(self._later(course, turn, item), VISITS_AHEAD)])
@@ -247,14 +243,14 @@ class TurnPrefixes:
         return Passage(keeps=boundary)
 
     def _later(self, course: Course, turn: Turn, item: Item) -> Iterator[int]:
-        """Yield the frozen prefixes of the later visits that may read what is kept in a turn."""
+        """Yield the frozen prefixes of the later visits that may read hidden states of a turn."""
         first = turn.end_step + self._items_ahead if item.kind.has_update else 0
         steps = (step for step in later_visits(course, item) if step - step % course.local_iterations >= first)
         prefixes = (frozen_prefix(course, item.kind, step) for step in steps)
         return itertools.takewhile(lambda prefix: prefix > 0, prefixes)
 
     def _give_up(self, key: Key, turn: Turn) -> None:
-        """Count on what is kept of a batch no longer; its bytes are free when the turn is done."""
+        """Stop reading the kept hidden state of a batch; its bytes are free when the turn is done."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._useless.setdefault(turn.index, []).append(entry)
@@ -265,12 +261,12 @@ class TurnPrefixes:
 
 
 MOST_ITEMS: Final = 100_000
-"""About so many items from the beginning are looked at, which takes seconds; of a longer run these stand for all."""
+"""About so many items from the beginning are counted, which takes seconds; of a longer run these stand for all."""
 
 
 @dataclass(slots=True)
 class ExpectedPrefixes:
-    """What of a run enters above the embedding.
+    """The expected savings of a run by items that enter above the embedding.
 
     Attributes:
         items: passes of batches through the ring.

@@ -1,4 +1,4 @@
-"""Activations that blocks keep: ``[memory]`` and ``[velora]`` of a job, and the policy of each slice."""
+"""Activation checkpointing and VeLoRA: ``[memory]`` and ``[velora]`` of a job, and the policy of each slice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePolicy:
-    """What the blocks of one slice do to save activations.
+    """The policy of the blocks of one slice for saving activations.
 
     Attributes:
         recomputed: those that run again for their backward.
@@ -43,7 +43,7 @@ class SlicePolicy:
 
     @property
     def name(self) -> str:
-        """One of ``POLICIES``; a slice of which some blocks do something has the name of what they do."""
+        """One of ``POLICIES``; a slice with the policy on some of its blocks only has the name of that."""
         if self.recomputed:
             return BOTH if self.projected else RECOMPUTE
         return VELORA if self.projected else NONE
@@ -74,7 +74,7 @@ ACTIVATIONS: Final = (*POLICIES, AUTO)
 MOST_PARTS: Final = 1 << 20
 ADAPTER_DOWN: Final = "adapter_down"
 PAPER_LAYERS: Final = ("value", "down", ADAPTER_DOWN)
-"""Where the paper found VeLoRA to serve best: on value and down projections, and those of adapters."""
+"""The layers for which the paper found VeLoRA best: on value and down projections, and those of adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What ``runtime.frozen`` of a job has to agree with, and which ways of holding frozen weights a planner may choose."""
+"""Frozen weights held small: refusals for ``runtime.frozen`` of a job, and the forms that a planner may choose."""
 
 from __future__ import annotations
 

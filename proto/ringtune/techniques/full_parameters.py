@@ -1,10 +1,7 @@
 """Training of all parameters, a group of units at a time (HiFT): ``[hift]`` of a job, and the owners of each group.
 
-``[hift]``: full-parameter training of one group of units at a time, and what it does not go with.
-
-Whose rows train which group of units: where turns and sweeps keep step, an owner never trains some groups.
-
-Two owners, turns of three steps, six groups::
+Where turns and sweeps have a common period, an owner never trains some groups. Two owners, turns of three steps, six
+groups::
 
     step    0 1 2 3 4 5 | 6 7 8 9 10 11
     owner   a a a b b b | a a a b b  b

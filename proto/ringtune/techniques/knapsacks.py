@@ -1,47 +1,32 @@
-"""Knapsacks (D2FT): choose operations of subnets by their scores within the capacities of boards; needs numpy.
+"""Knapsacks (D2FT): operations of subnets by their scores, within the capacities of boards; needs numpy.
 
-Knapsacks, many at once: which items of each are taken, so that their values are large and their costs fit.
+Arrays are K knapsacks by N items, an item is a micro-batch. All costs and capacities are whole numbers; values are made
+whole too, so that sums are exact and a tie is a tie on every machine. The rule for ties: of all best choices the one
+that leaves out the latest item in the order of preference, then the next latest one, and so on. Items of value 0 are
+taken last, in that order, as long as they fit.
 
-Arrays are K knapsacks by N items, an item is a micro-batch. All costs and capacities are whole numbers; values are
-made whole too, so that sums are exact and a tie is a tie on every machine. The rule for ties: of all best choices the
-one that leaves out the latest item in the order of preference, then the next latest one, and so on. Items that are
-worth nothing are taken last, in that order, as long as they fit.
+``two_stage``: stage one takes full operations by their backward scores under C^pf, at c^f + c^b each. Stage two takes
+forward-only ones by their forward scores under C^po, at c^f each, among the micro-batches that stage one left, because
+equation 5 allows one operation for a micro-batch; three full and one forward-only of five are just that.
 
-Source: D2FT, Algorithm 2, with each operation's own cost as guard, and its index stepped down.
+``joint``: one multiple-choice knapsack for each subnet, solved exactly. Each micro-batch is full, forward-only or
+passed by; both kinds share one capacity, C^pf + C^po. A forward score counts ``score_scale`` times against a backward
+score. Capacity that is left goes to full operations, then to forward-only ones, where that loses nothing.
 
-Choose full operations first, then forward-only ones among the rest: D2FT's two stages, for many subnets at once.
+Baselines: *random* draws for each subnet which micro-batches are full and which forward-only, with the counts of its
+capacities. *Pruning* passes the subnets of the least scores by for all micro-batches until the next choice; the budget
+is over all subnets, so that some nodes may have nothing to do. Magnitude is a subnet's weights. Magnitude-gradient is
+the sum of weights and gradients, each as a share of its mean over all subnets, because a sum of two measures needs one
+scale.
 
-Stage one takes full operations by their backward scores under C^pf, at c^f + c^b each. Stage two takes forward-only
-ones by their forward scores under C^po, at c^f each. Equation 5 allows one operation for a micro-batch, so stage two
-chooses among those that stage one left: three full and one forward-only of five are just that.
+``choose_table``: a capacity is rounded down to whole rows of its own operation, a micro-batch costs its rows;
+micro-batches of equal rows are counted. The joint choice needs one unit for both kinds: a full operation of a row is as
+few units as make a forward-only one whole too, at most 100; otherwise it is 100, and a forward-only one is rounded up.
 
-Source: D2FT, equations 5 to 8 and Algorithm 1.
-
-Choose full and forward-only operations together: one multiple-choice knapsack for each subnet, solved exactly.
-
-Each micro-batch is full, forward-only or passed by; both kinds share one capacity, C^pf + C^po. A forward score counts
-``score_scale`` times against a backward score. What is left in the end goes to full operations, then to forward-only
-ones, where that loses nothing.
-
-Source: D2FT, equation 6 without the decoupling of equations 7 and 8; section IV-F (the scale).
-
-What D2FT is compared with: operations drawn by lot, and whole subnets pruned.
-
-Random: each subnet draws which micro-batches are full and which forward-only, with the counts that its capacities
-allow. Pruning: the subnets that count least are passed by for all micro-batches until the next choice; the budget is
-over all subnets, so that some nodes may have nothing to do. Magnitude counts a subnet's weights. Magnitude-gradient
-counts the sum of weights and gradients, each as a share of its mean over all subnets, because a sum of two measures
-needs one scale.
-
-Source: D2FT, section III-A (baselines). Sum: Sokar et al., Where to pay attention in sparse training for feature
-selection, whose importance is a weighted sum of both.
-
-Choose a run's table of operations from the scores that its nodes reported.
-
-Costs and capacities become whole numbers. A capacity is rounded down to whole rows of its own operation, a
-micro-batch costs its rows; micro-batches of equal rows are counted. The joint choice needs one unit for both kinds: a
-full operation of a row is as few units as make a forward-only one whole too, at most 100; otherwise it is 100, and a
-forward-only one is rounded up.
+Source: D2FT, equations 5 to 8 and Algorithm 1; Algorithm 2, with each operation's own cost as guard, and its index
+stepped down; for ``joint`` equation 6 without the decoupling of equations 7 and 8, and section IV-F (the scale);
+section III-A (baselines). Sum: Sokar et al., Where to pay attention in sparse training for feature selection, whose
+importance is a weighted sum of both.
 """
 
 from __future__ import annotations
@@ -76,7 +61,7 @@ Bools = NDArray[np.bool_]
 SUM_BITS: Final = 62
 """All values of a knapsack together have at most so many bits; each is rounded to its share of them."""
 _NEVER: Final = -(2**62)
-"""What no choice is worth."""
+"""A value below that of every choice."""
 _CELLS: Final = 16_000_000
 """Cells of the search table of one go; more knapsacks are solved in several."""
 
@@ -133,7 +118,7 @@ def in_parts(rows: NDArray[Any], items: int, capacity: int) -> list[NDArray[Any]
 
 
 def after(best: Ints, cost: Ints, value: Ints) -> Ints:
-    """What each knapsack is worth at each capacity if it takes one more item; impossible below the item's cost.
+    """The value of each knapsack at each capacity with one more item; impossible below the item's cost.
 
     Args:
         best: without the item, for each capacity from 0 on, K by W.
@@ -293,7 +278,7 @@ def drawn(knapsacks: Knapsacks, *, seed: int, owner: str, step: int) -> Codes:
 
 
 def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) -> Bools:
-    """Which choosers pruning keeps.
+    """The choosers that pruning keeps.
 
     Args:
         choosers: all that choose.
@@ -505,7 +490,7 @@ def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Score
 
 
 def _in_means(choosers: Sequence[Chooser], given: dict[str, Scores]) -> dict[str, Scores]:
-    """Each kind of score as a share of its mean over all blocks that choose: what is compared needs one scale."""
+    """Each kind of score as a share of its mean over all blocks that choose, to compare them in one scale."""
     found = {owner: scores.copy() for owner, scores in given.items()}
     for kind in range(next(iter(given.values())).shape[3]):
         every = np.concatenate([scores[:, :, choosers[0].start :, kind].ravel() for scores in given.values()])
@@ -528,7 +513,7 @@ def _choice(course: Course) -> Choice:
 
 
 class _Units(NamedTuple):
-    """What one row costs, in whole numbers."""
+    """The costs of one row, in whole numbers."""
 
     full: int
     forward: int

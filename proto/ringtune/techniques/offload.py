@@ -1,13 +1,7 @@
 """Offload (ColA): the section of a job, the helpers of a plan, and the rows of users with adapters of their own.
 
-``[offload]``: which hosts let other nodes fit their adapters (ColA), and what that does not go with.
-
-The plan in which helpers fit the adapters of whole slices: what a job, the planner, or a what-if names.
-
-Whose row is which: users whose rows train adapters of their own (ColA, collaboration of users).
-
-An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So an index
-says whose row it is, every node can tell it for every batch from the course alone, and nothing of it travels.
+An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So the user
+of a row follows from its index, on every node from the course alone, and no message has it.
 
 Source: ColA, section 4.3 and Table 4 (joint, alone, collaboration).
 """
@@ -127,14 +121,14 @@ class OffloadSettings:
 
     @property
     def manner(self) -> Manner:
-        """How helpers fit."""
+        """The settings of helpers."""
         return Manner(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
         )
 
     @property
     def chosen_adapters(self) -> Mapping[str, str]:
-        """The adapter configuration of each user who has another one than ``adapter.config``."""
+        """The adapter configuration of each user with another one than ``adapter.config``."""
         return self.adapters or {}
 
     @property
@@ -203,7 +197,7 @@ def _problem(
 
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
-    """Refuse adapters that a helper can't fit in a model whose query, key and value are one matrix.
+    """Refuse adapters that a helper can't fit in a model with query, key and value in one matrix.
 
     Raises:
         JobError: names the adapter, and the remedy.
@@ -250,7 +244,7 @@ def _check_map(helpers: Mapping[str, str]) -> None:
 
 
 NOBODY: Final = "off"
-"""The word for a plan in which nobody helps."""
+"""The word for a plan without helpers."""
 
 
 def helped(plan: Plan, helper_of: Mapping[str, str], manner: Manner = IN_STEP) -> Plan:
@@ -292,7 +286,7 @@ def helpers_by_host(plan: Plan) -> dict[str, str]:
 
 
 def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str, str]:
-    """Read who helps whom from one word: ``pi-1=laptop+pi-2=laptop``, or ``off`` for nobody.
+    """Read helpers and hosts from one word: ``pi-1=laptop+pi-2=laptop``, or ``off`` for none.
 
     Args:
         text: of the user.
@@ -319,7 +313,7 @@ def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str,
 
 
 class UserUse(NamedTuple):
-    """What training made of one user's rows.
+    """The use that training made of one user's rows.
 
     Attributes:
         trained_rows: rows of all batches, each time counted.
@@ -336,7 +330,7 @@ RowsOfUser = tuple[str, tuple[int, ...]]
 
 @functools.lru_cache(maxsize=256)
 def users_of(course: Course) -> tuple[str, ...]:
-    """Every user of a run, in the order of owners and rows; who has rows at several owners is one user."""
+    """Every user of a run, in the order of owners and rows; one with rows at several owners is one user."""
     return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
 
 
@@ -366,7 +360,7 @@ def most_changed(course: Course) -> int:
 
 
 def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
-    """What the first ``steps`` steps make of the rows of each user who has adapters of their own, in their order.
+    """The use by the first ``steps`` steps of the rows of each user with adapters of their own, in their order.
 
     Steps of an interval that is not over yet have trained rows, and made no update but at the end of the run.
     """
@@ -389,7 +383,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
-    """Whose rows a micro-batch has.
+    """The users of the rows of a micro-batch.
 
     Args:
         course: of the run.

@@ -37,12 +37,12 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HelpersReason:
-    """What the planner thought of helpers under ``offload.mode = "auto"``.
+    """The planner's trials of helpers under ``offload.mode = "auto"``, and its reason.
 
     Attributes:
         trials: in the order in which they were made.
         note: what else there is to say: that nothing fitted without helpers, or that nothing could be tried.
-        is_needed: whether every host needs a helper, so that none is compared with nobody.
+        is_needed: whether every host needs a helper, so that there is no trial without helpers.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -125,7 +125,7 @@ def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
 
 
 def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
-    """How many rows each user has, and what came of them, where each has adapters of their own."""
+    """The rows of each user and their use, where each has adapters of their own."""
     if not user_sets(plan.course):
         return {}
     rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}

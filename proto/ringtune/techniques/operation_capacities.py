@@ -1,9 +1,8 @@
-"""Capacities of boards (D2FT): the number of micro-batches for which a subnet is full, or does the forward only.
+"""Capacities of boards (D2FT): the numbers of micro-batches for which a subnet is full, or does the forward only.
 
-Counts of operations for each board, such that all are busy for nearly the same time in a step.
-
-All boards together do as much as equal counts would let them. Example: two boards with equal slices, one twice as
-fast, 8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
+Counts are chosen such that all boards are busy for nearly the same time in a step, and that all together do as much as
+equal counts would let them. Example: two boards with equal slices, one twice as fast, 8 micro-batches, 60 % of the
+compute, a forward is 0.4 of full::
 
     board    full   forward-only   busy, in full operations of the slow board
     slow     2      3              3.2
@@ -81,7 +80,7 @@ def check_counts(settings: OperationsSettings, counts: Counts, microbatches: int
 
 
 LEAST_SHARE: Final = 0.95
-"""How much of the compute that could be done has to be done, for the sake of equal times."""
+"""The share of the possible compute that has to be done where times are made equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +153,7 @@ def balanced(boards: Sequence[Board], microbatches: int, most: float) -> dict[st
 
 
 def spread(boards: Sequence[Board], counts: dict[str, Counts]) -> float:
-    """How far busy seconds lie apart, as a share of the longest ones."""
+    """The spread of busy seconds, as a share of the longest ones."""
     busy = [board.busy_s(counts[board.node]) for board in boards]
     return (max(busy) - min(busy)) / max(busy)
 
@@ -188,7 +187,7 @@ def choice_of(
     local_iterations: int,
     owners: int,
 ) -> Choice:
-    """How a run chooses its tables, from what its job asks and what its boards need.
+    """The settings by which a run chooses its tables, from its job and the times of its boards.
 
     Args:
         settings: ``[operations]`` of the job.

@@ -1,14 +1,7 @@
 """Operations of subnets (D2FT): the section of a job, its choosers, the expected table, and the table of each turn.
 
-``[operations]``: which subnets do what for which micro-batch, and how that is chosen (D2FT).
-
-What `[operations]` of a job has to agree with: its own policy, micro-batches, private blocks, adapter, dropout.
-
-The operations that a job is given: read from the file that ``operations.table`` names, and kept in the job as text.
-
-A job goes to machines that do not have the file, and a run's own job has to say everything by itself.
-
-The choosers of a course: the subnets that each have knapsacks of their own, and where each begins to choose.
+``operations.table`` of a job names a file; the job holds its text, because it goes to machines without the file, and a
+run's own job has to be complete.
 
 A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser
 prefers the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch,
@@ -22,17 +15,16 @@ so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-
     subnet 4      1 3 3 1 1     first 3
     subnet 5      1 1 3 3 1     first 4
 
-Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the
-last and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
+Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the last
+and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
 micro-batches have as even a number of full subnets as can be, and each further batch begins one micro-batch later.
 
 With ``ties = "together"`` all choosers have the same first micro-batch, as if the items of Algorithm 2 stood in one
-order: whole micro-batches are full, and others pass all blocks by, with the messages that they would have been.
+order: whole micro-batches are full, and others pass all blocks by, without their messages.
 
-The table that predictions assume as long as nobody knows the scores.
-
-It has as many operations of each kind as the capacities allow, spread as the knapsacks spread them where all scores
-tie. For a course of three subnets a block that are full for 3 of 5 micro-batches and forward-only for one::
+``expected_table`` is what predictions assume before any scores: as many operations of each kind as the capacities
+allow, spread as the knapsacks spread them where all scores tie. For a course of three subnets a block that are full for
+3 of 5 micro-batches and forward-only for one::
 
     block     0   1
     micro 0   131 321
@@ -41,13 +33,9 @@ tie. For a course of three subnets a block that are full for 3 of 5 micro-batche
     micro 3   211 113
     micro 4   321 211
 
-Which scores a node owes for a score turn, and whether it has sent just these.
-
-The coordinator's part in operation tables: which turn may be granted, and which table it carries.
-
-Where the course leaves no tables to the run, this does nothing. A table holds from the train turn on before which it
-was chosen (``boundaries.table_is_due``); that turn is granted only when the table is there, and the table is asked for
-only when every score that counts is there. So no timing changes what a turn carries.
+``TurnOperations``: a table holds from the train turn on before which it was chosen (``schedule.turns.table_is_due``);
+that turn is granted only when the table is there, and the table is asked for only when every score that counts is
+there. So no timing changes the table of a turn. ``check_scores`` refuses scores that a node does not owe.
 """
 
 from __future__ import annotations
@@ -257,7 +245,7 @@ def given_tables(settings: OperationsSettings) -> tuple[GivenTable, ...]:
     """The tables that a job is given, each with the step that it holds from; none where it is given none.
 
     Raises:
-        JobError: the job names a file, which nobody has read, or its text is no table.
+        JobError: the job names a file, which is not read, or its text is no table.
     """
     if not settings.table:
         return ()
@@ -284,12 +272,12 @@ def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
 
 
 _SLACK = 1e-9
-"""What a capacity may lack of a whole row, of rounding in its last bits."""
+"""The share of a row that a capacity may lack by rounding in its last bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chooser:
-    """One subnet of one block, or one group of blocks, whose operations are chosen together.
+    """One subnet of one block, or one group of blocks, with operations that are chosen together.
 
     Attributes:
         start: the first block.
@@ -324,7 +312,7 @@ class Chooser:
 
 
 class Limits(NamedTuple):
-    """What one chooser may do for the micro-batches of one batch, in whole numbers.
+    """The limits of one chooser for the micro-batches of one batch, in whole numbers.
 
     Attributes:
         costs: of each micro-batch: its rows, or 1 where micro-batches are counted.
@@ -338,7 +326,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(course: Course, chooser: Chooser, sizes: tuple[int, ...]) -> Limits:
-    """What a chooser may do for a batch with micro-batches of so many rows.
+    """The limits of a chooser for a batch with micro-batches of so many rows.
 
     A batch with fewer rows than others has its share, or with fewer micro-batches where these are counted.
     """
@@ -380,7 +368,7 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
 
 
 def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], list[int]]:
-    """Where each subnet of a block begins, and how many subnets are full for each micro-batch up to this block.
+    """The first micro-batch of each subnet of a block, and the full subnets of each micro-batch up to this block.
 
     The block is rotated such that those totals are as even as can be; among equal rotations it takes the lowest.
     """
@@ -445,7 +433,7 @@ def expected_table(course: Course) -> Operations:
 
 
 def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -> tuple[str, ...]:
-    """The rows of one batch; all subnets are full whose chooser is not named, and all micro-batches that are not.
+    """The rows of one batch; subnets of choosers that are not named, and micro-batches that are not, are full.
 
     Args:
         course: with a choice.
@@ -522,7 +510,7 @@ def _pruned(course: Course, sizes: tuple[int, ...], _batch_id: int) -> tuple[str
 
 
 class ScoreKey(NamedTuple):
-    """What one entry of scores is of."""
+    """The place of one entry of scores: batch, micro-batch, block."""
 
     batch_id: int
     micro: int
@@ -530,7 +518,7 @@ class ScoreKey(NamedTuple):
 
 
 def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
-    """What a node owes at the end of a turn: each block of its slice for each micro-batch of the turn, in order.
+    """The scores that a node owes at the end of a turn: each block of its slice, each micro-batch, in order.
 
     Blocks that never train are not scored. At the end of a turn that scores nothing, a node owes nothing.
     """
@@ -588,7 +576,7 @@ class TurnOperations:
 
     Args:
         plan: of the run.
-        start: where it goes on; None = it begins.
+        start: where it continues; None = it begins.
 
     Attributes:
         in_force: the table that the next turn carries; None as long as there is none.

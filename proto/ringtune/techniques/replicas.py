@@ -1,10 +1,9 @@
-"""Whether what several nodes have alike is still equal: copies of embedding and head, and blocks of replicas.
+"""Digests that compare what several nodes hold alike: copies of embedding and head, and blocks of replicas.
 
-They are compared by digest: blocks of replicas (``schedule.lowering``) after their last update of a turn, copies
-once a sweep. Where all parameters train, every owner does the same update of its own copy (``schedule.stages``).
-After the last update that a unit has in a sweep, each owner takes the digest of its copy, and reports it with the end
-of the turn.
-With 3 groups, turns of 4 steps and the embedding first in a sweep::
+Blocks of replicas (``schedule.lowering``) are compared after their last update of a turn, copies once a sweep. Where
+all parameters train, every owner does the same update of its own copy (``schedule.stages``). After the last update of a
+unit in a sweep, each owner takes the digest of its copy, and reports it with the end of the turn. With 3 groups, turns
+of 4 steps and the embedding first in a sweep::
 
     step                  0  1  2  3 | 4  5  6  7 | 8  9 10 11
     trains the embedding  x        x |       x    |    x
@@ -36,7 +35,7 @@ class CopyDigest(NamedTuple):
 
 
 def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
-    """The units that ``node`` compares with others at the end of a turn, each with the item after whose update.
+    """The units that ``node`` compares with others at the end of a turn, each with the item of its last update.
 
     Blocks of a replica are named by the first one of the range that is updated.
     """
@@ -57,7 +56,7 @@ def _compared_blocks(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
 
 
 def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
-    """The units whose copies are compared at the end of a turn, each with the item after whose update.
+    """The units with copies that are compared at the end of a turn, each with the item of its last update.
 
     Nothing where one owner has the only copy.
     """

@@ -1,25 +1,18 @@
-"""Both ends of every connection: channels and servers with one set of options, the guard of callers, and threads.
+"""gRPC channels and servers with one set of options: encryption, the guard of callers, threads, and idle connections.
 
-Let the system hold connections on which nobody has said anything yet, so that they cost this process nothing.
+All binds and dials of the process are made here. Where the process has an identity (``transport.speaker``), both ends
+show a certificate and everything is encrypted; otherwise all is plain text. A port is never shared. ``Guard`` checks
+the certificate of every caller before the call reaches a servicer.
 
-gRPC makes ready for a handshake as soon as a connection is there: with encryption that is 45 KiB each, measured with
-grpcio 1.85, of which half stays in the heap afterwards. Who calls speaks first, also in plain text, so a connection is
-worth nothing before its first byte. Linux can wait for that (``TCP_DEFER_ACCEPT``); gRPC has no option for it, so the
-listening socket is looked up among those of this process.
+``defer_accept``: gRPC prepares a handshake as soon as a connection is there: with encryption that is 45 KiB each,
+measured with grpcio 1.85, of which half stays in the heap afterwards. A caller sends first, also in plain text, so the
+system can hold a connection until its first byte. Linux has ``TCP_DEFER_ACCEPT`` for that; gRPC has no option for it,
+so the listening socket is looked up among those of this process.
 
-The threads that carry out a server's calls: started when none is free, and never a reason to hang.
-
-``concurrent.futures.ThreadPoolExecutor`` fails a server in two ways. Where the system has no more threads, its
-``submit`` raises on gRPC's own thread, which ends: no call is answered or cancelled from then on. And the interpreter
-waits at its exit for every worker, for ever if one of them waits for such a call. Here a call waits for a free thread
-instead, threads are daemons, and the end is bounded.
-
-The guard of a server: looks at the certificate of every caller before the call reaches a servicer.
-
-Both ends of every connection: channels and servers with the project's options, and nobody's port shared.
-
-Everything that binds or dials goes through here. Where the process has an identity (``transport.speaker``), both
-ends show a certificate and everything is encrypted; otherwise all is plain text.
+``Workers``: ``concurrent.futures.ThreadPoolExecutor`` fails a server in two ways. Where the system has no more threads,
+its ``submit`` raises on gRPC's own thread, which ends: no call is answered or cancelled from then on. And the
+interpreter waits at its exit for every worker, for ever if one of them waits for such a call. Here a call waits for a
+free thread instead, threads are daemons, and the end is bounded.
 """
 
 from __future__ import annotations
@@ -213,10 +206,10 @@ def _facts(pem: bytes) -> CertificateFacts:
 class Guard(grpc.ServerInterceptor):
     """Admits a call if the caller's certificate still holds, may make it, and is of whom the request names.
 
-    A connection outlives the certificate that it was opened with, so dates and removals are looked at in every call.
+    A connection outlives the certificate that it was opened with, so dates and removals are checked in every call.
 
     Args:
-        refusal: says why somebody with a valid certificate is refused; empty = it is not.
+        refusal: says why a party with a valid certificate is refused; empty = it is not.
     """
 
     def __init__(self, refusal: Refusal) -> None:

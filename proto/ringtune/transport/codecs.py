@@ -1,27 +1,19 @@
-"""Messages of the wire and values of the rules: turns, numbers, grants, scores, and checked reports.
+"""Codecs between wire messages and values: turns, numbers, grants, scores, and checked reports.
 
-Translates turns and numbers between the messages of the wire and the values of the rules.
+Actions travel as words (:mod:`ringtune.schedule.actions`), scores as one message for each block of each batch, with
+packed float64. Input is not trusted: bytes that are no value raise :class:`~ringtune.errors.IntegrityError`.
 
-Actions travel as words (:mod:`ringtune.schedule.actions`). Nothing here trusts its input: what does not read as a
-value raises :class:`~ringtune.errors.IntegrityError`.
-
-Grants on the wire: a turn names its operation table by digest, and a node gets each table once.
-
-::
+A turn in a grant names its operation table by digest, and a node gets each table once::
 
     grant 1   tables {A}   turns 2 A, 3 A
     grant 2                turns 4 A
     grant 3   tables {B}   turns 5 A, 6 B
 
-One writer for each node, because each is told on its own. A grant may be sent again as it is; the reader keeps the last
-tables, so that it knows them whatever comes twice.
+Each node has a writer of its own. A grant may be sent again as it is; the reader keeps the last tables, so that it
+knows them in a repeated grant too.
 
-Scores on the wire: one message for each block of each batch, its numbers as packed float64.
-
-Check the figures of a node's report where they are decoded: they come from another machine.
-
-A report may speak of granted items and of nodes of the plan only. Counts are whole and no more than a number can hold,
-times are times, losses are finite. A report that has anything else is of no node of ours.
+A report may name granted items and nodes of the plan only. Counts are whole and bounded, times are finite and bounded,
+losses are finite. Any other report is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +46,7 @@ _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
 
 
 def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
-    """Translate a turn into its message; its operation table is named by ``grants.GrantWriter``."""
+    """Translate a turn into its message; its operation table is named by ``GrantWriter``."""
     return control_pb2.TurnMessage(
         index=turn.index,
         kind=turn.kind.value,
@@ -79,7 +71,7 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
 
     Raises:
         IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, an
-            operation table that did not come, or passages of some items only.
+            operation table that is missing, or passages of some items only.
     """
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
@@ -143,7 +135,7 @@ def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[st
     """Translate messages into named figures, in the given order.
 
     Raises:
-        IntegrityError: a figure without a name, or a name that comes twice.
+        IntegrityError: a figure without a name, or a doubled name.
     """
     values = tuple((message.name, message.value) for message in messages)
     names = [name for name, _ in values]
@@ -225,7 +217,7 @@ class GrantReader:
 
 @functools.lru_cache(maxsize=KEPT_TABLES)
 def table_to_proto(operations: Operations) -> control_pb2.TableMessage:
-    """Translate a table into its message, which nobody changes."""
+    """Translate a table into its message, which is not changed afterwards."""
     text = json.dumps(operations.to_json(), separators=(",", ":"))
     return control_pb2.TableMessage(digest=operations.digest, table_json=text.encode())
 

@@ -1,9 +1,9 @@
-"""Which coordinators are announced on the local network, and which of them a node may join by itself.
+"""Discovery of coordinators on the local network (DNS-SD), and the choice of one that a node may join by itself.
 
-An announcement (DNS-SD) has a name, addresses, a port and a few words: the form of the announcement, the version of
-RingTune, and the first digits of the hash of the coordinator's authority. No secret is in it, and it proves nothing:
-anybody may announce anything. So it only says where to ask. A node joins by itself where its token or certificate names
-the authority; the whole hash is compared before the token's secret is shown (``ringtune.transport.enrollment``).
+An announcement has a name, addresses, a port and a few words: the form of the announcement, the version of RingTune,
+and the first digits of the hash of the coordinator's authority. It has no secret, and it proves nothing: anybody may
+announce anything. So it is only an address to ask. A node joins by itself where its token or certificate names the
+authority; the whole hash is compared before the token's secret is shown (``ringtune.transport.enrollment``).
 
 Source: RFC 6763, DNS-based service discovery.
 """
@@ -21,9 +21,9 @@ from ringtune.texts import shown
 
 SERVICE: Final = "_ringtune._tcp.local."
 LOOK_S: Final = 3.0
-"""How long a node looks for coordinators, seconds."""
+"""Seconds in which a node searches coordinators."""
 MOST_FOUND: Final = 32
-"""Most announcements that are looked at: whoever floods the network can't make a node hold more."""
+"""Most announcements that are read: a flooded network can't make a node hold more."""
 _MOST_ADDRESSES: Final = 8
 _LONGEST_NAME: Final = 63
 _FORM: Final = b"1"
@@ -34,7 +34,7 @@ _AUTHORITY = re.compile(rf"[0-9a-f]{{{_PREFIX_DIGITS}}}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """A coordinator that somebody announces.
+    """The announcement of a coordinator.
 
     Attributes:
         name: as announced, printable.
@@ -68,13 +68,13 @@ def words_of(version: str, authority_sha256: str) -> dict[str, bytes]:
 def read_announcement(
     name: str, addresses: Sequence[str], port: object, words: Mapping[bytes, bytes | None]
 ) -> Announcement | None:
-    """Read what somebody announces; None if it is no coordinator of this form.
+    """Read an announcement; None if it is no coordinator of this form.
 
     Args:
         name: of the instance, without the service's.
         addresses: of its host, IPv4 or IPv6; the first that can be called counts.
         port: where it listens.
-        words: as they came.
+        words: as they arrived.
     """
     version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
     host = next((one for one in addresses[:_MOST_ADDRESSES] if _can_be_called(one)), "")
@@ -106,7 +106,7 @@ def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, l
         found: on the network.
         authority_sha256: that the node's token or certificate names, hex; empty = it has neither.
         what: names that: ``the join token``.
-        looked_s: for how long they were looked for.
+        looked_s: seconds of the search.
 
     Returns:
         Its address.

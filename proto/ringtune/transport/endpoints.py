@@ -1,25 +1,21 @@
-"""Addresses as users type them, gRPC options as plain values, and versions that work together; no grpc here.
+"""Addresses (``host:port``) as users type them, gRPC options as plain tuples, and compatible versions; no grpc here.
 
-``host:port`` as users type it, and whether it leaves this machine.
-
-gRPC options of every channel and server, as plain tuples; this module does not import grpc.
-
-Each value answers a behaviour that was measured on grpcio 1.85:
+Each option answers a behaviour that was measured on grpcio 1.85:
 
 * A ping, and its answer, wait behind data that fill the sockets and the queue of a router: behind a link of 2 Mbit/s
-  with two seconds of queue they take more than 5 s. So pings only free what is left of dead connections, after a
-  minute; that a node is lost is the lease's to say, which is heard of in small messages of their own.
+  with two seconds of queue they take more than 5 s. So pings only remove dead connections, after a minute; the loss of
+  a node is decided by its lease, which is renewed in small messages of its own.
 * Two servers bind one port silently unless ``so_reuseport`` is 0; calls are then split between them.
-* Built-in retries stop working above 256 KiB, so they are off: what may be repeated is ours to say.
+* Built-in retries stop working above 256 KiB, so they are off: ``transport.retry`` repeats calls.
 * After an outage the default back-off keeps a healed link down for half a minute.
 * One connection may open thousands of streams, each of which takes a worker.
 * A connection that has begun a handshake costs 45 KiB, and may take two minutes for it: so many at a time, and a third
-  of a minute, which is more than a slow link takes. One that has said nothing costs nothing (``listening``).
+  of a minute, which is more than a slow link takes. One without a byte costs nothing (``channels.defer_accept``).
 * A message above the limit is refused before it is read; payloads travel in chunks far below it.
 * ``http_proxy``, ``https_proxy`` and ``grpc_proxy`` send even calls to this machine's own address to a proxy, and
-  ``GRPC_ADDRESS_HTTP_PROXY`` does whatever ``enable_http_proxy`` says: nodes are reached where they listen.
+  ``GRPC_ADDRESS_HTTP_PROXY`` does so with any ``enable_http_proxy``: nodes are called at the addresses they listen on.
 
-Which versions of RingTune work together: those with the same first two numbers, as 0.2.0 and 0.2.7.
+Versions of RingTune work together if their first two numbers are the same, as 0.2.0 and 0.2.7.
 """
 
 from __future__ import annotations
@@ -71,7 +67,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``host:port`` stands for every address of a machine, so that nobody can call it."""
+    """Whether ``host:port`` stands for every address of a machine, so that it can't be called."""
     return address.rpartition(":")[0].strip("[]") in _WILDCARDS
 
 

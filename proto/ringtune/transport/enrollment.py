@@ -1,8 +1,8 @@
-"""Get a certificate of a coordinator: the first one for a token, later ones for the one that there is.
+"""Enrollment at a coordinator: the first certificate for a token, later ones for the present certificate.
 
-With a token, in this order: the certificate of whoever answers is taken as it comes; over a connection to its bearer
-alone the authority's certificate is asked for; its hash has to be the token's; and only over a connection that the
-authority vouches for the token is shown. Somebody in between learns nothing.
+With a token, in this order: the certificate of the answering party is taken without trust; over a connection to its
+bearer alone the authority's certificate is asked for; its hash has to be the token's; and only over a connection that
+the authority vouches for the token is shown. Somebody in between learns nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
     Raises:
         ConnectionFailedError: nobody answers there.
         TokenError: the token is wrong, used or expired.
-        TrustError: somebody else answers there, or the clocks differ by more than certificates allow.
+        TrustError: another party answers there, or the clocks differ by more than certificates allow.
         StorageError: the folder can't be written.
     """
     host, port = split_address(coordinator, option="--coordinator")
@@ -125,7 +125,7 @@ def _certify(
 
 
 def certificate_at(address: str, *, timeout_s: float = _CALL_S) -> bytes:
-    """Return the certificate of whoever answers at an address, PEM, whoever that is.
+    """Return the certificate of the party that answers at an address, PEM, without trust.
 
     Raises:
         ConnectionFailedError: nobody answers, or not with a certificate.

@@ -1,13 +1,9 @@
-"""Certificates and keys, and the identity of a process: key, certificate and authority in one file.
+"""Certificates, keys and requests for certificates, and the identity of a process: key, certificate, authority.
 
-What a certificate says, and what is wrong with it; keys, and requests for certificates.
+An identity is one file, so that it is replaced in one step. Its folder has the mode 0700, the file 0600; an identity
+that others could read is refused.
 
-Imported where trust is used only: the library takes tens of milliseconds to load.
-
-The identity of a process: its private key, its certificate, and the authority that it believes, in one file.
-
-One file, so that it is replaced in one step. It lies in a folder that nobody else can enter (0700) and can be read by
-nobody else (0600); an identity that others could read is refused.
+Imported only where trust is used: the library takes tens of milliseconds to load.
 """
 
 from __future__ import annotations
@@ -41,12 +37,12 @@ _UNREADABLE: Final = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""Errors of the library for what somebody has made up: they have no base of their own."""
+"""Errors of the library for forged input: they have no base of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateFacts:
-    """What the certificate of a party says.
+    """The facts of a party's certificate.
 
     Attributes:
         party: whose.
@@ -62,7 +58,7 @@ class CertificateFacts:
 
     @property
     def renew_at_unix_s(self) -> float:
-        """When it should be renewed: at two thirds of its life since it was issued."""
+        """The time to renew it: at two thirds of its life since it was issued."""
         issued_unix_s = self.begins_unix_s + BACKDATED_S
         return issued_unix_s + _RENEWED_AT * (self.ends_unix_s - issued_unix_s)
 
@@ -100,7 +96,7 @@ def facts_of(pem: bytes) -> CertificateFacts:
     """Read what the certificate of a party says.
 
     Raises:
-        TrustError: it is no certificate, or of nobody whom RingTune knows.
+        TrustError: it is no certificate, or of no party of RingTune.
     """
     certificate = read_certificate(pem)
     try:
@@ -182,7 +178,7 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a certificate request, whose sender has shown that it has the private one.
+    """Return the public key of a certificate request, if its signature proves the private one.
 
     Raises:
         TrustError: it is no such request.
@@ -211,7 +207,7 @@ _PRIVATE_FILE: Final = 0o600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who a process is, with the proof.
+    """The party of a process, with its proof: private key, certificate, authority.
 
     Attributes:
         key_pem: its private key.
@@ -231,7 +227,7 @@ class Identity:
 
     @property
     def party(self) -> Party:
-        """Who the process is."""
+        """The party of the process."""
         return self.facts.party
 
     @classmethod

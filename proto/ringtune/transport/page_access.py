@@ -1,13 +1,10 @@
-"""Whether a request may see a page: on this machine anybody, elsewhere the bearer of the token of the page.
+"""Access to the page: on this machine for anybody, elsewhere for the bearer of the token of the page.
 
-Decide whether a request may look: on this machine anybody, elsewhere who has the token.
-
-A page that listens on loopback needs no login, but has to know that it is asked for by a loopback name: a foreign web
-page may let its own name point to 127.0.0.1 (DNS rebinding), and its scripts would then read ours. At any other
-address a token is asked for, which such a page does not have. A token comes as ``Authorization: Bearer TOKEN``; a
-browser shows it once, and has a cookie from then on, because its streams can't send headers of their own.
-
-The token of a page: a new one for each start, or the one in a file, for those who ask every few seconds.
+A page on loopback needs no login, but requests need a loopback name: a foreign web page may point its own name to
+127.0.0.1 (DNS rebinding), and its scripts would then read ours. At any other address a token is needed, which such a
+page does not have. A token is sent as ``Authorization: Bearer TOKEN``; a browser sends it once, and has a cookie from
+then on, because its streams can't send headers of their own. The token is new at each start, or that of a file, for
+programs that ask every few seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from ringtune.storage.durable import storage_errors
 
 LOCAL_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
 MOST_HEADER: Final = 4096
-"""Longest header that is looked at, in characters."""
+"""Longest header that is read, in characters."""
 
 
 class Refusal(NamedTuple):
-    """Why a request is not answered.
+    """The reason why a request is not answered.
 
     Attributes:
         status: of HTTP.
@@ -73,7 +70,7 @@ class Guard:
 
     @property
     def cookie_value(self) -> str:
-        """What that cookie has to be: made from the token, which can't be found out from it."""
+        """The value of that cookie: made from the token, which can't be found out from it."""
         return hmac.new(self.token.encode(), b"ringtune page", hashlib.sha256).hexdigest()
 
     def refuse_host(self, host: str | None) -> Refusal | None:
@@ -87,7 +84,7 @@ class Guard:
         return Refusal(421, "this page is for this machine only: open it by 127.0.0.1 or localhost")
 
     def refuse(self, host: str | None, authorization: str | None, cookies: str | None) -> Refusal | None:
-        """Refuse a request that may not look; None if it may.
+        """Refuse a request that has no access; None if it has.
 
         Args:
             host: the header ``Host``.

@@ -1,31 +1,23 @@
-"""Who takes part, who may call what, the join tokens for it, and where identities are kept.
+"""Parties (roles and names), the permission of each call, join tokens, and the folders of identities.
 
-Who takes part, as certificates name them: a role and a name, written as one DNS name.
-
-::
+A certificate names a party, a role and a name, as one DNS name::
 
     pi-4.node.ringtune                   the node pi-4
     alice.submitter.ringtune             a user who submits jobs
     coordinator.coordinator.ringtune     the coordinator
     member.ringtune                      any of those who serve others: coordinator and nodes
 
-Addresses are in no certificate, because boards change them: whoever connects says whom it expects instead.
+Certificates have no addresses, because boards change them: a caller names the party that it expects instead.
 
-Who may call what: one row for each call of the wire, and the field of its request that names its sender.
+Permissions have one row for each call of the wire, with the field of its request that names its sender. A call without
+a row is refused. ``edge.transport.admission.check_hello`` checks links, by the plan.
 
-A call that has no row is refused. The plan says more of links: ``edge.transport.admission.check_hello`` looks there.
-
-A join token: the right to one certificate, with the hash by which its bearer knows the coordinator.
-
-As text, in one line without spaces::
+A join token is the right to one certificate, with the hash by which its bearer knows the coordinator. As text, in one
+line without spaces::
 
     ringtune1:node:pi-4:7071:<SHA-256 of the authority's certificate, hex>:<secret>
 
-The coordinator keeps the hash of the secret only.
-
-Where identities are kept by default, and where a user's is found; light, for the start of every command.
-
-::
+The coordinator keeps the hash of the secret only. Identities are kept by default in::
 
     ~/.local/state/ringtune-coordinator/trust         the coordinator's authority and identity
     ~/.local/state/ringtune-coordinator/trust/admin   the first user's, on the coordinator's machine
@@ -61,7 +53,7 @@ _SERVER_NAME = re.compile(rf"(?P<name>{NODE_NAME.pattern})\.(?P<role>{'|'.join(R
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Somebody who has a certificate.
+    """The holder of a certificate: a role and a name.
 
     Attributes:
         role: what its bearer is.
@@ -116,7 +108,7 @@ def party_of(names: Iterable[str]) -> Party:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Who may make a call.
+    """The roles that may make a call.
 
     Attributes:
         roles: of those who may.
@@ -200,7 +192,7 @@ def require_sender(caller: Party | None, name: str) -> None:
     """Refuse a message in another node's name.
 
     Args:
-        caller: who has sent it; None = nobody knows, in plain text.
+        caller: its sender; None = unknown, in plain text.
         name: the node that the message says it is from.
 
     Raises:
@@ -242,7 +234,7 @@ class Token:
     secret: str
 
     def __str__(self) -> str:
-        """The token with its secret, for the one who gets it."""
+        """The token with its secret, for its bearer."""
         return f"{_PREFIX}:{self.party.role}:{self.party.name}:{self.port}:{self.authority_sha256}:{self.secret}"
 
     def __repr__(self) -> str:

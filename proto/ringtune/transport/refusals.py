@@ -1,7 +1,7 @@
-"""Find out why a connection failed: gRPC says "Socket closed" whatever a handshake stumbled over.
+"""Reasons of failed connections: gRPC reports "Socket closed" for every problem of a handshake.
 
-Both certificates, both clocks and the chain are looked at from here, and a second handshake tells whether the other
-side takes this one's certificate. Called after a failure only.
+Both certificates, both clocks and the chain are checked from here, and a second handshake shows whether the other side
+takes this one's certificate. Called after a failure only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BETWEEN_S: Final = 0.5
 
 
 def why_refused(address: str, peer: Party | None, now_unix_s: float) -> str:
-    """Say why nobody can be talked to at an address though somebody is there; empty = certificates are not the reason.
+    """Say why certificates prevent a connection to an address that answers; empty = they are not the reason.
 
     Args:
         address: ``host:port``.
@@ -56,7 +56,7 @@ def _plain(address: str) -> str:
 
 
 def problem_of_certificate(pem: bytes, address: str, peer: Party | None, who: Speaker, now_unix_s: float) -> str:
-    """Say what is wrong with the certificate of somebody else; empty = nothing.
+    """Say what is wrong with the certificate of another party; empty = nothing.
 
     Args:
         pem: the certificate.
@@ -101,7 +101,7 @@ def _answer_to(address: str, who: Speaker) -> str:
 
 
 def _hangs_up(address: str, who: Speaker) -> bool:
-    """Whether somebody who can be reached ends the connection after this side's certificate."""
+    """Whether a party that can be reached ends the connection after this side's certificate."""
     identity = who.identity
     context = ssl.create_default_context(cadata=identity.authority_pem.decode("ascii"))
     context.check_hostname = False

@@ -1,40 +1,27 @@
-"""Calls repeated until they are answered, for a lease at most, and carried out once however often they are made.
+"""Calls that are repeated until they are answered, for a lease at most, and carried out once.
 
-Decide how often a call is made, and for how long each time; a value of numbers, without a clock.
-
-A call that takes minutes is made of attempts. The one who is asked holds each for a while, then says that it is still
-at work; the next attempt asks for the result of the same work::
+A call that takes minutes is made of attempts. The server holds each for a while, then answers "at work"; the next
+attempt asks for the result of the same work, and a repeated attempt gets the same result again::
 
     attempt 1   held    "at work"        a sign of life
     attempt 2   held    "at work"        a sign of life
     attempt 3   the connection breaks    silence begins
-    attempt 4   refused                  silence goes on
+    attempt 4   refused                  silence continues
     attempt 5   the result
 
-So an answer that is lost, and a connection that is gone for less than the lease, cost a moment and not the run; and who
-is silent for a lease is lost, however long the work may take.
+So a lost answer, or a connection that is gone for less than the lease, costs a moment and not the run; and a server
+that is silent for a lease is lost, however long the work may take.
 
-The terms of a call that is carried out once however often it is made: they travel beside its request.
+The terms of an attempt (``Held``) travel beside its request; a call without terms is not carried out once:
 
 ============== =======================================================================================
 ringtune-call   caller; random, the same in every attempt of one call
-ringtune-hold   caller; seconds after which it wants to hear that the work goes on
+ringtune-hold   caller; seconds after which it wants a sign of life
 ringtune-for    caller; seconds that the work may take
 ringtune-again  caller; "1": the other one has the request, this one is empty
 ============== =======================================================================================
 
-Make a call until it is answered: again where no answer came, for a lease at most; see ``patience``.
-
-Carry a call out once however often it is made: a later attempt waits for, or gets, the result of the first.
-
-::
-
-    attempt 1   starts the work, and waits with it until its caller wants to hear of it: "still at work"
-    attempt 2   waits for the same work                                                  the result
-    attempt 3   the result was lost on its way                                           the result again
-
-Only calls that come with terms (``held``) are carried out so. Results of the last calls are kept; a node has two calls
-of its coordinator under way at a time.
+``Once`` keeps the results of the last calls; a node has two calls of its coordinator under way at a time.
 """
 
 from __future__ import annotations
@@ -61,7 +48,7 @@ _LEAST_SILENT: Final = 2
 
 
 class Attempt(NamedTuple):
-    """How long one attempt may take.
+    """The time that one attempt may take.
 
     Attributes:
         hold_s: after so long the other one says that it is still at work.
@@ -141,7 +128,7 @@ class Held(NamedTuple):
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, Any]] | None) -> Held | None:
-        """Read the terms that came; None where a call has none, or none that are readable."""
+        """Read the terms of an attempt; None where a call has none, or none that are readable."""
         came = {name: value for name, value in metadata or () if isinstance(value, str)}
         key = came.get(_CALL, "")
         try:
@@ -154,12 +141,12 @@ class Held(NamedTuple):
 
 
 def is_at_work(error: grpc.RpcError) -> bool:
-    """Whether a failed attempt says that the work goes on."""
+    """Whether a failed attempt says that the work continues."""
     return isinstance(error, grpc.Call) and error.code() is AT_WORK_STATUS and error.details() == AT_WORK
 
 
 def is_silence(error: grpc.RpcError) -> bool:
-    """Whether an attempt failed because no answer came; what the other one itself says is its answer."""
+    """Whether an attempt failed without an answer; an error of the server itself is its answer."""
     if not isinstance(error, grpc.Call) or error.code() in (None, grpc.StatusCode.UNIMPLEMENTED):
         return False
     details = error.details() or ""
@@ -181,7 +168,7 @@ class Asking:
         peer: who is asked, in words.
         lease_s: who is silent for so long is lost.
         timeout_s: for the whole call; None = as long as there are signs of life.
-        is_held: whether the other one carries it out once, see ``once``; else it may hear it twice, and answers soon.
+        is_held: whether the server carries it out once, see ``Once``; else it may get it twice, and answers soon.
         now_s: a monotonic clock.
     """
 
@@ -236,7 +223,7 @@ class Asking:
             self._cancelled.wait(RETRY_S)
 
     def cancel(self) -> None:
-        """Give the call up; who waits for the result is told so."""
+        """Give the call up; a waiting thread gets an error."""
         with self._lock:
             self._cancelled.set()
             if self._attempt is not None:
@@ -283,11 +270,11 @@ def repeated(
     """Do what a node may do twice, such as to fetch a file, until there is an answer.
 
     Args:
-        call: makes one attempt; it ends by itself if nothing comes, and calls what it gets with each sign of life.
+        call: makes one attempt; it ends by itself if nothing arrives, and calls what it gets with each sign of life.
         peer: who is called, in words.
         lease_s: who is silent for so long is lost.
         timeout_s: for all attempts.
-        given_up: set when nobody waits any more.
+        given_up: set when no thread waits any more.
         now_s: a monotonic clock.
 
     Raises:
@@ -323,7 +310,7 @@ class _EndedError(Exception):
 
 
 class _WorkContext:
-    """Stands for the context of a call in a handler: the work goes on when an attempt is over."""
+    """Stands for the context of a call in a handler: the work continues when an attempt is over."""
 
     def __init__(self, first: grpc.ServicerContext, held: Held) -> None:
         self._first = first
@@ -338,7 +325,7 @@ class _WorkContext:
         raise _EndedError(WireStatus(code.name, details))
 
     def is_active(self) -> bool:
-        """Return that the work is wanted: nobody can tell an attempt that was lost from one that was given up."""
+        """Return that the work is wanted: a lost attempt can't be told from a cancelled one."""
         return True
 
     def __getattr__(self, name: str) -> Any:

@@ -1,11 +1,7 @@
-"""As whom this process speaks: nobody in plain text, or the bearer of one identity, chosen from options and disk.
+"""The identity of this process on all its connections, or none and plain text; chosen from options and disk.
 
-As whom this process speaks: nobody, in plain text, or the bearer of one identity, encrypted.
-
-A process has one identity for all its connections. It is set before the first of them and may be renewed while the
-process lives; connections that are opened from then on have the new certificate.
-
-Choose as whom a process speaks, from what its user said and what is on its disk.
+It is set before the first connection and may be renewed while the process lives; connections that are opened from then
+on have the new certificate.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ class Speaker:
             self._identity, self._version = identity, self._version + 1
 
     def refusal(self, caller: CertificateFacts) -> str:
-        """Say why somebody with a valid certificate is refused; empty = it is not."""
+        """Say why a party with a valid certificate is refused; empty = it is not."""
         return self.removed.get(caller.serial, "")
 
 
@@ -69,12 +65,12 @@ def speak_as(speaker: Speaker | None) -> None:
 
 
 def speaker() -> Speaker | None:
-    """Return as whom this process speaks; None = nobody, in plain text."""
+    """Return the identity of this process on connections; None = none, in plain text."""
     return _speaker
 
 
 def is_encrypted() -> bool:
-    """Whether what this process connects to, and who connects to it, is encrypted and known by its certificate."""
+    """Whether connections of this process, to it and from it, are encrypted and authenticated by certificates."""
     return _speaker is not None
 
 

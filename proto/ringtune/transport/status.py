@@ -1,4 +1,4 @@
-"""Errors on their way through a call: an error of ours becomes a status, and the status that error again."""
+"""Errors of calls: an error of ours becomes a status, and the status that error again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "DATA_LOSS": IntegrityError,
     "UNAUTHENTICATED": TrustError,
 }
-"""What a status means that gRPC itself gave, without an error of ours in its details."""
+"""The error for each status of gRPC itself, without an error of ours in its details."""
 
 _REMEDIES: Final = {
     "CANCELLED": "it ended while it was called; see its log, and start it again",
@@ -73,7 +73,7 @@ class WireStatus(NamedTuple):
 
 
 def status_of_error(error: BaseException) -> WireStatus:
-    """The status that carries ``error``; one that nobody foresaw is told by its kind and place."""
+    """The status that carries ``error``; an unforeseen one is given by its kind and place."""
     if not isinstance(error, RingTuneError):
         error = internal_error(error)
     return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}: {error}")))

@@ -1,10 +1,7 @@
-"""The encryption of both ends of a connection: mutual TLS, and a channel that outlives its certificate.
+"""TLS of both ends of a connection: mutual, with the identity of the process, and channels that outlive a certificate.
 
-A channel that goes on when its certificate was renewed: gRPC can't change the certificate of a channel.
-
-Each call is made on a channel with the newest certificate; calls that are under way stay on theirs.
-
-The encryption of both ends of a connection: mutual TLS with the identity of the process, and its renewal.
+gRPC can't change the certificate of a channel. So a call uses a channel with the newest certificate; calls that are
+under way stay on theirs.
 """
 
 from __future__ import annotations
@@ -87,7 +84,7 @@ class RenewingChannel(grpc.Channel):
 
 
 class _Method:
-    """One method of the channel; looks for the newest channel at every call."""
+    """One method of the channel; each call uses the newest channel."""
 
     def __init__(self, channel: RenewingChannel, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._channel = channel
@@ -111,7 +108,7 @@ class _Method:
 
 
 def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
-    """Open a channel to somebody who is known by a certificate.
+    """Open a channel to a party that proves itself by a certificate.
 
     Args:
         address: ``host:port``; what stands there proves nothing.
@@ -132,7 +129,7 @@ def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party
 def pinned_channel(
     address: str, credentials: grpc.ChannelCredentials, server_name: str, options: Options
 ) -> grpc.Channel:
-    """Open an encrypted channel to whoever has a certificate of that name."""
+    """Open an encrypted channel to the bearer of a certificate of that name."""
     return grpc.secure_channel(address, credentials, options=(*options, ("grpc.ssl_target_name_override", server_name)))
 
 

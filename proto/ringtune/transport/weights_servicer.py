@@ -1,4 +1,4 @@
-"""The gRPC service of whoever has the model of a run, an agent or the coordinator: decode, one call, encode."""
+"""The gRPC service of the weights of a model, at an agent or the coordinator: decode, one call, encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training methods, a file each; ``base`` says what a method is."""
+"""The training methods, a file each; ``base`` has their common form."""
 
 from ringtune.schedule.methods.base import Method, method, method_class, method_from_json, method_names
 from ringtune.schedule.methods.everything import Everything

@@ -1,14 +1,10 @@
-"""A training method: a value with a few pure functions of (extent, step); all else follows from them.
-
-When a loss counts as one that has stopped improving: the settings of methods that let the run decide.
-
-What a training method is: a value with a few pure functions of (extent, step); all else follows from them.
+"""A training method: a value with a few pure functions of (extent, step).
 
 A method says which units train at a step, how many updates a unit has had by then, how many items may be between a
 unit's forward and its update, and which step the learning rate counts. Where backward stops, which version a forward
 must see, what keeps a graph and how deep a run is are derived in ``schedule.versions`` and ``schedule.lowering``.
 
-A method is one file with one frozen record, registered by its name. Nobody else compares that name.
+A method is one file with one frozen record, registered by its name. No other module compares that name.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ TURNS_AHEAD: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """When the loss counts as one that has stopped improving.
+    """The rule by which a loss has stopped improving: settings of methods that let the run decide.
 
     Attributes:
         patience_steps: so many steps without improvement.
@@ -123,7 +119,7 @@ class Method(abc.ABC):
     # ---- what else follows the steps --------------------------------------------------------------
 
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
-        """Where the learning rate stands: updates before that of ``step``, and updates of the whole schedule."""
+        """The position of the learning rate: updates before that of ``step``, and updates of the whole schedule."""
         return step, extent.num_steps
 
     # ---- decisions that a run takes itself --------------------------------------------------------

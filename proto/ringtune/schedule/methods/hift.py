@@ -37,7 +37,7 @@ MEMORY: Final = "memory"
 DROP: Final = "drop"
 DISK: Final = "disk"
 STATES: Final = (MEMORY, DROP, DISK)
-"""Where the optimizer state of groups is kept that do not train; only dropping it changes the result."""
+"""The place of the optimizer state of groups that do not train; only dropping it changes the result."""
 
 
 @method
@@ -169,7 +169,7 @@ def _groups(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _trained(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
-    """What trains at each step of a sweep."""
+    """The units that train at each step of a sweep."""
     always = tuple(hift.always(num_blocks))
     return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks))
 

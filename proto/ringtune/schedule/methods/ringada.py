@@ -1,7 +1,7 @@
 """``ringada``: the head and the top block train first, and one more block is unfrozen at a time, top-down.
 
-Which steps those are is settled by the job (every k steps, or a list), or decided by the run itself when the loss has
-stopped improving (``schedule.turns``).
+The steps of unfreezing are settled by the job (every k steps, or a list), or decided by the run itself when the loss
+has stopped improving (``schedule.turns``).
 
 Source: RingAda, section III-A (top-down unfreezing) and IV (every k = 40 steps).
 """
