@@ -2,7 +2,7 @@
 #
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        the tests, on as many processes as WORKERS says: of those with many long cases a sample
-#   make test-all    all tests with all their cases, in twice the time
+#   make test-all    all tests with all their cases
 #   make page-test   the page in a real browser, with pictures: build/page (Chromium; as root it is installed)
 #   make faults      any faults on a virtual clock, each node at each place of a real run, links, disks, clocks, half an hour of random ones, in two and a half hours: build/bench/trust.json
 #   make cuda        what a GPU has to hold, with executors' and integration tests on it; 77 where torch sees none

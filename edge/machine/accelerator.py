@@ -118,13 +118,13 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
 
 
 @contextmanager
-def capacity_errors(node: str, device: str, what: str) -> Iterator[None]:
+def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
     """Turn torch's error for missing memory on an accelerator into a ``CapacityError``.
 
     Args:
         node: that computes.
         device: ``cpu`` or ``cuda``.
-        what: it does, for the message.
+        what: it does, for the message; written out only where memory lacks.
 
     Raises:
         CapacityError: with what was asked for, what is free, and remedies.

@@ -197,7 +197,7 @@ class NodeExecutor:
         if handler is None:
             raise PlanError(f"{action} is not a compute action that this node knows")
         self.inactive_state.begin(entry.item)
-        with self._capacity_errors(str(action)):
+        with self._capacity_errors(action):
             values = handler(action, entry)
             self._settle()
         return values
@@ -302,7 +302,7 @@ class NodeExecutor:
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it; see ``Flows.put``."""
-        with self._capacity_errors(str(key)):
+        with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -204,6 +204,7 @@ def test_ledger_holds_embeddings_until_they_leave_and_nothing_for_checkpoints() 
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     """Nothing is left of any micro-batch, for any plan and timing."""
     rng = random.Random(seed)

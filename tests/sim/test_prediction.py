@@ -342,6 +342,7 @@ def test_prediction_of_a_resumed_run_has_the_steps_that_are_left() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sampled(8)
 def test_prediction_is_no_faster_with_a_slower_node(seed: int) -> None:
     """Everything trains and one micro-batch is at one place: more seconds anywhere are never fewer in the end."""
     rng = random.Random(seed)
@@ -564,6 +565,7 @@ def test_a_faster_node_computes_parts_faster_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(8)
 def test_prediction_replays_a_run_exactly(seed: int) -> None:
     """With the spans of a run in which every action took another time, the replay ends at its very end."""
     rng = random.Random(seed)

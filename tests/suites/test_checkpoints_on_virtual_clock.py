@@ -81,6 +81,7 @@ def test_checkpoint_resumed_run_does_the_rest_of_the_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sampled(8)
 def test_checkpoint_saves_one_version_on_every_node(seed: int) -> None:
     """Every node saves exactly once a checkpoint, between the updates of the steps before and after."""
     plan = make_plan(THREE, ["b", "d"], num_steps=12, every_steps=2, checkpoint_every=4, eval_every=3)

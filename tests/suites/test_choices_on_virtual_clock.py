@@ -182,6 +182,7 @@ def test_choice_is_repeated_by_its_tables_without_scores(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sampled(8)
 def test_choice_needs_no_link_that_the_plan_does_not_have(seed: int) -> None:
     """Every tensor and every head travels on a link that the nodes have opened."""
     plan = choosing_plan(seed)

@@ -103,6 +103,7 @@ def test_helpers_order_of_fits_and_updates_is_equal_for_any_delays(seed: int) ->
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sampled(8)
 def test_helpers_parcels_in_flight_are_bounded(seed: int) -> None:
     """Pairs wait with a host whose helper is slow; of weights one a range is under way."""
     plan = some_plan(seed)

@@ -85,6 +85,7 @@ def test_hift_any_plan_and_any_delays_carry_out_a_valid_table(first: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sampled(8)
 def test_hift_has_a_valid_table_that_is_read_back(seed: int) -> None:
     """What is printed of a plan could be carried out, gradients of units included."""
     plan = hift_plan(seed)
@@ -150,6 +151,7 @@ def test_hift_goes_on_in_the_middle_of_a_sweep(nodes: int, owners: int, group_si
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_hift_few_gradients_of_units_are_under_way(seed: int) -> None:
     """Never more than one of each unit from an owner to another one, however slow that is to take them."""
     plan = hift_plan(seed)
@@ -174,6 +176,7 @@ def test_hift_few_gradients_of_units_are_under_way(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_hift_sends_each_gradient_of_a_unit_once_to_every_other_owner(seed: int) -> None:
     """Over links that the plan has; no head is handed over."""
     plan = hift_plan(seed)
@@ -204,6 +207,7 @@ def test_hift_nothing_below_the_group_keeps_a_graph(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(8)
 def test_hift_recorded_events_give_the_same_commands(seed: int) -> None:
     """A fresh engine that is fed the events of a run answers with the very commands of that run."""
     plan = hift_plan(seed)

@@ -61,6 +61,7 @@ def peak_waiting(plan: Plan, node: str, handled: list[Handled]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.sampled(20)
 def test_memory_buffers_bound_what_waits_at_every_node(seed: int) -> None:
     """No timing makes a node hold more tensors than the planner counted."""
     rng = random.Random(seed)
@@ -78,6 +79,7 @@ def test_memory_buffers_bound_what_waits_at_every_node(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.sampled(20)
 def test_memory_activations_bound_the_graphs_that_are_kept(seed: int) -> None:
     """No timing makes a node keep more graphs than those of one item, as deep as the run ever trains."""
     rng = random.Random(seed)
@@ -141,6 +143,7 @@ def with_operations(plan: Plan, rng: random.Random) -> Plan:
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.sampled(20)
 def test_memory_with_operations_bounds_what_the_ledger_counts(seed: int) -> None:
     """Graphs of parts of blocks, of slices that are passed by, and of scores: never more than the planner counted."""
     rng = random.Random(seed)
@@ -191,6 +194,7 @@ def test_memory_of_what_is_kept_of_turns_is_in_a_prediction_too(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_memory_buffers_and_graphs_of_full_parameters_are_bounded(seed: int) -> None:
     """No timing makes a node hold more tensors or graphs than the planner counted, those of the embedding too."""
     rng = random.Random(seed)

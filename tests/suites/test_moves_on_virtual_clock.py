@@ -98,6 +98,7 @@ def test_moves_that_are_found_in_mid_run_carry_out_a_valid_table_too(block: int)
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(15)
 def test_moves_that_fail_leave_the_run_where_it_was(seed: int) -> None:
     """A node that can't prepare keeps all on the placement that they have; the run ends well and says why."""
     rng = random.Random(seed)
@@ -282,6 +283,7 @@ def test_moves_where_the_losses_decide_what_trains(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_stop_at_any_moment_ends_a_moving_run_with_what_was_granted(seed: int) -> None:
     """Also while it moves: then it is saved where the move ends, and the run goes on from there."""
     rng = random.Random(seed)

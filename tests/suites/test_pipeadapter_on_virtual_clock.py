@@ -122,6 +122,7 @@ def versions_seen(plan: Plan, result: RingResult) -> dict[tuple[str, int], int]:
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(8)
 def test_pipe_delays_never_change_what_a_forward_sees(seed: int) -> None:
     """Item k of a turn sees max(0, k - w + 1) of its updates; backwards and updates keep their order."""
     plan = pipe_plan(random.Random(seed))
@@ -140,6 +141,7 @@ def test_pipe_delays_never_change_what_a_forward_sees(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_pipe_no_more_than_the_fill_holds_graphs(seed: int) -> None:
     """At host p at most P - p items are between forward and update; each turn of enough steps reaches it."""
     rng = random.Random(seed)

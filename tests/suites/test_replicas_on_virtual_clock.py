@@ -68,6 +68,7 @@ def test_replicas_order_of_weight_changes_is_equal_for_any_delays(seed: int) -> 
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_replicas_gradients_under_way_are_bounded(seed: int) -> None:
     """Between two replicas no more gradients are under way than the receiver admits."""
     plan = plan_of(seed)

@@ -80,6 +80,7 @@ def test_ring_order_of_weight_changes_is_equal_for_any_delays(method: str, micro
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_ring_credits_bound_what_is_in_flight(seed: int) -> None:
     """Never more than ``credits`` hidden states of one (link, boundary) are sent and not yet taken."""
     rng = random.Random(seed)
@@ -105,6 +106,7 @@ def test_ring_credits_bound_what_is_in_flight(seed: int) -> None:
 
 @pytest.mark.promise("3 frozen means free")
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_ring_no_gradient_below_the_lowest_trainable_block(seed: int) -> None:
     """A slice below the lowest trainable block is never sent a gradient and never keeps a graph."""
     rng = random.Random(seed)
@@ -121,6 +123,7 @@ def test_ring_no_gradient_below_the_lowest_trainable_block(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sampled(8)
 def test_ring_at_most_one_item_keeps_a_graph_at_a_node(seed: int) -> None:
     """A node's next forward with graph starts only after its previous item's update; PipeAdapter is the exception."""
     rng = random.Random(seed)
@@ -138,6 +141,7 @@ def test_ring_at_most_one_item_keeps_a_graph_at_a_node(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(8)
 def test_ring_recorded_events_give_the_same_commands(seed: int) -> None:
     """A fresh engine that is fed the events of a run answers with the very commands of that run."""
     rng = random.Random(seed)

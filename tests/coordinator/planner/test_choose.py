@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 from pathlib import Path
@@ -55,8 +56,9 @@ def ring(seed: int = 0, kinds: tuple[str, ...] = KINDS, **options: Any) -> Profi
     return class_ring(random.Random(seed), kinds, num_blocks=8, **options)
 
 
+@functools.lru_cache(maxsize=16)
 def planned(job: Job, profile: Profile, **options: Any) -> Planned:
-    """What the planner decides, without a clock."""
+    """What the planner decides, without a clock; once."""
     return make_plan(job, profile.by_name, links=profile.links, effort=QUICK, **options)
 
 

@@ -58,7 +58,7 @@ def test_slices_do_not_follow_the_schedule_unless_the_job_says_so() -> None:
 def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a minute for each move all steps are done on one placement."""
     monkeypatch.setattr(action_costs, "BASE_S", 60.0)
-    found = planned()
+    found = planned_of.__wrapped__(job_of(**LONG, placement__follow="auto"), UNEVEN)
     assert found.phases is not None and not found.phases.is_taken and not found.plan.moves
     assert found.phases.moving_s == found.phases.fixed_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -60,8 +61,9 @@ def boards(speeds: tuple[float, ...], *, rate: float = 125e6, **changes: Any) ->
     return found, links
 
 
+@functools.lru_cache(maxsize=16)
 def planned(job: Job, speeds: tuple[float, ...], **changes: Any) -> Planned:
-    """Plan a job for such boards."""
+    """Plan a job for such boards; once."""
     facts, links = boards(speeds, **changes)
     return make_plan(job, facts, links=links)
 
@@ -183,7 +185,7 @@ def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: py
     """
     few = planned(job_of(), (1, 1, 1, 1)).replicas
     monkeypatch.setattr(replicas, "_FINALISTS", 100)
-    found = planned(job_of(), (1, 1, 1, 1)).replicas
+    found = planned.__wrapped__(job_of(), (1, 1, 1, 1)).replicas
     assert few is not None and found is not None
     texts = [text for text, _ in found.judged]
     assert len(set(texts)) == len(texts) == found.num_rough == few.num_rough > len(few.judged)

@@ -65,6 +65,7 @@ def random_instance(rng: random.Random, num_nodes: int, num_blocks: int) -> tupl
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(10)
 def test_exact_search_equals_trying_everything(seed: int) -> None:
     """Up to 4 nodes and 8 blocks the optimum is that of brute force, to 1e-9, or both find that nothing fits."""
     rng = random.Random(seed)

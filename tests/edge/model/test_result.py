@@ -245,7 +245,7 @@ def test_adapters_and_own_weights_of_every_family_pass(tmp_path: Path, model_typ
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_whole_models_of_every_family_pass(tmp_path: Path, model_type: str, dtype: str) -> None:
     """With each task, with a pooler that nobody trains and without."""
     folder = tiny_families.write_family(tmp_path, model_type)

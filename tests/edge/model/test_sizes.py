@@ -143,7 +143,7 @@ def test_sizes_of_own_weights_equal_the_hosted_ones(tmp_path: Path, model_type: 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("adapter", ["seq_bn", "full", LORA_EVERYWHERE])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(9)
 def test_sizes_of_activations_are_near_the_measured_ones(
     tmp_path: Path, model_type: str, adapter: str, dropout: float
 ) -> None:
@@ -168,7 +168,7 @@ def test_sizes_of_activations_of_mixtures_are_near_the_measured_ones(
 
 @pytest.mark.parametrize("adapter", OWN_KINDS)
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 def test_sizes_of_activations_of_auxiliary_models_are_those_measured(
     tmp_path: Path, model_type: str, adapter: str
 ) -> None:

@@ -83,7 +83,7 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
     + [(slices, 1) for slices in (TWO, EMPTY, OWNER_MIDDLE)],
     ids=str,
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_executor_of_any_split_equals_one_process(
     model_folder: Path, tmp_path: Path, slices: dict[str, tuple[int, int]], microbatches: int
 ) -> None:
@@ -121,7 +121,7 @@ def test_executor_of_any_split_equals_one_process(
     ],
     ids=str,
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_executor_equals_one_process_with_options(
     model_folder: Path, tmp_path: Path, overrides: dict[str, Any]
 ) -> None:
@@ -165,12 +165,12 @@ def test_executor_hands_the_head_over(model_folder: Path, tmp_path: Path, dropou
         OWNER_MIDDLE,
         owners=("a", "c", "x"),
         eval_rows=10,
-        train__max_steps=26,
-        train__local_iterations=4,
+        train__max_steps=14,
+        train__local_iterations=2,
         train__microbatches=2,
         train__dropout=dropout,
         train__eval_every=5,
-        unfreeze__every_steps=6,
+        unfreeze__every_steps=3,
     )
     assert difference <= 1e-9
     assert hand.losses == pytest.approx(expected.losses, abs=1e-9)

@@ -108,7 +108,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "distilbert", "gpt2", "llama"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_second_run_draws_nothing_and_masks_take_what_planning_counts(tmp_path: Path, model_type: str) -> None:
     """For each token the input, and at most the bytes of masks that the memory model says; a shared mask besides."""
     folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)

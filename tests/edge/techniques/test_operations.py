@@ -189,7 +189,7 @@ def check_equal(got: list[BlockScores], want: list[BlockScores]) -> None:
     + [(name, "full", "two") for name in MODEL_TYPES]
     + [("bert", "seq_bn", "four"), ("bert", "full", "one")],
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_scores_of_nodes_equal_one_process(inputs: Any, model_type: str, adapter: str, split: str) -> None:
     """Fisher and Taylor of every family in any split, also of blocks that RingAda does not train yet."""
     case = Case(folder=inputs(model_type), task=TASKS[model_type], adapter=adapter, owners=("a", "b"), microbatches=3)
@@ -265,7 +265,7 @@ def scores_of_rows_alone(case: Case, plan: Plan, turn: Turn) -> list[BlockScores
     ("adapter", "subnets"),
     [(adapter, subnets) for adapter in ("lora[r=4]", "double_seq_bn") for subnets in (1, 2, 4)] + [("ia3", 1)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_scores_of_all_kinds_equal_one_process(inputs: Any, adapter: str, subnets: int) -> None:
     """The other two scores, any number of subnets and any adapter; a private block has none."""
     kinds = (Score.WEIGHT_MAGNITUDE, Score.GRADIENT_MAGNITUDE)
@@ -315,7 +315,7 @@ def test_scores_are_gathered_without_dropout(inputs: Any, adapter: str) -> None:
 
 @pytest.mark.parametrize("kinds", [(Score.FISHER, Score.WEIGHT_MAGNITUDE), (Score.TAYLOR, Score.GRADIENT_MAGNITUDE)])
 @pytest.mark.parametrize("subnets", [1, 4])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_scores_take_at_most_what_is_counted(inputs: Any, kinds: tuple[Score, Score], subnets: int) -> None:
     """Until their turn ends they are numbers, as many as there are scores and subnets, and not one for each weight."""
     case = Case(folder=inputs("bert"), microbatches=4)
@@ -388,7 +388,7 @@ def left_at(node: NodeExecutor) -> list[Any]:
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
 @pytest.mark.parametrize("method", ["ringada", "pipeadapter"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_scores_change_no_bit_of_the_training(inputs: Any, method: str, adapter: str) -> None:
     """A run with score turns between its turns ends with the bits of one without, and nothing is left of them."""
     case = Case(

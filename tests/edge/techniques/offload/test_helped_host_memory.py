@@ -31,7 +31,7 @@ ROWS = 8
         ("mlp", 8, ""),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_host_holds_the_adapters_of_the_estimate_and_never_more_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str, users: int, merged: str
 ) -> None:

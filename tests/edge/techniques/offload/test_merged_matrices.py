@@ -50,6 +50,7 @@ def merged_side(
 
 @pytest.mark.parametrize("adapter", [offload.FUSED_LORA, LINEAR])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(12)
 def test_merged_host_gives_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
     """The same output, the same gradient of the input, and pairs that give the same gradients."""
     folder, task = offload.family_folder(root, model_type), task_of(model_type)

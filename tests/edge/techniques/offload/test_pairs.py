@@ -89,7 +89,7 @@ def run(both: Trio, model_type: str, order: str, *, dropped: bool) -> tuple[floa
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("adapter", offload.KINDS)
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 def test_pairs_give_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
     """With dropout, alpha other than 1, and two micro-batches under way that come back in the other order."""
     both = trio(offload.family_folder(root, model_type), adapter, dropout=0.2, task=task_of(model_type))
@@ -396,7 +396,7 @@ def taken(both: offload.Trio, recompute: tuple[Range, ...], order: tuple[int, ..
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("recompute", POLICIES, ids=str)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 def test_blocks_that_run_again_give_the_same_pairs(root: Path, model_type: str, recompute: tuple[Range, ...]) -> None:
     """With dropout, and two micro-batches that come back in the other order; a pair that came twice is an error."""
     both = trio(
@@ -430,7 +430,7 @@ def wire_of(wire: str, models: AuxiliaryModels) -> PairWire:
 
 @pytest.mark.parametrize(("adapter", "dropout"), [*((kind, 0.0) for kind in offload.KINDS), (offload.FUSED_LORA, 0.1)])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapter: str, dropout: float) -> None:
     """Of pairs, of the vectors that go with the first ones, and of the weights that come back."""
     folder = offload.family_folder(root, model_type)
@@ -475,7 +475,7 @@ def test_wire_as_it_is_loses_nothing(root: Path, adapter: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 @pytest.mark.parametrize("adapter", offload.KINDS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_bfloat16_wire_changes_an_update_by_less_than_a_hundredth(root: Path, model_type: str, adapter: str) -> None:
     """``bf16_gradient_error``: of all gradients of an update as one vector, against autograd's; and it is not zero."""
     both = trio(offload.family_folder(root, model_type), adapter, with_signs=True)
