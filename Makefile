@@ -44,7 +44,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
+.PHONY: help setup demo test test-all page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-page bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile

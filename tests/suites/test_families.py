@@ -229,6 +229,8 @@ def check_result_loads(
         got, want, before = (
             reference.outputs_of(model(**reference.inputs_of(model, batch))) for model in (plain, trained, untrained)
         )
+    if case.task == "question-answering":  # padding has no share in the reference's answers
+        got, want, before = (logits[batch.mask == 1] for logits in (got, want, before))
     assert float((got - want).abs().max()) <= 1e-5
     assert float((before - want).abs().max()) > 1e-3
     if case.labels and load is loaded_plainly:
