@@ -164,9 +164,9 @@ def test_inspection_measures_once_and_then_remembers(
 ) -> None:
     """Measured again: when asked to, for other neighbours, another shape, a larger budget, or by a guest."""
     counted, job = Counted(monkeypatch), ring.make_job(model_folder)
-    # How much room the disk has is asked anew each time, and other tests write to the same disk.
+    # The disk's room and the machine's load are asked anew each time, and other tests change both.
     first, again = (
-        dataclasses.replace(inspect(model_folder, tmp_path, job, TimingRequest(1.0)), state_free_bytes=None)
+        dataclasses.replace(inspect(model_folder, tmp_path, job, TimingRequest(1.0)), state_free_bytes=None, load=0.0)
         for _ in range(2)
     )
     assert first == again
