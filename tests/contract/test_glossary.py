@@ -80,7 +80,8 @@ def exists(name: str) -> bool:
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         place = SOURCES[parts[0]].joinpath(*parts[:count])
-        module = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        module = place / "__init__.py"  # a folder without it is left from another version, with compiled files only
+        module = module if module.is_file() else place.with_suffix(".py")
         if module.is_file():
             return count == len(parts) or ".".join(parts[count:]) in definitions(module)
     return False
