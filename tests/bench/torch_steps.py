@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers.modeling_outputs import BaseModelOutput
 
 from edge.data.dataset import OwnerDataset
@@ -85,6 +84,8 @@ class Stage(nn.Module):
 
 def pipelining(model: Any, job: Job, rank: int, like: Batch) -> Step:
     """One step of this process by torch's pipeline; the loss is the last stage's to tell, others tell 0."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # three seconds that no test needs
+
     part = Stage(model, rank)
     rows = like.rows(0, len(like.labels) // job.train.microbatches)
     hidden = torch.empty(*rows.ids.shape, model.config.hidden_size, requires_grad=True)
