@@ -19,6 +19,7 @@ from tests.support import leaks
 
 # Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -112,6 +113,17 @@ def nothing_left_behind() -> Iterator[None]:
     left = sorted(thread.name for thread in threads if thread.is_alive())
     if alive or left:
         pytest.fail(f"left behind {len(alive)} processes {names} and {len(left)} threads {left}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def one_compute_thread() -> Iterator[None]:
+    """Give torch one thread again after a test whose code took as many as there are cores.
+
+    With two, each small operation waits for the other thread, and on busy cores all later tests take ten times as long.
+    """
+    yield
+    if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
