@@ -10,9 +10,7 @@ ROWS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "nothing": ("", ("rows.csv is empty", "columns")),
     "a header alone": ("text,label\n", ("one line and no rows",)),
     "no text": ("a,b\n1,2\n3,4\n", ("can't tell what is to be learned", "'a' (whole number", "--column text=name")),
-    "other separators": ("text;label\nfoo;x\n", ("semicolons", "commas")),
     "a quote that stays open": ('text,label\n"foo,x\nbar,y\n', ("line 3", "never closed")),
-    "more cells than columns": ("text,label\nfoo,a\nbar,y,z\n", ("line 3 has 3 cells", "quotes")),
     "a name twice": ("text,text\nfoo,b\n", ("the same name",)),
     "half a UTF-16": ("text,label\nfoo,a\n".encode("utf-16")[:-1], ("utf-16",)),
     "classes that are all different": ("text,label\nfoo,a\nbar,b\n", ("all different", "causal-lm", "'bert'")),
@@ -67,9 +65,6 @@ def cases() -> list[Case]:
         ),
         job_case("the best of no evaluations", "rounds = 1", "rounds = 1\nkeep_best = true", "keep_best", "eval_every"),
         job_case("the best of whole models", "rounds = 1", f'{KEEPS}\nmethod = "hift"', "keep_best", "'hift'"),
-        job_case(
-            "the best of own weights", "rounds = 1", f'{KEEPS}\n[adapter]\nconfig = "full"', "keep_best", "'full'"
-        ),
         job_case("a prompt for classes", "rounds = 1", 'rounds = 1\nsample_prompt = "a"', "sample_prompt", "causal-lm"),
     ]
     return [*found, *(_init(name, *of) for name, of in ROWS.items())]

@@ -34,7 +34,6 @@ OUT_OF_RANGE: dict[str, tuple[str, ...]] = {
         '"no-such-model"',
         '"train.csv"',
         '"bert-base-uncased"',
-        '"google/vit-base-patch16-224"',
     ),
     "data.train": ('"no-such.csv"', '"model"', '"train.txt.gz"'),
     "data.eval": ('"no-such.csv"', '"model"'),

@@ -26,7 +26,7 @@ CONFIG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative heads": ({"num_attention_heads": -4}, ("num_attention_heads",)),
     "an unknown activation": ({"hidden_act": "evil"}, ("hidden_act",)),
     "relative positions": ({"position_embedding_type": "relative_key"}, ("position_embedding_type",)),
-    "a vocabulary of another size": ({"vocab_size": 77}, ("shape",)),
+    "a vocabulary of another size": ({"vocab_size": 77}, ("the embedding 77 rows", "vocab_size")),
     "dropout of text": ({"hidden_dropout_prob": "x"}, ("hidden_dropout_prob",)),
 }
 FILES: dict[str, tuple[str, str | bytes | None, tuple[str, ...]]] = {
