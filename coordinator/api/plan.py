@@ -129,7 +129,8 @@ def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO
 
     if max(map(len, choices)) > 1:
         raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
-    assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
+    with Waiting("reading model and rows"):
+        assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
     found = Profile(nodes=tuple(assumed.facts.values()))
     with Waiting("planning"):
         planned = make_plan(job, assumed.facts, **choices._asdict())

@@ -186,10 +186,7 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[s
 def _check_rows(path: Path, job: Job) -> list[str]:
     """Read a file once as the process that predicts will, so that all of its problems are named before it starts."""
     if job.model.task == IMAGE_CLASSIFICATION:
-        if not path.is_dir():
-            return []
-        passed = list_pictures(path, has_classes=False).passed_over
-        return [f"{count:,} left out in {path}: {why}" for why, count in passed.items()]
+        return list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else []
     if job.model.task == CAUSAL_LM and is_plain_text(path):
         text, note = read_text(path, job.data.encoding)
         blank = sum(not line.strip() for line in text.splitlines())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,13 +28,11 @@ from edge.data.examples import Classified
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
-from ringtune.job.rows import PICTURES, Rows, list_pictures
+from ringtune.job.rows import ARRAY, PICTURES, Rows, list_pictures, opened_picture
 from ringtune.models.folder import read_config
 from ringtune.models.image import image_tokens
 from ringtune.storage.strict import read_json
 
-FRAMES = "further frames of moving pictures and pages of documents, of which the first is taken"
-_ARRAY = ".npy"
 _CHANNELS_LAST = 3
 
 
@@ -165,14 +162,11 @@ class Images:
 
     def _read_folder(self, path: Path) -> Rows:
         found = list_pictures(path)
-        more_frames = 0
         for file in found.files:
             self._check(file, *self._shape_of(file))
-            more_frames += 0 if file.suffix.lower() == _ARRAY else self._processor.frames(file) - 1
         if not found.files:
             raise DataError(f"{path} has no images; put them into a folder for each class ({', '.join(PICTURES)})")
-        left_out = {**found.passed_over, **({FRAMES: more_frames} if more_frames else {})}
-        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=left_out)
+        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=found.left_out)
 
     def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if dtype != np.uint8 and dtype.kind != "f":
@@ -193,7 +187,7 @@ class Images:
 
     def _shape_of(self, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Read shape and type of an image file; of an array only the header is read."""
-        if path.suffix.lower() != _ARRAY:
+        if path.suffix.lower() != ARRAY:
             array = self._processor.decode(path)
             return array.shape, array.dtype
         try:
@@ -203,7 +197,7 @@ class Images:
         return header.shape, header.dtype
 
     def _open(self, path: Path) -> Array:
-        if path.suffix.lower() != _ARRAY:
+        if path.suffix.lower() != ARRAY:
             return self._processor.decode(path)
         try:
             return np.asarray(np.load(path, allow_pickle=False))
@@ -279,7 +273,6 @@ _ENDS: Final = ("ImageProcessorFast", "ImageProcessor", "FeatureExtractor")
 _NAMES: Final = ("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format")
 _BILINEAR: Final = 2
 _FILTERS: Final = range(6)
-_MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
 _GREY, _COLOUR = "L", "RGB"
 _GREY_MODES: Final = ("1", "L", "LA", "La")
 
@@ -341,33 +334,10 @@ class ImageProcessor:
         Raises:
             DataError: it is no picture, too large, or of a mode that is not shown by all viewers alike.
         """
-        try:
+        with opened_picture(path) as opened:
             library: Any = importlib.import_module("PIL.Image")
             operations: Any = importlib.import_module("PIL.ImageOps")
-        except ImportError as error:
-            raise DataError(
-                f"{path} needs the package 'pillow' to be read; install it, or give .npy or .npz"
-            ) from error
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", library.DecompressionBombWarning)
-                with library.open(path) as opened:
-                    return self._bytes(path, operations.exif_transpose(opened), library)
-        except library.DecompressionBombError as error:
-            raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
-        except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
-            raise DataError(f"{path} is no readable picture ({error}); remove it") from error
-
-    def frames(self, path: Path) -> int:
-        """Count the frames or pages of a picture that was decoded; only the first is taken.
-
-        Further pictures in a photo of a phone (MPO), such as its preview, are no frames.
-        """
-        library: Any = importlib.import_module("PIL.Image")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", library.DecompressionBombWarning)
-            with library.open(path) as opened:
-                return int(getattr(opened, "n_frames", 1)) if opened.format in _MOVING else 1
+            return self._bytes(path, operations.exif_transpose(opened), library)
 
     def pixels(self, image: Array) -> Array:
         """Carry the steps out.

@@ -30,6 +30,7 @@ from tests.support.fake_agents import MODEL, job
 from tests.support.plans import make_plan as plan_by_hand
 
 tiny = pytest.importorskip("tests.support.tiny")
+Image = pytest.importorskip("PIL.Image")
 GIB = 2**30
 
 
@@ -349,8 +350,11 @@ def test_rows_of_a_folder_of_images_are_its_files(tmp_path: Path) -> None:
     for name in ("cat/1.png", "cat/2.NPY", "dog/1.jpg", "dog/notes.txt", "readme.md"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"")
+        path.write_bytes(b"") if path.suffix in (".NPY", ".txt", ".md") else Image.new("L", (2, 2)).save(path)
     assert count_rows(str(tmp_path), make_job("image-classification")).labels == ("cat", "cat", "dog")
+    (tmp_path / "dog" / "1.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"dog/1\.jpg is no readable picture"):
+        count_rows(str(tmp_path), make_job("image-classification"))
 
 
 def torn(path: Path) -> None:

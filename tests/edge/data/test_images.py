@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.data.images import FILE, FRAMES, ImageExamples, ImageProcessor, Images
+from edge.data.images import FILE, ImageExamples, ImageProcessor, Images
 from edge.profiler.timing import Timer
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
+from ringtune.job.rows import FRAMES
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_images, write_images
