@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import LM_HEAD, MOST_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 
@@ -484,9 +485,8 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     return value
 
 
-_WHOLE: Final = "tokenizer.json"
 _LISTS: Final = ("vocab.txt", "vocab.json")
-_SETTINGS: Final = ("tokenizer_config.json", "special_tokens_map.json")
+_SETTINGS: Final = (SETTINGS_FILE, "special_tokens_map.json")
 _PREPROCESSOR: Final = "preprocessor_config.json"
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
@@ -511,14 +511,16 @@ class _Tokens(NamedTuple):
 
 
 def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuse files of a model folder that do not belong together; files that are missing are not looked for.
+    """Refuse files of a model folder that do not belong together, or that would change tokens in a way unknown here.
+
+    Files that are missing are not looked for.
 
     Args:
         folder: of the model.
         config: from ``read_config``.
 
     Raises:
-        ModelError: names both files and both numbers.
+        ModelError: names both files and both numbers, or a key of the tokenizer's settings.
         IntegrityError: a file of weights is damaged.
     """
     vocab = model_dimensions(config).vocab
@@ -549,7 +551,8 @@ def _check_classes(folder: Path) -> None:
 
 
 def _check_tokens(folder: Path, vocab: int) -> None:
-    """Refuse a tokenizer of which tokens that texts have are beyond the table of the embedding."""
+    """Refuse a tokenizer with settings that are not known, or with tokens beyond the table of the embedding."""
+    read_tokenizer_settings(folder)
     tokens = _tokens(folder)
     if tokens is None:
         return
@@ -566,7 +569,7 @@ def _check_tokens(folder: Path, vocab: int) -> None:
 
 def _tokens(folder: Path) -> _Tokens | None:
     """Read the tokens of the first file that has them; None if there is no such file."""
-    name = next((name for name in (_WHOLE, *_LISTS) if (folder / name).is_file()), None)
+    name = next((name for name in (WHOLE_FILE, *_LISTS) if (folder / name).is_file()), None)
     if name is None:
         return None
     status = (folder / name).stat()
@@ -581,7 +584,7 @@ def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
             lines = read_given(path).splitlines()
             return _Tokens({token: index for index, token in enumerate(lines)}, {}, {})
         found = read_json(path)
-        if path.name != _WHOLE:
+        if path.name != WHOLE_FILE:
             return _Tokens(dict(found), {}, {})
         vocabulary = found["model"]["vocab"]
         if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores

@@ -225,16 +225,30 @@ def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> N
     check_files(folder, read_config(folder))
 
 
-def test_every_door_holds_files_against_each_other(tmp_path: Path) -> None:
+_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "tokens": (_LONG["padding was added"][0], "the tokenizer has 21 tokens, the embedding 20 rows"),
+    "key": ({"tokenizer_config.json": {"drop_blanks": True}}, "tokenizer_config.json: drop_blanks: not known, and may"),
+    "code": ({"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["a.b"]}}}, "auto_map is refused"),
+    "file": ({"tokenizer_config.json": {"vocab_file": "/x"}}, "vocab_file = '/x' is refused: it names a file"),
+    "pointer": ({"vocab.txt": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"}, "a pointer of Git LFS"),
+    "damaged": ({"tokenizer_config.json": "{"}, "tokenizer_config.json is not JSON that can be read"),
+    "version": ({"tokenizer_config.json": {"backend": "tokenizers"}}, "without tokenizer.json, which is what is read"),
+}
+"""Case -> files of a model folder and what is said of it."""
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_every_door_refuses_the_same_folder_with_the_same_words(tmp_path: Path, case: str) -> None:
     """What ``doctor``, ``init``, a node at its start, and ``plan`` and ``train`` look at."""
-    folder = _write(tmp_path, _LONG["padding was added"][0])
+    files, message = _REFUSED[case]
+    folder = _write(tmp_path, files)
     said = [check.found for check in doctor(folder) if check.name == "model files"]
     for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, _JOB)):
         with pytest.raises(ModelError) as caught:
             door(folder)
         said.append(str(caught.value))
     assert len(said) == 4
-    assert all("the tokenizer has 21 tokens, the embedding 20 rows" in text for text in said)
+    assert all(said[0] in text and message in text for text in said)
 
 
 @pytest.mark.parametrize(
