@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.api.arguments import JobLike, python_words, read_job
 from coordinator.planner.explain import Explanation
 from coordinator.planner.explain import explain as explained
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given_plan import GivenPlan, require_plan_place
 from coordinator.planner.limits import NO_CHOICES, Choices, read_choices
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import JobTime, Planned, guessed_time, measured_time
@@ -102,8 +102,10 @@ class PlannedJob:
         """Write a file that ``train(plan=...)`` and ``ringtune train --plan`` take; return its path.
 
         Raises:
+            UsageError: a file is there that is no earlier plan, or one that was edited by hand.
             StorageError: it can't be written.
         """
+        require_plan_place(Path(path))
         write_durably(Path(path), (self.text() + "\n").encode())
         return Path(path)
 

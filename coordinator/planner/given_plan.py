@@ -31,6 +31,7 @@ from ringtune.job.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
+from ringtune.storage.durable import require_own
 from ringtune.storage.strict import read_json
 from ringtune.transport.endpoints import is_compatible
 
@@ -64,6 +65,19 @@ def read_profile(path: Path) -> Profile:
         raise PlanError(f"the profile {path} is not JSON: {error}; make it with 'ringtune measure'") from error
     except PlanError as error:
         raise PlanError(f"the profile {path}: {error}") from error
+
+
+def require_profile_place(path: Path) -> None:
+    """Refuse to save a profile over anything but an earlier one.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    require_own(
+        path,
+        "profile of 'ringtune measure --save'",
+        lambda found: found.keys() == {"schema", "nodes", "links"} and isinstance(found["nodes"], list),
+    )
 
 
 def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
@@ -164,6 +178,21 @@ def read_given_plan(path: Path) -> GivenPlan:
     except PlanError as error:
         raise PlanError(f"the plan {path}: {error}") from error
     return given
+
+
+def require_plan_place(path: Path) -> None:
+    """Refuse to save a plan over anything but an earlier one; one that was edited by hand has no digest.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    require_own(
+        path,
+        "plan of 'ringtune plan --save' as it was written",
+        lambda found: (
+            found.get("event") == "plan" and isinstance(found.get("plan"), dict) and "digest" in found["plan"]
+        ),
+    )
 
 
 def _check_version(given: GivenPlan) -> None:

@@ -87,13 +87,14 @@ In a temporary folder that this process has made
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before
     coordinator/api/run.py: Plot.save
-    coordinator/api/plan.py: PlannedJob.save
     coordinator/cli/init.py: init
-    coordinator/cli/measure.py: measure
     coordinator/cli/coordinator.py: token
     coordinator/cli/what_if.py: _sweep
     coordinator/api/predict.py: writer_to
     coordinator/api/prediction_text.py: write_plot
+The file that the user has named for this, absent or one that the same command has written
+    coordinator/api/plan.py: PlannedJob.save
+    coordinator/cli/measure.py: measure
 The folder that the user has named, absent or empty, or one with an earlier prediction
     coordinator/api/export.py: _export_merged, _write
     coordinator/api/prediction_text.py: write_prediction

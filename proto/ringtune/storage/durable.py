@@ -27,16 +27,16 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, ClassVar, Final
+from typing import Any, BinaryIO, ClassVar, Final
 
 from ringtune import __version__
 from ringtune.errors import BusyError, StorageError, UsageError
-from ringtune.storage.strict import parse_json
+from ringtune.storage.strict import parse_json, read_json
 
 PARTIAL_SUFFIX = ".tmp"
 _REMOVE_S = 5.0
@@ -304,6 +304,29 @@ def require_absent(path: Path) -> None:
     """
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already; give another name, or remove it")
+
+
+def require_own(path: Path, what: str, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Refuse a path with a file that the same command has not written, for files that it writes anew.
+
+    Args:
+        path: that is to be written; absent or a JSON file.
+        what: the command and its file, for the message, such as ``plan of 'ringtune plan --save'``.
+        is_own: whether a table is what the command writes.
+
+    Raises:
+        UsageError: something else is there, or the file of a run.
+    """
+    if not os.path.lexists(path) or path.is_dir():
+        return
+    try:
+        found = read_json(path) if is_plain_file(path) else None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, Mapping) or not is_own(found):
+        raise UsageError(f"{path} is there already and is no {what}; give another name, or remove it")
+    if is_claimed(path.parent, "run"):
+        raise UsageError(f"{path} belongs to the run in {path.parent}; give a name outside of its folder")
 
 
 def claim(folder: Path, kind: str) -> None:
