@@ -61,7 +61,8 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/checkpoints.py: _copy_durably
     coordinator/client/checkpoints.py: RunCheckpoints.add, RunCheckpoints.go_back_to
     coordinator/client/checkpoints.py: RunCheckpoints.was_as_long_as, cut_metrics
-    coordinator/client/run_folder.py: RunFolder.add_chunk, RunFolder.add_metrics, RunFolder.write_job
+    coordinator/client/run_folder.py: RunFolder._let_go, RunFolder.add_chunk, RunFolder.add_metrics
+    coordinator/client/run_folder.py: RunFolder.write_job
     coordinator/client/run_folder.py: RunFolder.write_json, RunFolder.write_text
     coordinator/client/run_files.py: RunParts.begin
     coordinator/client/saved_run.py: RunPlace.write
@@ -71,7 +72,7 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/local_nodes.py: LocalNodes.__enter__
     coordinator/client/submit.py: Terminal._open
 What an earlier run has there is moved beside it; what the same run wrote goes when what was fetched is whole
-    coordinator/client/detached_runs.py: _has_others, _take_over, fetched_folder
+    coordinator/client/detached_runs.py: _others, _take_over, fetched_folder
     coordinator/client/run_folder.py: put_run_aside
 A folder that this command has made, with nothing in it but what it has written there
     coordinator/client/run_folder.py: remove_if_nothing_began

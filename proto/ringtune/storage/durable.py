@@ -125,7 +125,7 @@ def is_plain_file(path: Path) -> bool:
     """Whether a file itself is there: no link to one, no folder, and nothing that one would wait for, as a pipe."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

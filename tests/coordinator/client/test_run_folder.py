@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coordinator.client.detached_runs import fetched_folder
 from coordinator.client.run_folder import RunFolder, held_for_resume, require_inputs_elsewhere
-from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.errors import BusyError, IntegrityError, PlanError, StorageError, UsageError
 from ringtune.storage.durable import is_claimed
 from ringtune.v1.control_pb2 import FileChunk
 from tests.support.disk import log_of_syncs
@@ -53,7 +53,7 @@ def test_folder_forces_a_file_to_the_disk_before_it_gets_its_name(
         folder.add_chunk(chunk("adapter/a.safetensors", b"one"))
         log = log_of_syncs(monkeypatch)
         folder.add_chunk(chunk("adapter/a.safetensors", b"two", sha256=digest(b"onetwo")))
-    assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
+        assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
 
 
 def test_folder_of_a_user_is_on_the_disk_before_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +62,8 @@ def test_folder_of_a_user_is_on_the_disk_before_their_file(tmp_path: Path, monke
         log = log_of_syncs(monkeypatch)
         for user in ("anna", "ben"):
             folder.add_chunk(chunk(f"users/{user}/a.safetensors", b"one", sha256=digest(b"one")))
-    file = ["a.safetensors.part", "a.safetensors.part -> a.safetensors"]
-    assert log == [tmp_path.name, "users", *file, "anna", "users", *file, "ben"]
+        file = ["a.safetensors.part", "a.safetensors.part -> a.safetensors"]
+        assert log == [tmp_path.name, "users", *file, "anna", "users", *file, "ben"]
 
 
 def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
@@ -111,6 +111,18 @@ def test_folder_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already holds a run"), RunFolder(tmp_path):
         pass
     assert (tmp_path / "job.toml").read_text() == "first"
+
+
+def test_folder_that_was_made_for_a_run_that_never_began_goes(tmp_path: Path) -> None:
+    """Of the refused run only the job was written."""
+
+    def refuse(folder: RunFolder) -> None:
+        folder.write_text("job.toml", "")
+        raise PlanError("no")
+
+    with pytest.raises(PlanError), RunFolder(tmp_path / "run") as folder:
+        refuse(folder)
+    assert not list(tmp_path.iterdir())
 
 
 def test_folder_of_a_run_that_never_had_a_plan_is_used_again(tmp_path: Path) -> None:
