@@ -31,7 +31,7 @@ from ringtune import __version__
 from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError, UsageError
 from ringtune.machine.resources import CGROUP, LIBRARY_BYTES, PROC, memory_limits, usable_cores
-from ringtune.models.folder import base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.folder import base_tensors, check_files, classes_of_head, model_dimensions, read_config
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES, is_compatible, require_private, split_address
@@ -385,6 +385,8 @@ def check_model(folder: Path) -> list[Check]:
         check_files(folder, config)
     except RingTuneError as error:
         return [*checks, failed("model files", str(error), "copy or save the whole folder again")]
+    if classes := classes_of_head(folder):
+        checks.append(passed("model classifier", f"{classes} classes; a run trains a new one for those of its rows"))
     return [*checks, _tokenizer(folder, has_tokens=dimensions.vocab > 0)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from coordinator.screen.progress import Waiting
 from ringtune import __version__
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile
-from ringtune.errors import UsageError
+from ringtune.errors import RingTuneError, UsageError
 from ringtune.job.job import Job
+from ringtune.models.family import NAMED_TASKS
+from ringtune.models.folder import classes_of_head
 from ringtune.quantities import parse_bytes
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_durably
@@ -220,8 +223,24 @@ def _with_words(
         time=time,
         effort=planned.effort_line,
         why=reasons,
-        rows=tuple(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
+        rows=(
+            *(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
+            *_classifier_lines(job, len(planned.plan.course.labels)),
+        ),
     )
+
+
+def _classifier_lines(job: Job, num_classes: int) -> list[str]:
+    """Say that a run does not use the classifier in its model folder; nothing where the folder can't be read here."""
+    there = 0
+    with contextlib.suppress(RingTuneError):
+        there = classes_of_head(job.model.path)
+    if not there or job.model.task not in NAMED_TASKS:
+        return []
+    return [
+        f"the classifier in {job.model.path}, of {there:,} classes, is not used: a new one is trained for the "
+        f"{num_classes:,} classes of the rows"
+    ]
 
 
 def plan(

@@ -536,18 +536,31 @@ def _check_classes(folder: Path) -> None:
 
     The head itself is made anew for the classes of the job; but one of the two files is of another model.
     """
-    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
-        return
     values = read_json(folder / CONFIG_FILE)
     named = values.get("id2label") if isinstance(values, dict) else None
     if not isinstance(named, dict):
         return
-    for name, stored in read_headers(folder).items():
-        if name in _HEADS and stored.shape[0] != len(named):
+    for name, stored in _heads(folder).items():
+        if stored.shape[0] != len(named):
             raise ModelError(
                 f"{folder}: tensor {name} of {stored.path.name} has {stored.shape[0]} classes, id2label of "
                 f"{CONFIG_FILE} has {len(named)}; take both files of one model"
             )
+
+
+def classes_of_head(folder: str | Path) -> int:
+    """Number of classes of the classifier in a folder's weights, which no run uses; 0 where there is none.
+
+    Raises:
+        ModelError, IntegrityError: as ``read_headers``.
+    """
+    return next((stored.shape[0] for stored in _heads(Path(folder)).values()), 0)
+
+
+def _heads(folder: Path) -> dict[str, StoredTensor]:
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return {}
+    return {name: stored for name, stored in read_headers(folder).items() if name in _HEADS and stored.shape}
 
 
 def _check_tokens(folder: Path, vocab: int) -> None:

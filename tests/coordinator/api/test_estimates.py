@@ -33,6 +33,7 @@ from tests.support.plans import make_plan as plan_by_hand
 
 tiny = pytest.importorskip("tests.support.tiny")
 Image = pytest.importorskip("PIL.Image")
+safetensors = pytest.importorskip("safetensors.numpy")
 GIB = 2**30
 
 
@@ -174,6 +175,21 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
     assert accept_plan(given, wanted, facts).plan == make_plan(wanted, facts).plan
     refused = CliRunner().invoke(app, [*arguments, str(tmp_path)])
     assert isinstance(refused.exception, StorageError) and "it is a folder" in str(refused.exception)
+
+
+def test_plan_says_that_the_classifier_in_the_folder_is_not_used(wanted: Job, tmp_path: Path) -> None:
+    """With its classes and those of the rows; of a folder without one nothing is said."""
+    assert not any("classifier" in line for line in plan_assumed(wanted, 2, "1GiB", why=False).rows)
+    weights = tmp_path / "model" / "model.safetensors"
+    content = safetensors.load(weights.read_bytes())
+    weights.write_bytes(safetensors.save({**content, "classifier.weight": np.zeros((3, 32), np.float32)}))
+    found = plan_assumed(wanted, 2, "1GiB", why=False)
+    line = (
+        f"the classifier in {tmp_path / 'model'}, of 3 classes, is not used: a new one is trained for the 2 classes of "
+        "the rows"
+    )
+    assert found.rows[-1] == line and any(line in shown for shown in found.lines())
+    assert json.loads(found.text())["rows"][-1] == line
 
 
 def test_plan_command_saves_over_a_plan_of_its_own_only(wanted: Job, tmp_path: Path) -> None:
