@@ -379,14 +379,14 @@ def check_model(folder: Path) -> list[Check]:
         tensors = base_tensors(folder, config)
         total_bytes = sum(stored.info.nbytes for stored in tensors.values())
         checks.append(passed("model weights", f"{len(tensors)} tensors, {format_bytes(total_bytes)}"))
+        if classes := classes_of_head(folder):
+            checks.append(passed("model classifier", f"{classes} classes; a run trains a new one for its rows"))
     except RingTuneError as error:
         checks.append(failed("model weights", str(error), "copy the folder again; all nodes need the same files"))
     try:
         check_files(folder, config)
     except RingTuneError as error:
         return [*checks, failed("model files", str(error), "copy or save the whole folder again")]
-    if classes := classes_of_head(folder):
-        checks.append(passed("model classifier", f"{classes} classes; a run trains a new one for those of its rows"))
     return [*checks, _tokenizer(folder, has_tokens=dimensions.vocab > 0)]
 
 
