@@ -174,7 +174,12 @@ def follow_run(
     """
     with (
         heard_interrupts(log=out / LOG) as interrupts,
-        RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder,
+        RunFolder(
+            out,
+            replace=asked.replace,
+            resume=asked.request.resume is not None,
+            say=lambda line: progress.note(line),  # of what is made next
+        ) as folder,
         show() as progress,
     ):
         for note in (*notes, *_of_replaced(folder)):

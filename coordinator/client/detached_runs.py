@@ -103,7 +103,7 @@ def fetched_folder(
             claim(coming, KIND)
             if goes_on:
                 _copy(out, coming, (*replaced, *([WRITTEN] if written else [])))
-            with RunFolder(coming, resume=True) as folder:
+            with RunFolder(coming, resume=True, is_copy=True) as folder:
                 yield folder
         except BaseException:
             if is_claimed(coming, KIND):

@@ -21,14 +21,15 @@ A file grows as ``NAME.part`` and gets its name when it is complete and its dige
 alone grows under its own name, a whole line at a time. Paths are from another machine: they are checked.
 
 A folder without the marker that is not empty is refused, so no file of the user's has one of these names. The files
-that a new run would replace are moved to ``DIR.replaced-<time>``. So are those that a fetch of the same run replaces
-and that the user has changed, or has put there: their size or time is not that of ``.ringtune-written``.
+that a new run would replace are moved to ``DIR.replaced-<time>``. So are those that the same run or a fetch of it
+replaces and that the user has changed, or has put there: their size or time is not that of ``.ringtune-written``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -41,8 +42,8 @@ from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import NAME as TABLES
 from coordinator.client.run_files import TENSORBOARD, RunParts, TablesFile
 from coordinator.client.saved_run import PLACE
-from ringtune.errors import IntegrityError, RingTuneError, StorageError, UsageError
-from ringtune.job.job import Job, load_job, parse_job
+from ringtune.errors import IntegrityError, JobError, RingTuneError, StorageError, UsageError
+from ringtune.job.job import Job, load_job, parse_job, read_job_text
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.run_control.checkpoint import CheckpointManifest
 from ringtune.run_control.continuation import LENGTH_KEYS, Length, changed_keys
@@ -66,6 +67,7 @@ from ringtune.storage.durable import (
 from ringtune.storage.strict import parse_json, read_given, read_json, read_object
 from ringtune.v1 import control_pb2
 
+_LOG = logging.getLogger(__name__)
 LOG = "run.log"
 """What the command of a run printed when it had no terminal."""
 
@@ -97,6 +99,8 @@ class RunFolder:
         replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
             a run that was refused before it had a plan are written over without asking.
         resume: resume the run that is there.
+        is_copy: whether somebody else keeps what a user has put there or changed.
+        say: takes a line about files that were put aside while the run was written; by default the log.
 
     Attributes:
         checkpoints: the manifests.
@@ -104,7 +108,15 @@ class RunFolder:
         replaced: where the files of the earlier run are now; None if there was none.
     """
 
-    def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        replace: bool = False,
+        resume: bool = False,
+        is_copy: bool = False,
+        say: Callable[[str], object] = _LOG.warning,
+    ) -> None:
         self.path = path
         self.checkpoints = RunCheckpoints(path)
         self.tables = TablesFile(path)
@@ -113,6 +125,7 @@ class RunFolder:
         self._growing: dict[str, FileJoiner] = {}
         self._written: dict[str, list[int]] = {}
         self._replace, self._resume = replace, resume
+        self._is_copy, self._say = is_copy, say
         self.replaced: Path | None = None
         self._undo = contextlib.ExitStack()
 
@@ -169,20 +182,48 @@ class RunFolder:
         write_durably(self._target(name), text.encode())
         self._note(name)
 
+    def _keep(self, *names: str) -> None:
+        """Put aside what the run replaces now and has not written, and say where it is."""
+        if self._is_copy:
+            return
+        written = read_written(self.path) | self._written
+        others = [name for name in names if not self._is_own(self.path / name, written)]
+        if aside := put_run_aside(self.path, others):
+            named = ", ".join(name for name in others if os.path.lexists(aside / name))
+            self._say(f"what is not as the run wrote it is in {aside}: {named}")
+
+    def _is_own(self, path: Path, written: dict[str, list[int]]) -> bool:
+        if path.is_dir() and not path.is_symlink():
+            return all(self._is_own(entry, written) for entry in path.iterdir())
+        return is_plain_file(path) and _state(path) == written.get(str(path.relative_to(self.path)))
+
     def write_job(self, text: str) -> None:
-        """Write the job; of a run that was made longer, its former length is remembered first.
+        """Write the job, unless the file that is there, which may have a user's comments, says the same.
+
+        Of a run that was made longer, its former length is remembered first.
 
         Raises:
             JobError: the text is no job.
             StorageError: no room.
         """
-        path = self.path / _JOB
-        if path.is_file() and self.checkpoints.steps():
-            before = parse_job(path.read_text(encoding="utf-8"), source=str(path))
-            now = parse_job(text, source="the job of the run")
-            if not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS):
-                self.checkpoints.was_as_long_as(Length.of(before))
+        before, now = self._job(), parse_job(text, source="the job of the run")
+        if before == now:
+            return
+        is_longer = before is not None and not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS)
+        if before is not None and is_longer and self.checkpoints.steps():
+            self.checkpoints.was_as_long_as(Length.of(before))
+        self._keep(_JOB)
         self.write_text(_JOB, text)
+
+    def _job(self) -> Job | None:
+        """Read the job that is there; None if there is none, or none that can be read and that no checkpoint needs."""
+        path = self.path / _JOB
+        try:
+            return parse_job(read_job_text(path), source=str(path)) if path.is_file() else None
+        except JobError:
+            if self.checkpoints.steps():
+                raise
+            return None
 
     def write_json(self, name: str, text: str) -> None:
         """Write a JSON document, indented for people; ``report.json`` gets the totals of the run's earlier parts.
@@ -224,6 +265,7 @@ class RunFolder:
             StorageError: no room.
         """
         if is_result:
+            self._keep(*RESULT_FOLDERS)
             self._best.put_in_place(step)
             result = (file for name in RESULT_FOLDERS for file in (self.path / name).rglob("*"))
             self._note(*(str(file.relative_to(self.path)) for file in result))

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from coordinator.client.detached_runs import fetched_folder
 from coordinator.client.run_folder import RunFolder, held_for_resume, require_inputs_elsewhere
-from ringtune.errors import BusyError, IntegrityError, PlanError, StorageError, UsageError
+from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
 from ringtune.storage.durable import is_claimed
 from ringtune.v1.control_pb2 import FileChunk
+from tests.contract.run_control.test_checkpoint import manifest
 from tests.support.disk import log_of_syncs
 from tests.support.fake_agents import job
 from tests.support.saved_runs import write_run
@@ -132,6 +133,47 @@ def test_folder_of_a_run_that_never_had_a_plan_is_used_again(tmp_path: Path) -> 
     with RunFolder(tmp_path) as folder:
         folder.write_text("job.toml", "second")
     assert folder.replaced is None and (tmp_path / "job.toml").read_text() == "second"
+
+
+def test_job_file_of_the_user_is_never_written_over(tmp_path: Path) -> None:
+    """One that says the same stays with its comments; another is put aside and named; the run's own is replaced."""
+    out, wanted, said = tmp_path / "run", job(), list[str]()
+    file, longer = out / "job.toml", job(train__rounds=7)
+    commented = "# which I have tuned\n" + wanted.to_toml()
+    with RunFolder(out) as folder:
+        folder.write_job(wanted.to_toml())
+    with RunFolder(out, resume=True, say=said.append) as folder:
+        folder.write_job(longer.to_toml())
+        folder.write_job(wanted.to_toml())
+    assert said == [] and file.read_text() == wanted.to_toml()
+    for _ in range(2):
+        file.write_text(commented)
+        with RunFolder(out, resume=True, say=said.append) as folder:
+            folder.write_job(wanted.to_toml())
+            assert said == [] and file.read_text() == commented
+    with RunFolder(out, resume=True, say=said.append) as folder:
+        folder.write_job(longer.to_toml())
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert said == [f"what is not as the run wrote it is in {aside}: job.toml"]
+    assert (aside / "job.toml").read_text() == commented and file.read_text() == longer.to_toml()
+
+
+def test_job_file_that_is_no_job_is_put_aside(tmp_path: Path) -> None:
+    """That of a refused run, broken by an edit; where checkpoints need it it is named instead."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out) as folder:
+        folder.write_job(job().to_toml())
+    (out / "job.toml").write_text("[train")
+    with RunFolder(out, say=said.append) as folder:
+        folder.write_job(job().to_toml())
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert len(said) == 1 and (aside / "job.toml").read_text() == "[train"
+    (out / "job.toml").write_text("[train")
+    with RunFolder(out, resume=True) as folder:
+        folder.add_checkpoint(manifest(4))
+    with RunFolder(out, resume=True) as folder, pytest.raises(JobError, match=r"run/job\.toml"):
+        folder.write_job(job().to_toml())
+    assert (out / "job.toml").read_text() == "[train"
 
 
 def tree(folder: Path) -> dict[str, bytes]:
