@@ -8,7 +8,7 @@ A folder of ours is never emptied of what others put there::
 
     DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
     DIR/.ringtune-lock    held by the process that writes there, with its process id
-    DIR.replaced-<time>/  what was in DIR and made room for something new
+    DIR.replaced-<time>/  what was in DIR and made room for something new; FILE.replaced-<time> of a file
 
 Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014; flock(2): a lock is
 of the open file, so the kernel releases it when the process ends, however it ends.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import filecmp
 import itertools
 import json
 import logging
@@ -27,16 +28,16 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import BinaryIO, ClassVar, Final
 
 from ringtune import __version__
 from ringtune.errors import BusyError, StorageError, UsageError
-from ringtune.storage.strict import parse_json, read_json
+from ringtune.storage.strict import parse_json
 
 PARTIAL_SUFFIX = ".tmp"
 _REMOVE_S = 5.0
@@ -306,27 +307,25 @@ def require_absent(path: Path) -> None:
         raise UsageError(f"{path} is there already; give another name, or remove it")
 
 
-def require_own(path: Path, what: str, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
+def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
     """Refuse a path with a file that the same command has not written, for files that it writes anew.
 
     Args:
-        path: that is to be written; absent or a JSON file.
+        path: that is to be written.
         what: the command and its file, for the message, such as ``plan of 'ringtune plan --save'``.
-        is_own: whether a table is what the command writes.
+        is_own: whether a file is what the command writes; an ``OSError`` or ``ValueError`` says that it is not.
 
     Raises:
-        UsageError: something else is there, or the file of a run.
+        UsageError: something else is there.
     """
     if not os.path.lexists(path) or path.is_dir():
         return
     try:
-        found = read_json(path) if is_plain_file(path) else None
+        is_known = is_plain_file(path) and is_own(path)
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, Mapping) or not is_own(found):
+        is_known = False
+    if not is_known:
         raise UsageError(f"{path} is there already and is no {what}; give another name, or remove it")
-    if is_claimed(path.parent, "run"):
-        raise UsageError(f"{path} belongs to the run in {path.parent}; give a name outside of its folder")
 
 
 def claim(folder: Path, kind: str) -> None:
@@ -379,6 +378,30 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
         sync_folder(target)
         sync_folder(real)
     return target
+
+
+def put_other_aside(path: Path, new: BinaryIO) -> Path | None:
+    """Move a file that is about to be replaced beside itself, unless its content is the new one.
+
+    Args:
+        path: of the file.
+        new: opened on disk, with all of the new content.
+
+    Returns:
+        Where it is now, ``<path>.replaced-<time>``; None if there is none, or nothing would be lost.
+
+    Raises:
+        OSError: it can't be moved.
+    """
+    new.flush()
+    if not os.path.lexists(path) or (is_plain_file(path) and filecmp.cmp(path, new.name, shallow=False)):
+        return None
+    target = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")
+    for number in itertools.count(2):
+        if not os.path.lexists(target):
+            return path.rename(target)
+        target = target.with_name(f"{target.name.partition('+')[0]}+{number}")
+    raise AssertionError
 
 
 def _new_folder(wanted: Path) -> Path:

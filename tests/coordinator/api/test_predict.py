@@ -31,6 +31,7 @@ from ringtune.errors import (
     ModelError,
     PeerLostError,
     RingTuneError,
+    StorageError,
     UsageError,
 )
 from ringtune.job.job import Job, Model
@@ -195,26 +196,49 @@ def test_writing_refuses_rows_that_differ_in_csv() -> None:
 
 
 def test_writing_leaves_no_half_file(tmp_path: Path) -> None:
-    """A file that was there stays as it was when a row can't be written; whole, it takes its place."""
+    """A file that was there stays as it was when a row can't be written."""
     path, mine = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     path.write_text("before")
     mine.write_text("of the user")
-    with pytest.raises(DataError), writer_to(path, tmp_path / "rows.csv") as writer:
+    with pytest.raises(DataError), writer_to(path, tmp_path / "rows.csv", print) as writer:
         writer.add(found(predicted=1))
     assert path.read_text() == "before" and sorted(tmp_path.iterdir()) == [path, mine]
-    with writer_to(path, tmp_path / "rows.csv") as writer:
-        writer.add(found(text="a"))
-    assert json.loads(path.read_text())["predicted"] == "pos" and sorted(tmp_path.iterdir()) == [path, mine]
     assert mine.read_text() == "of the user"
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_writing_again_keeps_what_was_corrected_by_hand(ending: str, tmp_path: Path) -> None:
+    """The same predictions leave nothing behind; other ones each earlier file, which is named; of a link the link."""
+    path, said = tmp_path / f"out.{ending}", list[str]()
+
+    def write(label: str) -> str:
+        with writer_to(path, tmp_path / "rows.csv", said.append) as writer:
+            writer.add(found({**SAID, "predicted": label}, text="a"))
+        return path.read_text()
+
+    first = write("pos")
+    assert write("pos") == first and said == [] and list(tmp_path.iterdir()) == [path]
+    corrected = first.replace("pos", "corrected")
+    path.write_text(corrected)
+    assert write("pos") == first and (last := write("neg")) != first
+    asides = [Path(line.removeprefix(f"what was in {path} is in ")) for line in said]
+    assert [file.read_text() for file in asides] == [corrected, first]
+    assert set(tmp_path.iterdir()) == {path, *asides}
+    other = path.rename(tmp_path / "other")
+    path.symlink_to(other)
+    assert write("pos") == first and not path.is_symlink() and other.read_text() == last and len(said) == 3
 
 
 def test_writing_refuses_other_endings_and_the_rows_themselves(tmp_path: Path) -> None:
     """Before anything is predicted."""
     rows = tmp_path / "rows.csv"
     rows.write_text("text\n")
-    with pytest.raises(UsageError, match=r"ends in '\.txt'"), writer_to(tmp_path / "a.txt", rows):
+    with pytest.raises(UsageError, match=r"ends in '\.txt'"), writer_to(tmp_path / "a.txt", rows, print):
         pass
-    with pytest.raises(UsageError, match="would replace the rows"), writer_to(rows, rows):
+    with pytest.raises(UsageError, match="would replace the rows"), writer_to(rows, rows, print):
+        pass
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(StorageError, match="it is a folder"), writer_to(tmp_path / "a.csv", rows, print):
         pass
 
 
