@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import LM_HEAD, MOST_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
@@ -487,7 +488,6 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
 
 _LISTS: Final = ("vocab.txt", "vocab.json")
 _SETTINGS: Final = (SETTINGS_FILE, "special_tokens_map.json")
-_PREPROCESSOR: Final = "preprocessor_config.json"
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
 
@@ -511,7 +511,7 @@ class _Tokens(NamedTuple):
 
 
 def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuse files of a model folder that do not belong together, or that would change tokens in a way unknown here.
+    """Refuse files of a model folder that do not belong together, or that would change tokens or pixels unseen.
 
     Files that are missing are not looked for.
 
@@ -520,14 +520,14 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
         config: from ``read_config``.
 
     Raises:
-        ModelError: names both files and both numbers, or a key of the tokenizer's settings.
+        ModelError: names both files and both numbers, or a key of the tokenizer's settings or of the preprocessor.
         IntegrityError: a file of weights is damaged.
     """
     vocab = model_dimensions(config).vocab
     if vocab:
         _check_tokens(Path(folder), vocab)
     else:
-        _check_pictures(Path(folder), config)
+        read_image_steps(Path(folder), channels=config["num_channels"], side=config["image_size"])
     _check_classes(Path(folder))
 
 
@@ -634,22 +634,3 @@ def _named(folder: Path, tokens: _Tokens) -> Iterator[tuple[str, int]]:
             token = entry.get("content") if isinstance(entry, dict) else entry
             if isinstance(token, str) and token:
                 yield token, tokens.added.get(token, tokens.ids.get(token, len(tokens)))
-
-
-def _check_pictures(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a preprocessor that makes pictures of another size than the model takes."""
-    path = folder / _PREPROCESSOR
-    try:
-        found = read_json(path) if path.is_file() else {}
-        crops = bool(found.get("do_center_crop"))
-        size = found.get("crop_size" if crops else "size")
-        resizes = crops or bool(found.get("do_resize"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
-    side = config["image_size"]
-    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if resizes and all(isinstance(value, int) for value in sides) and sides != (side, side):
-        raise ModelError(
-            f"{folder}: {_PREPROCESSOR} makes pictures of {sides[0]} x {sides[1]} pixels, config.json has image_size "
-            f"{side}; make them equal"
-        )
