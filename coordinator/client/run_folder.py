@@ -321,6 +321,8 @@ class RunFolder:
             if not self._growing[chunk.path].add(chunk):
                 return None
             self._growing.pop(chunk.path).file.close()
+            if chunk.path.startswith(tuple(f"{name}/" for name in RESULT_FOLDERS)):
+                self._keep(chunk.path)
             rename_durably(part, target)
         self._note(chunk.path)
         return target

@@ -357,7 +357,7 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
 
     Args:
         folder: that keeps its marker and what else is in it.
-        names: of the entries, in the order in which they go.
+        names: of the entries, or their paths in the folder, in the order in which they go.
         kind: the new folder has the marker of this kind.
 
     Returns:
@@ -374,6 +374,7 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
         target = _new_folder(real.with_name(f"{real.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"))
         mark(target, kind)
         for name in present:
+            make_folder((target / name).parent)
             (real / name).rename(target / name)
         sync_folder(target)
         sync_folder(real)

@@ -15,9 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.api.train import Submission, begin_in_background
 from coordinator.client.detached_runs import fetched_folder
 from coordinator.client.run_folder import RunFolder, held_for_resume, require_inputs_elsewhere
+from coordinator.run.requests import RunRequest
 from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
+from ringtune.job.job import load_job
 from ringtune.storage.durable import is_claimed
 from ringtune.v1.control_pb2 import FileChunk
 from tests.contract.run_control.test_checkpoint import manifest
@@ -158,6 +161,21 @@ def test_job_file_of_the_user_is_never_written_over(tmp_path: Path) -> None:
     assert (aside / "job.toml").read_text() == commented and file.read_text() == longer.to_toml()
 
 
+def test_file_of_the_user_in_the_place_of_a_result_is_put_aside(tmp_path: Path) -> None:
+    """It came while the run trained; one beside it stays, and the run's own is written over."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out, say=said.append) as folder:
+        (out / "adapter").mkdir()
+        for name in ("README.md", "notes.txt"):
+            (out / "adapter" / name).write_text("mine")
+        for content in (b"one", b"two"):
+            folder.add_chunk(chunk("adapter/README.md", content, sha256=digest(content)))
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert said == [f"what is not as the run wrote it is in {aside}: adapter/README.md"]
+    assert (aside / "adapter/README.md").read_text() == (out / "adapter/notes.txt").read_text() == "mine"
+    assert (out / "adapter/README.md").read_text() == "two"
+
+
 def test_job_file_that_is_no_job_is_put_aside(tmp_path: Path) -> None:
     """That of a refused run, broken by an edit; where checkpoints need it it is named instead."""
     out, said = tmp_path / "run", list[str]()
@@ -174,6 +192,27 @@ def test_job_file_that_is_no_job_is_put_aside(tmp_path: Path) -> None:
     with RunFolder(out, resume=True) as folder, pytest.raises(JobError, match=r"run/job\.toml"):
         folder.write_job(job().to_toml())
     assert (out / "job.toml").read_text() == "[train"
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_job_file_is_there_before_a_run_in_the_background_begins(tmp_path: Path, replace: bool) -> None:
+    """Also where it is read from the folder and an earlier run is put aside; a user's file is named."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out) as folder:
+        folder.write_job(job().to_toml())
+        if replace:
+            folder.write_text("plan.json", "{}")
+    (out / "job.toml").write_text("# mine\n" + job().to_toml())
+    request = RunRequest(job=job(train__rounds=7))
+    wanted = Submission(request=request, local=1, coordinator="", insecure=False, replace=replace)
+    begin_in_background(wanted, out, said.append)
+    assert load_job(out / "job.toml").train.rounds == 7
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert (aside / "job.toml").read_text().startswith("# mine")
+    assert len(said) == 1 and str(aside) in said[0]
+    with RunFolder(out, say=said.append) as folder:
+        folder.write_job(request.job.to_toml())
+    assert len(said) == 1
 
 
 def tree(folder: Path) -> dict[str, bytes]:
