@@ -31,7 +31,7 @@ from ringtune import __version__
 from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError, UsageError
 from ringtune.machine.resources import CGROUP, LIBRARY_BYTES, PROC, memory_limits, usable_cores
-from ringtune.models.folder import base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.folder import base_tensors, check_files, classes_of_head, model_dimensions, read_config
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES, is_compatible, require_private, split_address
@@ -379,6 +379,8 @@ def check_model(folder: Path) -> list[Check]:
         tensors = base_tensors(folder, config)
         total_bytes = sum(stored.info.nbytes for stored in tensors.values())
         checks.append(passed("model weights", f"{len(tensors)} tensors, {format_bytes(total_bytes)}"))
+        if classes := classes_of_head(folder):
+            checks.append(passed("model classifier", f"{classes} classes; a run trains a new one for its rows"))
     except RingTuneError as error:
         checks.append(failed("model weights", str(error), "copy the folder again; all nodes need the same files"))
     try:

@@ -180,12 +180,11 @@ def _count_images(path: Path, job: Job) -> RowCounts:
         labels = _labels_of_archive(path, job)
         return RowCounts(examples=(1,) * len(labels), labels=tuple(labels))
     found = list_pictures(path)
-    lines = tuple(f"{count:,} left out in {path}: {why}" for why, count in found.passed_over.items())
     return RowCounts(
         examples=(1,) * len(found.files),
         labels=found.labels,
-        left_out=found.passed_over,
-        left_out_lines=lines,
+        left_out=found.left_out,
+        left_out_lines=tuple(found.lines_left_out()),
     )
 
 

@@ -1,16 +1,19 @@
-"""Progress for a terminal, a notebook or a file, and the tables of rows that functions return."""
+"""Progress for a terminal, a notebook or a file, and the tables of rows and pictures that functions return."""
 
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TextIO, overload
 
 from coordinator.run.run_text import STEP_KIND
 from coordinator.screen.progress import JsonProgress, PlainProgress, Progress, evaluating_line, step_line
 from coordinator.screen.tables import table_lines
 from ringtune.errors import RingTuneError, UsageError
+from ringtune.storage.durable import require_own, write_durably
 from ringtune.texts import printable
 
 
@@ -181,3 +184,68 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+_FORMATS: Final = (".png", ".svg")
+_DPI: Final = 120
+_DRAWN_BY: Final = "Plot of RingTune"
+_HEAD_BYTES: Final = 4096
+
+
+class Plot:
+    """A picture that a notebook shows and ``save`` writes.
+
+    Args:
+        figure: of matplotlib.
+        summary: what it shows, in words.
+
+    Attributes:
+        figure: the ``matplotlib.figure.Figure``, to be changed at will.
+    """
+
+    def __init__(self, figure: Any, summary: str) -> None:
+        self.figure = figure
+        self._summary = summary
+
+    def __repr__(self) -> str:
+        return f"{self._summary}\n(a picture; save('loss.png') writes it, a notebook shows it)"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as ``.png`` or ``.svg``, over an earlier one only; return its path.
+
+        Raises:
+            UsageError: the name has another ending, or something else is there.
+            StorageError: it can't be written.
+        """
+        target = Path(path)
+        require_plot_place(target)
+        write_durably(target, self._drawn(target.suffix.lower()[1:]))
+        return target
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return self._drawn("png")
+
+    def _drawn(self, ending: str) -> bytes:
+        picture = io.BytesIO()
+        # neither a date nor random names inside: the same run gives the same file
+        with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "ringtune", "svg.fonttype": "none"}):
+            metadata = {"Date": None, "Creator": _DRAWN_BY} if ending == "svg" else {"Software": _DRAWN_BY}
+            self.figure.savefig(picture, format=ending, dpi=_DPI, metadata=metadata)
+        return picture.getvalue()
+
+
+def require_plot_place(path: Path) -> None:
+    """Refuse to draw a picture over anything but an earlier one, which names its program as both formats can.
+
+    Raises:
+        UsageError: something else is there, or the name has another ending.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"the picture {path} has to end in {' or '.join(_FORMATS)}")
+    require_own(path, "picture drawn by ringtune", _is_drawn_here)
+
+
+def _is_drawn_here(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _DRAWN_BY.encode() in file.read(_HEAD_BYTES)

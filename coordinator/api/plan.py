@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from coordinator.api.arguments import JobLike, python_words, read_job
 from coordinator.planner.explain import Explanation
 from coordinator.planner.explain import explain as explained
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given_plan import GivenPlan, require_plan_place
 from coordinator.planner.limits import NO_CHOICES, Choices, read_choices
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import JobTime, Planned, guessed_time, measured_time
@@ -22,8 +23,10 @@ from coordinator.screen.progress import Waiting
 from ringtune import __version__
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile
-from ringtune.errors import UsageError
+from ringtune.errors import RingTuneError, UsageError
 from ringtune.job.job import Job
+from ringtune.models.family import NAMED_TASKS
+from ringtune.models.folder import classes_of_head
 from ringtune.quantities import parse_bytes
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_durably
@@ -102,8 +105,10 @@ class PlannedJob:
         """Write a file that ``train(plan=...)`` and ``ringtune train --plan`` take; return its path.
 
         Raises:
+            UsageError: a file is there that is no earlier plan, or one that was edited by hand.
             StorageError: it can't be written.
         """
+        require_plan_place(Path(path))
         write_durably(Path(path), (self.text() + "\n").encode())
         return Path(path)
 
@@ -129,7 +134,8 @@ def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO
 
     if max(map(len, choices)) > 1:
         raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
-    assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
+    with Waiting("reading model and rows"):
+        assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
     found = Profile(nodes=tuple(assumed.facts.values()))
     with Waiting("planning"):
         planned = make_plan(job, assumed.facts, **choices._asdict())
@@ -217,8 +223,24 @@ def _with_words(
         time=time,
         effort=planned.effort_line,
         why=reasons,
-        rows=tuple(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
+        rows=(
+            *(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
+            *_classifier_lines(job, len(planned.plan.course.labels)),
+        ),
     )
+
+
+def _classifier_lines(job: Job, num_classes: int) -> list[str]:
+    """Say that a run does not use the classifier in its model folder; nothing where the folder can't be read here."""
+    there = 0
+    with contextlib.suppress(RingTuneError):
+        there = classes_of_head(job.model.path)
+    if not there or job.model.task not in NAMED_TASKS:
+        return []
+    return [
+        f"the classifier in {job.model.path}, of {there:,} classes, is not used: a new one is trained for the "
+        f"{num_classes:,} classes of the rows"
+    ]
 
 
 def plan(

@@ -35,7 +35,7 @@ from ringtune.job.job import Job
 from ringtune.job.rows import account_of, input_columns, is_plain_text, list_pictures, task_rows
 from ringtune.machine.process import exit_error
 from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
-from ringtune.storage.durable import replacing, write_durably
+from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text
 
 _LINES_AHEAD = 256
@@ -186,10 +186,7 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[s
 def _check_rows(path: Path, job: Job) -> list[str]:
     """Read a file once as the process that predicts will, so that all of its problems are named before it starts."""
     if job.model.task == IMAGE_CLASSIFICATION:
-        if not path.is_dir():
-            return []
-        passed = list_pictures(path, has_classes=False).passed_over
-        return [f"{count:,} left out in {path}: {why}" for why, count in passed.items()]
+        return list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else []
     if job.model.task == CAUSAL_LM and is_plain_text(path):
         text, note = read_text(path, job.data.encoding)
         blank = sum(not line.strip() for line in text.splitlines())
@@ -324,23 +321,34 @@ class CsvWriter:
 
 
 @contextmanager
-def writer_to(path: Path, data: Path) -> Iterator[Writer]:
+def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator[Writer]:
     """Give the writer of a file, which is there once the context is left without an error, and not before.
+
+    A file that is there is put aside unless it is the same: predictions may have been corrected by hand.
+
+    Args:
+        path: of the file.
+        data: file of the rows.
+        tell: takes a line about the file that was put aside.
 
     Raises:
         UsageError: the name ends in neither .csv nor .jsonl, or the file is the rows' own.
+        StorageError: it can't be written.
     """
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".jsonl"):
         raise UsageError(f"--save {path} ends in {path.suffix!r}; predictions are written as .csv or .jsonl")
     if path.exists() and path.resolve() == data.resolve():
         raise UsageError(f"--save {path} would replace the rows; give it another name")
+    check_writable(path)
     with replacing(path) as content:
         file = io.TextIOWrapper(content, encoding="utf-8", newline="")
         try:
             yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
         finally:
             file.detach()  # which writes what is left; the file is closed by whoever opened it
+        if aside := put_other_aside(path, content):
+            tell(f"what was in {path} is in {aside}")
 
 
 class Summary:
@@ -485,7 +493,7 @@ def predict(
     with _file_of(data, saved.job) as (rows, names), python_words(names):
         for note in check_request(saved, rows, how, user):
             _LOG.warning("%s", note)
-        with writer_to(Path(save), rows) if save is not None else nullcontext() as writer:
+        with writer_to(Path(save), rows, _LOG.warning) if save is not None else nullcontext() as writer:
             found = []
             for each in predict_rows(saved, rows, how, model=base, user=user, tell=_LOG.warning):
                 found.append(joined(each))

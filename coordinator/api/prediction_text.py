@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from coordinator.api.output import Plot, require_plot_place
 from coordinator.api.prediction_inputs import MeasuredRun, measured_json
 from coordinator.planner.what_if import (
     JOB_KEYS,
@@ -30,7 +31,7 @@ from ringtune.errors import RingTuneError, StorageError, UsageError
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import format_bytes, format_seconds, parse_bytes, parse_rate
 from ringtune.schedule.plan import Plan
-from ringtune.storage.durable import write_durably
+from ringtune.storage.durable import require_own, write_durably
 from sim.prediction import NodePrediction, Prediction
 from sim.sweep import Axis
 
@@ -174,6 +175,7 @@ def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[st
 
 _NONE = "-"
 _WORTH_SAYING = 0.02
+_MOST_CHARACTERS = 1 << 16
 _COLUMNS = ("wall_s", "ratio", "trained_rows", "rows_per_s", "bubble_share", "fullest_node", "fullest_share", "error")
 
 
@@ -346,6 +348,20 @@ def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cell
     return found
 
 
+def require_sweep_place(path: Path) -> None:
+    """Refuse to write the cells of a sweep over anything but those of an earlier one, known by its titles.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    require_own(path, "CSV file of 'ringtune what-if --sweep'", _is_sweep)
+
+
+def _is_sweep(path: Path) -> bool:
+    with path.open(encoding="utf-8") as file:
+        return file.readline(_MOST_CHARACTERS).rstrip().endswith(",".join(("", *_COLUMNS)))
+
+
 def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
     """Write the cells as CSV with a line of titles; a figure that a cell lacks is empty."""
     text = io.StringIO()
@@ -355,9 +371,7 @@ def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-FORMATS = (".png", ".svg")
 _INCHES = (8.0, 5.0)
-_DPI = 120
 _MOST_TICKS = 12
 _UNITS = {
     "compute": "times as fast",
@@ -376,14 +390,13 @@ _UNITS = {
 
 
 def check_plot(path: Path) -> Any:
-    """Load the plotting library and check the picture's name, before anything is computed.
+    """Load the plotting library and check the picture's place, before anything is computed.
 
     Raises:
-        UsageError: the name has another ending.
+        UsageError: something else is there, or the name has another ending.
         RingTuneError: matplotlib is not installed.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"--plot {path} has to end in {' or '.join(FORMATS)}")
+    require_plot_place(path)
     try:
         return importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError as error:
@@ -401,7 +414,7 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
         title: what was predicted.
 
     Raises:
-        UsageError: the name has another ending.
+        UsageError: something else is there, or the name has another ending.
         RingTuneError: matplotlib is not installed.
         StorageError: no room.
     """
@@ -415,12 +428,7 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     plot.set_ylabel("predicted training (seconds)")
     plot.set_ylim(bottom=0)
     plot.legend()
-    picture = io.BytesIO()
-    ending = path.suffix.lower()
-    # neither a date nor random names inside: the same sweep gives the same file
-    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "ringtune", "svg.fonttype": "none"}):
-        figure.savefig(picture, format=ending[1:], dpi=_DPI, metadata={"Date": None} if ending == ".svg" else {})
-    write_durably(path, picture.getvalue())
+    Plot(figure, title).save(path)
 
 
 def _series(axes: Sequence[Axis], cells: Sequence[CellResult]) -> dict[str, list[float]]:

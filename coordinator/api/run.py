@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.api.arguments import RunLike, folder_of, python_words
-from coordinator.api.output import Metrics, Table, choose_progress
+from coordinator.api.output import Metrics, Plot, Table, choose_progress
 from coordinator.api.predict import Rows, predict
 from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import ended_error, fetch_run, kept_record, stop_run
@@ -34,60 +33,13 @@ from ringtune.errors import ConnectionFailedError, DeadlineError, InvalidInputEr
 from ringtune.job.job import Job, load_job
 from ringtune.models.result_files import ADAPTER_FOLDER, MODEL_FOLDER
 from ringtune.schedule.plan import Plan
-from ringtune.storage.durable import write_durably
 from ringtune.transport.speaker import speaker, speaking_as
 
 if TYPE_CHECKING:
     import subprocess
 
-FORMATS: Final = (".png", ".svg")
 _INCHES: Final = (8.0, 4.5)
-_DPI: Final = 120
 _SMOOTHED: Final = 10
-
-
-class Plot:
-    """A picture that a notebook shows and ``save`` writes.
-
-    Args:
-        figure: of matplotlib.
-        summary: what it shows, in words.
-
-    Attributes:
-        figure: the ``matplotlib.figure.Figure``, to be changed at will.
-    """
-
-    def __init__(self, figure: Any, summary: str) -> None:
-        self.figure = figure
-        self._summary = summary
-
-    def __repr__(self) -> str:
-        return f"{self._summary}\n(a picture; save('loss.png') writes it, a notebook shows it)"
-
-    def save(self, path: str | Path) -> Path:
-        """Write the picture as ``.png`` or ``.svg``; return its path.
-
-        Raises:
-            UsageError: the name has another ending.
-            StorageError: it can't be written.
-        """
-        target = Path(path)
-        if target.suffix.lower() not in FORMATS:
-            raise UsageError(f"the picture {target} has to end in {' or '.join(FORMATS)}")
-        write_durably(target, self._drawn(target.suffix.lower()[1:]))
-        return target
-
-    def _repr_png_(self) -> bytes:
-        """Return what a notebook shows."""
-        return self._drawn("png")
-
-    def _drawn(self, ending: str) -> bytes:
-        picture = io.BytesIO()
-        # neither a date nor random names inside: the same run gives the same file
-        with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "ringtune", "svg.fonttype": "none"}):
-            metadata = {"Date": None} if ending == "svg" else {}
-            self.figure.savefig(picture, format=ending, dpi=_DPI, metadata=metadata)
-        return picture.getvalue()
 
 
 def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, title: str) -> Plot:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ from ringtune.storage.durable import write_durably
 from ringtune.transport.speaker import speaker, speaking_as
 from ringtune.v1 import control_pb2
 
+_LOG = logging.getLogger(__name__)
 _STOP_S = 8.0
 
 
@@ -174,7 +176,12 @@ def follow_run(
     """
     with (
         heard_interrupts(log=out / LOG) as interrupts,
-        RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder,
+        RunFolder(
+            out,
+            replace=asked.replace,
+            resume=asked.request.resume is not None,
+            say=lambda line: progress.note(line),  # of what is made next
+        ) as folder,
         show() as progress,
     ):
         for note in (*notes, *_of_replaced(folder)):
@@ -300,6 +307,8 @@ def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[st
 def begin_in_background(asked: Submission, out: Path, say: Callable[[str], object]) -> None:
     """Refuse a local run's folder here, and put an earlier run aside before the log of this one is opened.
 
+    The folder has the job then; that of a run that is resumed stays as it is.
+
     Args:
         asked: what, and where.
         out: folder of the run.
@@ -308,9 +317,12 @@ def begin_in_background(asked: Submission, out: Path, say: Callable[[str], objec
     Raises:
         RingTuneError: the folder can't be used.
     """
-    with RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder:
+    resumes = asked.request.resume is not None
+    with RunFolder(out, replace=asked.replace, resume=resumes, say=say) as folder:
         for line in _of_replaced(folder):
             say(line)
+        if not resumes:
+            folder.write_job(asked.request.job.to_toml())
 
 
 def _say_nothing(line: str) -> None:
@@ -597,8 +609,9 @@ def _in_background(
     ``job.toml`` of a resumed run has the job with which it began, so the job asked for now is in another file.
     """
     job = folder / (ASKED if resume else "job.toml")
-    begin_in_background(submission, folder, lambda line: None)
-    write_durably(job, submission.request.job.to_toml().encode())
+    begin_in_background(submission, folder, _LOG.warning)
+    if resume:
+        write_durably(job, submission.request.job.to_toml().encode())
     words = ["train", str(job), "--local", str(submission.local), "--out", str(folder), *words]
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
         if given is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -197,13 +197,13 @@ class Images:
         path: of the file or folder.
         classes: how many images each class has.
         columns: key of ``[data]`` -> name of an array; none of a folder.
-        passed_over: how many other files a folder has, by why.
+        left_out: what of a folder is left out, a sentence for each reason.
     """
 
     path: Path
     classes: Mapping[str, int]
     columns: Mapping[str, str]
-    passed_over: Mapping[str, int] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     @property
     def rows(self) -> int:
@@ -238,7 +238,7 @@ def _look_at_folder(path: Path) -> Images:
             f"{path} is a folder without images in folders below it (files there: {ends}); give a folder for each "
             f"class with {', '.join(PICTURES)}, or a .csv or .jsonl file"
         )
-    return Images(path=path, classes=Counter(found.labels), columns={}, passed_over=found.passed_over)
+    return Images(path=path, classes=Counter(found.labels), columns={}, left_out=found.lines_left_out())
 
 
 def _look_at_archive(path: Path) -> Images:

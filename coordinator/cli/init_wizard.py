@@ -39,7 +39,7 @@ from coordinator.screen.progress import Waiting
 from ringtune.errors import DataError, InvalidInputError, UsageError
 from ringtune.job.job import Data, Job, parse_job
 from ringtune.job.job_reference import Chosen, job_template
-from ringtune.job.rows import account_of, is_plain_text, look_alike_lines, task_rows
+from ringtune.job.rows import account_of, is_plain_text, list_pictures, look_alike_lines, task_rows
 from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
@@ -322,7 +322,7 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
         f"Model: {model.in_words()}.",
         *_task_lines(task, wishes, rows, model),
         *_unused(rows.table, columns),
-        *(f"{note}." for note in rows.notes),
+        *(f"{note}." for note in (*rows.notes, *_pictures_left_out(evaluate))),
         *(f"{note}." for account in accounts if account for note in (*account.notes, *account.lines_left_out())),
         *(f"{line}." for line in look_alike_lines(labels)),
     )
@@ -345,6 +345,11 @@ def _account(path: Path, job: Job) -> RowAccount | None:
     for _ in task_rows(path, job.model.task, job.data, account):
         pass
     return account
+
+
+def _pictures_left_out(evaluate: Path | None) -> list[str]:
+    """Say what of a folder of pictures to evaluate on is left out."""
+    return list_pictures(evaluate).lines_left_out() if evaluate is not None and evaluate.is_dir() else []
 
 
 def _task_lines(task: str, wishes: Wishes, rows: _Rows, model: Model) -> list[str]:
@@ -382,9 +387,13 @@ def _choose_rows(wishes: Wishes, ask: Ask) -> tuple[Path, Path | None]:
 def _look(path: Path) -> _Rows:
     if path.is_dir() or form_suffix(path) == ".npz":
         images = look_at_images(path)
-        notes = tuple(f"{count:,} are passed over: {why}" for why, count in images.passed_over.items())
-        tasks = (IMAGE_CLASSIFICATION,)
-        return _Rows(words=images.in_words(), rows=images.rows, tasks=tasks, columns=images.columns, notes=notes)
+        return _Rows(
+            words=images.in_words(),
+            rows=images.rows,
+            tasks=(IMAGE_CLASSIFICATION,),
+            columns=images.columns,
+            notes=tuple(images.left_out),
+        )
     if is_plain_text(path):
         text, note = read_text(path)
         rows = max(1, len(text) // _CHARACTERS_PER_ROW)

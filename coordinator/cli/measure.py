@@ -21,7 +21,10 @@ def measure(
     coordinator: options.CoordinatorOrLocal = "",
     local: options.Local = 0,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the profile there, for --profile of 'ringtune train'.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the profile there, for --profile of 'ringtune train'; over an earlier one only."
+        ),
     ] = None,
     nodes: options.Nodes = 0,
     join_s: options.JoinS = 60.0,
@@ -53,6 +56,7 @@ def measure(
     from coordinator.api.output import make_progress
     from coordinator.api.train import local_ring
     from coordinator.client.submit import Client
+    from coordinator.planner.given_plan import require_profile_place
     from coordinator.screen.tables import profile_json, profile_text
     from ringtune.errors import UsageError
     from ringtune.storage.durable import check_writable, write_durably
@@ -64,6 +68,7 @@ def measure(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     wanted = changed_job(job, change or [])
     if save is not None:
+        require_profile_place(save)
         check_writable(save)
     ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
     told = sys.stderr if json else sys.stdout  # JSON is alone on the standard output

@@ -41,7 +41,10 @@ def plan(
     steps: Annotated[int, typer.Option(min=1, max=100, help="With --table: how many steps.")] = 1,
     change: options.Changes = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan there, for --plan of 'ringtune train'.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the plan there, for --plan of 'ringtune train'; over an earlier one only."
+        ),
     ] = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -54,6 +57,7 @@ def plan(
     """
     from coordinator.api import plan as planning
     from coordinator.api.arguments import changed_job
+    from coordinator.planner.given_plan import require_plan_place
     from coordinator.planner.limits import read_choices
     from ringtune.errors import UsageError
     from ringtune.storage.durable import check_writable
@@ -67,6 +71,7 @@ def plan(
     if nodes and not coordinator:
         raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
     if save is not None:
+        require_plan_place(save)
         check_writable(save)
     if profile:
         found = planning.plan_measured(wanted, profile, choices=choices, why=explain)

@@ -28,7 +28,11 @@ def predict(
     ],
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a .csv or .jsonl with the rows' own columns and the predicted ones."),
+        typer.Option(
+            metavar="FILE",
+            help="Write a .csv or .jsonl with the rows' own columns and the predicted ones; another file there is kept "
+            "as FILE.replaced-TIME.",
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
@@ -97,7 +101,7 @@ def predict(
     if save is None:
         write(JsonWriter(sys.stdout, "prediction") if json else CsvWriter(sys.stdout))
     else:
-        with writer_to(save, data) as writer:
+        with writer_to(save, data, tell) as writer:
             write(writer)
     if json:
         written = {"file": str(save)} if save else {}

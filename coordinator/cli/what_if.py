@@ -53,8 +53,12 @@ def what_if(
     jobs: Annotated[int, typer.Option(metavar="N", help="Workers of a sweep; -1 = one for each core.")] = -1,
     backend: Annotated[str, typer.Option(metavar="loky|dask|ray", help="What runs the cells of a sweep.")] = "loky",
     cluster: Annotated[str, typer.Option(metavar="ADDRESS", help="Of a running Dask scheduler or Ray cluster.")] = "",
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as CSV.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the sweep as CSV; over an earlier one only.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg; over an earlier one only.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Predict what a change of nodes, links or plan does to the time of training, idle shares and memory.
@@ -135,7 +139,14 @@ def _sweep(
     import json as json_module
     import sys
 
-    from coordinator.api.prediction_text import check_plot, sweep_csv, sweep_lines, sweep_rows, write_plot
+    from coordinator.api.prediction_text import (
+        check_plot,
+        require_sweep_place,
+        sweep_csv,
+        sweep_lines,
+        sweep_rows,
+        write_plot,
+    )
     from coordinator.screen.progress import shown_cells
     from ringtune.errors import InterruptedRunError
     from ringtune.storage.durable import check_writable, write_durably
@@ -146,6 +157,8 @@ def _sweep(
     check_workers(jobs, backend, cluster)
     if plot is not None:
         check_plot(plot)
+    if csv is not None:
+        require_sweep_place(csv)
     question.check(cells)
     for file in filter(None, (csv, plot)):
         check_writable(file)

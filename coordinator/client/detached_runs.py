@@ -11,31 +11,36 @@ short is fetched again.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.client.checkpoints import FOLDER, RunCheckpoints
 from coordinator.client.connection import Connection, who_submits
+from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_folder import (
     FETCHING,
     KIND,
     LOG,
     OF_COMMAND,
     PART,
+    WRITTEN,
     EventFiles,
     RunFolder,
     claim_run_folder,
     files_of_run,
+    is_as_written,
     lock_of,
     put_run_aside,
+    read_written,
     remove_if_nothing_began,
     require_no_run,
 )
@@ -51,13 +56,16 @@ from ringtune.storage.durable import (
     drop_file,
     is_claimed,
     is_plain_file,
+    marker,
     remove_folder,
     rename_durably,
     storage_errors,
 )
 from ringtune.v1 import control_pb2
 
+_LOG = logging.getLogger(__name__)
 _LAST = (FOLDER, "report.json")
+_MOST_NAMED = 3
 
 
 @contextmanager
@@ -71,7 +79,7 @@ def fetched_folder(
         replace: whether files of a run there may be replaced.
         goes_on: the folder yielded has a copy of the files that are there; else none.
         is_same: the files that are there are of the same run, so they are removed once all have arrived. Those of
-            another run are put aside, and so are files among them that the run has not written.
+            another run are put aside, and so are files that are not as the run wrote them.
         say: takes a line about files that were put aside.
 
     Raises:
@@ -90,11 +98,12 @@ def fetched_folder(
             require_no_run(out, before, replace=replace)
         is_same = is_same or goes_on
         replaced = tuple(name for name in before if not is_same or name not in OF_COMMAND)
+        written = read_written(out)
         try:
             claim(coming, KIND)
             if goes_on:
-                _copy(out, coming, replaced)
-            with RunFolder(coming, resume=True) as folder:
+                _copy(out, coming, (*replaced, *([WRITTEN] if written else [])))
+            with RunFolder(coming, resume=True, is_copy=True) as folder:
                 yield folder
         except BaseException:
             if is_claimed(coming, KIND):
@@ -105,18 +114,18 @@ def fetched_folder(
         aside = _take_over(coming, out, replaced)
         if aside is None:
             return
-        if goes_on:  # all of them were copied
-            remove_folder(aside)
-        elif not is_same:
+        if not is_same:
             say(f"the files of the earlier run are in {aside}")
-        elif _has_others(aside, out):
-            say(f"files that the run has not written are in {aside}")
+        elif others := _others(aside, out, written):
+            more = f" and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED)
+            named = ", ".join(others[:_MOST_NAMED]) + more
+            say(f"files that are not as the run wrote them are in {aside}: {named}")
 
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
     with storage_errors(target):
         for name in names:
-            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
+            copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
             copy(source / name, target / name)
 
 
@@ -131,29 +140,34 @@ def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
         rename_durably(coming / PLACE, out / PLACE)
     for name in sorted(files_of_run(coming), key=_LAST.__contains__):
         rename_durably(coming / name, out / name)
+    if (coming / WRITTEN).exists():
+        rename_durably(coming / WRITTEN, out / WRITTEN)
     remove_folder(coming)
     return aside
 
 
-def _has_others(aside: Path, out: Path) -> bool:
-    """Remove the files that the same run wrote earlier; whether others are left, such as a user's notes.
+def _others(aside: Path, out: Path, written: Mapping[str, list[int]]) -> list[str]:
+    """Remove the files that the same run wrote earlier; return the others, such as a user's notes or changed job.
 
-    Its own are the files beside its folders, and in them those that it has written again, whole or in part, and the
-    manifests of older checkpoints.
+    Its own are those that are as it wrote them, and the books of its checkpoints and parts.
     """
     checkpoints = RunCheckpoints(aside)
     for step in checkpoints.steps():
         drop_file(checkpoints.path(step))
+    parts = [out, *(out / PARTS).glob("*")]  # what an earlier part has left is there
     for name, _folders, files in os.walk(aside, topdown=False):
         folder = Path(name)
-        again = out / folder.relative_to(aside)
-        for file in files:
-            is_own = folder == aside or is_plain_file(again / file.removesuffix(PART))
-            if is_own and is_plain_file(folder / file):
+        place = folder.relative_to(aside)
+        for file in filter(lambda file: is_plain_file(folder / file), files):
+            now = [part / place / file.removesuffix(PART) for part in parts]
+            is_book = place.parts[:1] in ((FOLDER,), (PARTS,)) and is_plain_file(now[0])
+            is_marker = folder == aside and file == marker(KIND)
+            if is_book or is_marker or is_as_written(folder / file, written.get(str(place / file)), now):
                 drop_file(folder / file)
         if not any(folder.iterdir()):
             folder.rmdir()
-    return aside.exists()
+    left = (path for path in aside.rglob("*") if not path.is_dir() or path.is_symlink())
+    return sorted(str(path.relative_to(aside)) for path in left)
 
 
 class FoundRun(NamedTuple):
@@ -239,7 +253,7 @@ def fetch_run(
     out: Path,
     *,
     replace: bool,
-    say: Callable[[str], object] = lambda line: None,
+    say: Callable[[str], object] = _LOG.warning,
 ) -> None:
     """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
 
@@ -252,7 +266,7 @@ def fetch_run(
         record: of the run.
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
-        say: takes a line about files that were put aside.
+        say: takes a line about files that were put aside; by default the log.
 
     Raises:
         RingTuneError: the folder holds another run, can't be written, or the connection is lost.
@@ -297,8 +311,9 @@ def bring_up_to_date(client: Connection, out: Path) -> str:
         raise BusyError(f"run {record.run_id} of {out} goes on; follow it with '{follow}'")
     if _is_up_to_date(record, out):
         return ""
-    fetch_run(client, record, out, replace=True)
-    return f"fetched what run {record.run_id} did without this folder, up to step {record.steps_done}"
+    said = [f"fetched what run {record.run_id} did without this folder, up to step {record.steps_done}"]
+    fetch_run(client, record, out, replace=True, say=said.append)
+    return "; ".join(said)
 
 
 def _is_up_to_date(record: RunRecord, out: Path) -> bool:

@@ -11,6 +11,7 @@
     DIR/checkpoints/   manifests, and with --local the nodes' shards
     DIR/.ringtune-run  the marker: the folder was empty when a run began to use it
     DIR/.ringtune-lock held by the process that writes here
+    DIR/.ringtune-written  size and time of the files that the run has written, by which a fetch knows them
     DIR/run.json       the run's id, and the coordinator that drives it
     DIR/run.log        what the command printed without a terminal: it was detached, or the terminal was closed
     DIR/parts/         of a run that was stopped: files of its earlier parts
@@ -20,13 +21,15 @@ A file grows as ``NAME.part`` and gets its name when it is complete and its dige
 alone grows under its own name, a whole line at a time. Paths are from another machine: they are checked.
 
 A folder without the marker that is not empty is refused, so no file of the user's has one of these names. The files
-that a new run would replace are moved to ``DIR.replaced-<time>``.
+that a new run would replace are moved to ``DIR.replaced-<time>``. So are those that the same run or a fetch of it
+replaces and that the user has changed, or has put there: their size or time is not that of ``.ringtune-written``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -39,18 +42,19 @@ from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import NAME as TABLES
 from coordinator.client.run_files import TENSORBOARD, RunParts, TablesFile
 from coordinator.client.saved_run import PLACE
-from ringtune.errors import IntegrityError, RingTuneError, UsageError
-from ringtune.job.job import Job, load_job, parse_job
+from ringtune.errors import IntegrityError, JobError, RingTuneError, StorageError, UsageError
+from ringtune.job.job import Job, load_job, parse_job, read_job_text
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.run_control.checkpoint import CheckpointManifest
 from ringtune.run_control.continuation import LENGTH_KEYS, Length, changed_keys
 from ringtune.schedule.plan import Plan
-from ringtune.storage.chunks import FileJoiner
+from ringtune.storage.chunks import CHUNK_BYTES, FileJoiner
 from ringtune.storage.durable import (
     LOCK,
     FileLock,
     claim,
     is_claimed,
+    is_plain_file,
     make_folder,
     mark,
     marker,
@@ -63,6 +67,7 @@ from ringtune.storage.durable import (
 from ringtune.storage.strict import parse_json, read_given, read_json, read_object
 from ringtune.v1 import control_pb2
 
+_LOG = logging.getLogger(__name__)
 LOG = "run.log"
 """What the command of a run printed when it had no terminal."""
 
@@ -82,6 +87,7 @@ OF_COMMAND = frozenset({PLACE, LOG, ASKED, "logs", FETCHING, TENSORBOARD})
 """What the command on this machine writes, whichever part of the run it follows."""
 
 PART = ".part"
+WRITTEN = marker("written")
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
 
 
@@ -93,6 +99,8 @@ class RunFolder:
         replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
             a run that was refused before it had a plan are written over without asking.
         resume: resume the run that is there.
+        is_copy: whether somebody else keeps what a user has put there or changed.
+        say: takes a line about files that were put aside while the run was written; by default the log.
 
     Attributes:
         checkpoints: the manifests.
@@ -100,14 +108,24 @@ class RunFolder:
         replaced: where the files of the earlier run are now; None if there was none.
     """
 
-    def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        replace: bool = False,
+        resume: bool = False,
+        is_copy: bool = False,
+        say: Callable[[str], object] = _LOG.warning,
+    ) -> None:
         self.path = path
         self.checkpoints = RunCheckpoints(path)
         self.tables = TablesFile(path)
         self._best = BestFolder(path)
         self._parts = RunParts(path)
         self._growing: dict[str, FileJoiner] = {}
+        self._written: dict[str, list[int]] = {}
         self._replace, self._resume = replace, resume
+        self._is_copy, self._say = is_copy, say
         self.replaced: Path | None = None
         self._undo = contextlib.ExitStack()
 
@@ -141,10 +159,19 @@ class RunFolder:
         self._undo.close()
 
     def _let_go(self) -> None:
-        """Close the files that are not complete."""
-        for growing in self._growing.values():
+        """Close the files that are not complete, and write down which files the run has written."""
+        for name, growing in self._growing.items():
             growing.file.close()
+            self._note(name + PART)
         self._growing.clear()
+        if self._written and is_claimed(self.path, KIND):  # it is gone where nothing began
+            with contextlib.suppress(StorageError):  # without it a fetch keeps more
+                text = json.dumps(read_written(self.path) | self._written)
+                write_durably(self.path / WRITTEN, f"{text}\n".encode())
+
+    def _note(self, *names: str) -> None:
+        """Note that these files are as the run wrote them."""
+        self._written |= {name: _state(path) for name in names if is_plain_file(path := self.path / name)}
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole small file at once.
@@ -153,21 +180,50 @@ class RunFolder:
             StorageError: no room.
         """
         write_durably(self._target(name), text.encode())
+        self._note(name)
+
+    def _keep(self, *names: str) -> None:
+        """Put aside what the run replaces now and has not written, and say where it is."""
+        if self._is_copy:
+            return
+        written = read_written(self.path) | self._written
+        others = [name for name in names if not self._is_own(self.path / name, written)]
+        if aside := put_run_aside(self.path, others):
+            named = ", ".join(name for name in others if os.path.lexists(aside / name))
+            self._say(f"what is not as the run wrote it is in {aside}: {named}")
+
+    def _is_own(self, path: Path, written: dict[str, list[int]]) -> bool:
+        if path.is_dir() and not path.is_symlink():
+            return all(self._is_own(entry, written) for entry in path.iterdir())
+        return is_plain_file(path) and _state(path) == written.get(str(path.relative_to(self.path)))
 
     def write_job(self, text: str) -> None:
-        """Write the job; of a run that was made longer, its former length is remembered first.
+        """Write the job, unless the file that is there, which may have a user's comments, says the same.
+
+        Of a run that was made longer, its former length is remembered first.
 
         Raises:
             JobError: the text is no job.
             StorageError: no room.
         """
-        path = self.path / _JOB
-        if path.is_file() and self.checkpoints.steps():
-            before = parse_job(path.read_text(encoding="utf-8"), source=str(path))
-            now = parse_job(text, source="the job of the run")
-            if not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS):
-                self.checkpoints.was_as_long_as(Length.of(before))
+        before, now = self._job(), parse_job(text, source="the job of the run")
+        if before == now:
+            return
+        is_longer = before is not None and not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS)
+        if before is not None and is_longer and self.checkpoints.steps():
+            self.checkpoints.was_as_long_as(Length.of(before))
+        self._keep(_JOB)
         self.write_text(_JOB, text)
+
+    def _job(self) -> Job | None:
+        """Read the job that is there; None if there is none, or none that can be read and that no checkpoint needs."""
+        path = self.path / _JOB
+        try:
+            return parse_job(read_job_text(path), source=str(path)) if path.is_file() else None
+        except JobError:
+            if self.checkpoints.steps():
+                raise
+            return None
 
     def write_json(self, name: str, text: str) -> None:
         """Write a JSON document, indented for people; ``report.json`` gets the totals of the run's earlier parts.
@@ -188,6 +244,7 @@ class RunFolder:
         target = self._target(METRICS)
         with storage_errors(target), target.open("a", encoding="utf-8") as file:
             file.write(line.rstrip("\n") + "\n")
+        self._note(METRICS)
 
     def add_checkpoint(self, manifest: CheckpointManifest) -> None:
         """Make a checkpoint complete: its manifest is written after the metrics up to its step are on disk.
@@ -208,9 +265,22 @@ class RunFolder:
             StorageError: no room.
         """
         if is_result:
+            self._keep(*RESULT_FOLDERS)
             self._best.put_in_place(step)
+            result = (file for name in RESULT_FOLDERS for file in (self.path / name).rglob("*"))
+            self._note(*(str(file.relative_to(self.path)) for file in result))
         else:
             self._best.complete(step)
+
+    def add_table(self, text: str) -> None:
+        """Add an operation table that the run has chosen.
+
+        Raises:
+            IntegrityError: the text is no table, or the file is damaged.
+            StorageError: no room.
+        """
+        self.tables.add(text)
+        self._note(TABLES)
 
     def go_back_to(self, step: int) -> None:
         """Drop all after ``step``, from which the run resumes, and put the part before away.
@@ -221,6 +291,7 @@ class RunFolder:
         self.checkpoints.go_back_to(step)
         cut_metrics(self.path / METRICS, step)
         self.tables.go_back_to(step)
+        self._note(METRICS, TABLES)
         self._best.go_back_to(step)
         self._parts.begin(step)
 
@@ -250,7 +321,10 @@ class RunFolder:
             if not self._growing[chunk.path].add(chunk):
                 return None
             self._growing.pop(chunk.path).file.close()
+            if chunk.path.startswith(tuple(f"{name}/" for name in RESULT_FOLDERS)):
+                self._keep(chunk.path)
             rename_durably(part, target)
+        self._note(chunk.path)
         return target
 
     def _target(self, name: str) -> Path:
@@ -261,6 +335,35 @@ class RunFolder:
         with storage_errors(target):
             make_folder(target.parent)
         return target
+
+
+def _state(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def read_written(folder: Path) -> dict[str, list[int]]:
+    """Read which files of a folder a run has written, with size and time; none where that is not known."""
+    try:
+        return dict(read_json(folder / WRITTEN))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def is_as_written(file: Path, written: list[int] | None, now: Iterable[Path]) -> bool:
+    """Whether a file is as the run wrote it, or one that the run has now has its content, or begins with it.
+
+    Args:
+        file: that is in question; may be a ``.part``.
+        written: size and time when the run wrote it; None = not known.
+        now: what the run may have in its place.
+    """
+    return _state(file) == written or any(is_plain_file(one) and _begins_with(one, file) for one in now)
+
+
+def _begins_with(new: Path, old: Path) -> bool:
+    with old.open("rb") as begin, new.open("rb") as whole:
+        return all(piece == whole.read(len(piece)) for piece in iter(lambda: begin.read(CHUNK_BYTES), b""))
 
 
 def lock_of(folder: Path) -> FileLock:
@@ -326,7 +429,7 @@ def _is_of_earlier_version(folder: Path) -> bool:
 
 def remove_if_nothing_began(folder: Path) -> None:
     """Remove a folder that was made for a run of which nothing is left but what was asked."""
-    ours = {_JOB, PLACE, marker(KIND), LOCK}
+    ours = {_JOB, PLACE, marker(KIND), LOCK, WRITTEN}
     with contextlib.suppress(OSError):
         if {entry.name for entry in folder.iterdir()} <= ours:
             for name in ours:
@@ -442,7 +545,7 @@ class EventFiles:
             case "file":
                 folder.add_chunk(event.file)
             case "operations_json":
-                folder.tables.add(event.operations_json)
+                folder.add_table(event.operations_json)
             case "resumed_json":
                 folder.go_back_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
             case "best_json":

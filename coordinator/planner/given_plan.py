@@ -7,7 +7,8 @@ and credits. What the planner may choose may differ from the job's own values; a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from coordinator.planner.planned import Planned, check_given_cache, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.errors import DataError, ModelError, PlanError
+from ringtune.errors import DataError, ModelError, PlanError, UsageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
+from ringtune.storage.durable import is_claimed, require_own
 from ringtune.storage.strict import read_json
 from ringtune.transport.endpoints import is_compatible
 
@@ -64,6 +66,19 @@ def read_profile(path: Path) -> Profile:
         raise PlanError(f"the profile {path} is not JSON: {error}; make it with 'ringtune measure'") from error
     except PlanError as error:
         raise PlanError(f"the profile {path}: {error}") from error
+
+
+def require_profile_place(path: Path) -> None:
+    """Refuse to save a profile over anything but an earlier one.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    _require_own(
+        path,
+        "profile of 'ringtune measure --save'",
+        lambda found: found.keys() == {"schema", "nodes", "links"} and isinstance(found["nodes"], list),
+    )
 
 
 def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
@@ -164,6 +179,33 @@ def read_given_plan(path: Path) -> GivenPlan:
     except PlanError as error:
         raise PlanError(f"the plan {path}: {error}") from error
     return given
+
+
+def require_plan_place(path: Path) -> None:
+    """Refuse to save a plan over anything but an earlier one; one that was edited by hand has no digest.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    _require_own(
+        path,
+        "plan of 'ringtune plan --save' as it was written",
+        lambda found: (
+            found.get("event") == "plan" and isinstance(found.get("plan"), dict) and "digest" in found["plan"]
+        ),
+    )
+
+
+def _require_own(path: Path, what: str, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Refuse a path with something else than a table of our own, or with a file of a run."""
+
+    def is_table(path: Path) -> bool:
+        found = read_json(path)
+        return isinstance(found, Mapping) and is_own(found)
+
+    require_own(path, what, is_table)
+    if os.path.lexists(path) and is_claimed(path.parent, "run"):
+        raise UsageError(f"{path} belongs to the run in {path.parent}; give a name outside of its folder")
 
 
 def _check_version(given: GivenPlan) -> None:

@@ -4,21 +4,15 @@ Rows are an npz file with two arrays, or a folder with a folder for each class. 
 ``preprocessor_config.json`` says; floating-point arrays are taken as they are, and must have the model's size.
 
 A file is decoded as viewers show it: turned by its EXIF orientation, its colours as RGB, what is transparent on white.
-The steps are those of the slow image processors of transformers, in their order: convert to RGB, resize, cut the
-centre out, rescale, normalise. A key or a class of processor that is not carried out is refused by name.
-
-Source: transformers 4.57, ``image_transforms.py`` and ``models/{vit,deit,clip,bit}/image_processing_*.py``.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,13 +23,11 @@ from edge.data.examples import Classified
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
-from ringtune.job.rows import PICTURES, Rows, list_pictures
+from ringtune.job.rows import ARRAY, PICTURES, Rows, list_pictures, opened_picture
 from ringtune.models.folder import read_config
 from ringtune.models.image import image_tokens
-from ringtune.storage.strict import read_json
+from ringtune.models.preprocessor import ImageSteps, read_image_steps
 
-FRAMES = "further frames of moving pictures and pages of documents, of which the first is taken"
-_ARRAY = ".npy"
 _CHANNELS_LAST = 3
 
 
@@ -86,7 +78,7 @@ class Images:
         self._image, self._label = job.data.image, job.data.label
         self._size = ImageSize(config["num_channels"], config["image_size"])
         self._num_tokens = image_tokens(config)
-        self._processor = ImageProcessor.of_folder(folder, channels=self._size.channels, side=self._size.side)
+        self._processor = ImageProcessor(read_image_steps(folder, channels=self._size.channels, side=self._size.side))
 
     def read(self, path: Path) -> Rows:
         """Read images with their class names, and check every image's shape."""
@@ -165,14 +157,11 @@ class Images:
 
     def _read_folder(self, path: Path) -> Rows:
         found = list_pictures(path)
-        more_frames = 0
         for file in found.files:
             self._check(file, *self._shape_of(file))
-            more_frames += 0 if file.suffix.lower() == _ARRAY else self._processor.frames(file) - 1
         if not found.files:
             raise DataError(f"{path} has no images; put them into a folder for each class ({', '.join(PICTURES)})")
-        left_out = {**found.passed_over, **({FRAMES: more_frames} if more_frames else {})}
-        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=left_out)
+        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=found.left_out)
 
     def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if dtype != np.uint8 and dtype.kind != "f":
@@ -186,14 +175,14 @@ class Images:
         plane = (*shape[1:], shape[0]) if self._is_channels_first(shape) else shape
         channels = plane[2:] or (1,)
         is_picture = len(plane) in (2, _CHANNELS_LAST) and channels == (self._size.channels,) and min(plane) > 0
-        return is_picture and self._processor.shape_of(plane[0], plane[1]) == (self._size.side, self._size.side)
+        return is_picture and self._processor.steps.shape_of(plane[0], plane[1]) == (self._size.side, self._size.side)
 
     def _is_channels_first(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == _CHANNELS_LAST and shape[-1] != self._size.channels and shape[0] == self._size.channels
 
     def _shape_of(self, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Read shape and type of an image file; of an array only the header is read."""
-        if path.suffix.lower() != _ARRAY:
+        if path.suffix.lower() != ARRAY:
             array = self._processor.decode(path)
             return array.shape, array.dtype
         try:
@@ -203,7 +192,7 @@ class Images:
         return header.shape, header.dtype
 
     def _open(self, path: Path) -> Array:
-        if path.suffix.lower() != _ARRAY:
+        if path.suffix.lower() != ARRAY:
             return self._processor.decode(path)
         try:
             return np.asarray(np.load(path, allow_pickle=False))
@@ -271,69 +260,19 @@ def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FILE: Final = "preprocessor_config.json"
-_SQUARE: Final = ("ViT", "DeiT")
-_SHORTEST: Final = ("CLIP", "Bit")
-_KINDS: Final = (*_SQUARE, *_SHORTEST)
-_ENDS: Final = ("ImageProcessorFast", "ImageProcessor", "FeatureExtractor")
-_NAMES: Final = ("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format")
-_BILINEAR: Final = 2
-_FILTERS: Final = range(6)
-_MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
 _GREY, _COLOUR = "L", "RGB"
 _GREY_MODES: Final = ("1", "L", "LA", "La")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImageProcessor:
-    """The steps from an array of bytes (H, W, C) to what the model takes (C, H, W), float32.
+    """Carries the steps out.
 
-    Attributes:
-        channels: of the model.
-        size: (height, width), or the shorter edge, to which a picture is scaled; None = it is not.
-        resample: number of Pillow's filter.
-        crop: (height, width) of the centre that is left; None = all.
-        factor: by which bytes are multiplied.
-        mean: subtracted from each channel.
-        std: by which each channel is divided.
-        converts: whether a picture of another mode becomes RGB as Pillow converts it (True), or is refused (False);
-            None = as viewers show it.
+    Args:
+        steps: of the model.
     """
 
-    channels: int
-    size: tuple[int, int] | int | None
-    resample: int
-    crop: tuple[int, int] | None
-    factor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    converts: bool | None
-
-    @staticmethod
-    def of_folder(folder: Path, *, channels: int, side: int) -> ImageProcessor:
-        """Read the steps of a model; without a file bytes become [-1, 1], and pictures have to have the model's size.
-
-        Args:
-            folder: of the model.
-            channels: that it takes.
-            side: of the square pictures that it takes, in pixels.
-
-        Raises:
-            ModelError: the file is not readable, or has a key that is not carried out.
-        """
-        path = folder / FILE
-        if not path.is_file():
-            half = (0.5,) * channels
-            values: Mapping[str, Any] = {"do_resize": False, "image_mean": half, "image_std": half}
-        else:
-            try:
-                values = dict(read_json(path))
-            except (OSError, ValueError, TypeError) as error:
-                raise ModelError(f"{path} is not readable ({error}); remove it or fetch the model again") from error
-        try:
-            return _of_values(values, channels, side)
-        except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
+    def __init__(self, steps: ImageSteps) -> None:
+        self.steps = steps
 
     def decode(self, path: Path) -> Array:
         """Read a picture's bytes, (H, W) or (H, W, 3).
@@ -341,33 +280,10 @@ class ImageProcessor:
         Raises:
             DataError: it is no picture, too large, or of a mode that is not shown by all viewers alike.
         """
-        try:
+        with opened_picture(path) as opened:
             library: Any = importlib.import_module("PIL.Image")
             operations: Any = importlib.import_module("PIL.ImageOps")
-        except ImportError as error:
-            raise DataError(
-                f"{path} needs the package 'pillow' to be read; install it, or give .npy or .npz"
-            ) from error
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", library.DecompressionBombWarning)
-                with library.open(path) as opened:
-                    return self._bytes(path, operations.exif_transpose(opened), library)
-        except library.DecompressionBombError as error:
-            raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
-        except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
-            raise DataError(f"{path} is no readable picture ({error}); remove it") from error
-
-    def frames(self, path: Path) -> int:
-        """Count the frames or pages of a picture that was decoded; only the first is taken.
-
-        Further pictures in a photo of a phone (MPO), such as its preview, are no frames.
-        """
-        library: Any = importlib.import_module("PIL.Image")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", library.DecompressionBombWarning)
-            with library.open(path) as opened:
-                return int(getattr(opened, "n_frames", 1)) if opened.format in _MOVING else 1
+            return self._bytes(path, operations.exif_transpose(opened), library)
 
     def pixels(self, image: Array) -> Array:
         """Carry the steps out.
@@ -378,152 +294,34 @@ class ImageProcessor:
         Returns:
             (C, H, W), float32.
         """
-        plane = image if image.ndim == 3 else image[:, :, None]
-        if self.size is not None:
-            plane = _resized(plane, self._target(plane.shape[0], plane.shape[1]), self.resample)
-        if self.crop is not None:
-            plane = _centre(plane, *self.crop)
-        scaled = (plane.astype(np.float64) * self.factor).astype(np.float32)
-        mean, std = (np.array(values, dtype=np.float32) for values in (self.mean, self.std))
+        steps, plane = self.steps, image if image.ndim == 3 else image[:, :, None]
+        if steps.size is not None:
+            plane = _resized(plane, steps.scaled(plane.shape[0], plane.shape[1]), steps.resample)
+        if steps.crop is not None:
+            plane = _centre(plane, *steps.crop)
+        scaled = (plane.astype(np.float64) * steps.factor).astype(np.float32)
+        mean, std = (np.array(values, dtype=np.float32) for values in (steps.mean, steps.std))
         return np.ascontiguousarray(((scaled - mean) / std).transpose(2, 0, 1))
 
-    def shape_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of a picture of this size after the steps."""
-        return self.crop or (self._target(height, width) if self.size is not None else (height, width))
-
-    def _target(self, height: int, width: int) -> tuple[int, int]:
-        if not isinstance(self.size, int):
-            return self.size or (height, width)
-        short, long = min(height, width), max(height, width)
-        scaled = int(self.size * long / short)
-        return (scaled, self.size) if height > width else (self.size, scaled)
-
     def _bytes(self, path: Path, picture: Any, library: Any) -> Array:
-        wanted = _GREY if self.channels == 1 else _COLOUR
-        mode = picture.mode
+        wanted = _GREY if self.steps.channels == 1 else _COLOUR
+        mode, converts = picture.mode, self.steps.converts
         if mode.startswith("I;16"):
             grey = (np.asarray(picture) >> 8).astype(np.uint8)
-            return grey if self.channels == 1 else np.stack([grey] * self.channels, axis=-1)
+            return grey if self.steps.channels == 1 else np.stack([grey] * self.steps.channels, axis=-1)
         if mode == wanted:
             return np.asarray(picture)
         is_grey = mode in _GREY_MODES
-        if self.converts is False or mode in ("I", "F") or (wanted == _GREY and not is_grey):
+        if converts is False or mode in ("I", "F") or (wanted == _GREY and not is_grey):
             raise DataError(
-                f"{path} is a picture of mode {mode!r}, and the model takes {self.channels} channel"
-                f"{'s' if self.channels > 1 else ''} of bytes ({wanted}); convert it, or give arrays as .npy"
+                f"{path} is a picture of mode {mode!r}, and the model takes {self.steps.channels} channel"
+                f"{'s' if self.steps.channels > 1 else ''} of bytes ({wanted}); convert it, or give arrays as .npy"
             )
-        if self.converts is None and (mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info):
+        if converts is None and (mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info):
             picture = picture.convert("RGBA")
             white = library.new("RGBA", picture.size, "white")
             picture = library.alpha_composite(white, picture)
         return np.asarray(picture.convert(wanted))
-
-
-def _of_values(values: Mapping[str, Any], channels: int, side: int) -> ImageProcessor:
-    kind = _kind(values)
-    known = dict(values)
-    for name in (*_NAMES, "default_to_square"):
-        known.pop(name, None)
-    is_square = values.get("default_to_square", kind not in _SHORTEST)
-    does = {name: _flag(known, f"do_{name}", default=default) for name, default in _STEPS.items()}
-    size = _size(known.pop("size", None) or side, "size", is_square=bool(is_square))
-    crop = _size(known.pop("crop_size", None) or side, "crop_size", is_square=True)
-    if isinstance(crop, int):
-        raise ModelError(f"crop_size = {values['crop_size']} has to have a height and a width")
-    resample = known.pop("resample", _BILINEAR)
-    if resample not in _FILTERS or isinstance(resample, bool):
-        raise ModelError(f"resample = {resample!r} is none of Pillow's filters, 0 to 5")
-    factor = known.pop("rescale_factor", 1 / 255)
-    if not _is_number(factor):
-        raise ModelError(f"rescale_factor = {factor!r} has to be a number")
-    mean = _of_channels(known, "image_mean", channels, does["normalize"], 0.0)
-    std = _of_channels(known, "image_std", channels, does["normalize"], 1.0)
-    if min(std) <= 0:
-        raise ModelError("image_std has to be above 0")
-    if unknown := sorted(name for name, value in known.items() if value is not None and value is not False):
-        raise ModelError(
-            f"{', '.join(f'{name} = {known[name]!r}' for name in unknown)} is not carried out; prepare the pictures "
-            "yourself and remove the key, or use another model"
-        )
-    found = ImageProcessor(
-        channels=channels,
-        size=size if does["resize"] else None,
-        resample=int(resample),
-        crop=crop if does["center_crop"] else None,
-        factor=float(factor) if does["rescale"] else 1.0,
-        mean=mean,
-        std=std,
-        converts=does["convert_rgb"],
-    )
-    shape = found.crop or (found.size if isinstance(found.size, tuple) else None)
-    if shape not in (None, (side, side)):
-        raise ModelError(f"it makes pictures of {shape[0]} x {shape[1]}, and image_size in config.json is {side}")
-    return found
-
-
-_STEPS: Final[Mapping[str, bool | None]] = {
-    "resize": True,
-    "center_crop": False,
-    "rescale": True,
-    "normalize": True,
-    "convert_rgb": None,
-}
-"""Step -> whether it is done where the file does not say."""
-
-
-def _kind(values: Mapping[str, Any]) -> str:
-    """The model that the class of the processor is called after; refused where its steps are not known."""
-    name = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "ViTImageProcessor")
-    kind = next((name.removesuffix(end) for end in _ENDS if name.endswith(end)), name)
-    if kind not in _KINDS:
-        raise ModelError(f"image_processor_type = {name!r} is not built; built are those of {', '.join(_KINDS)}")
-    return kind
-
-
-def _flag(values: dict[str, Any], name: str, *, default: bool | None) -> bool | None:
-    value = values.pop(name, None)
-    if value is not None and not isinstance(value, bool):
-        raise ModelError(f"{name} = {value!r} has to be true or false")
-    return default if value is None else value
-
-
-def _size(value: Any, name: str, *, is_square: bool) -> tuple[int, int] | int:
-    """A size as transformers writes it: a number, two, or a table with height and width, or the shortest edge."""
-    found: Any = value
-    if isinstance(value, Mapping):
-        found = (value.get("height"), value.get("width")) if value.keys() == {"height", "width"} else None
-        if value.keys() == {"shortest_edge"}:
-            found, is_square = value["shortest_edge"], False
-    elif _is_count(value) and is_square:
-        found = (value, value)
-    if isinstance(found, tuple | list) and len(found) == 2 and all(map(_is_count, found)):
-        return int(found[0]), int(found[1])
-    if _is_count(found):
-        return int(found)
-    raise ModelError(f"{name} = {value!r} is not carried out; give a height and a width, or a shortest_edge")
-
-
-def _of_channels(
-    values: dict[str, Any], name: str, channels: int, is_done: bool | None, plain: float
-) -> tuple[float, ...]:
-    value = values.pop(name, None)
-    if not is_done:
-        return (plain,) * channels
-    if value is None:
-        value = (0.5,) * channels
-    if _is_number(value):
-        value = (value,) * channels
-    if not isinstance(value, list | tuple) or len(value) != channels or not all(map(_is_number, value)):
-        raise ModelError(f"{name} has to be {channels} numbers, but is {value}")
-    return tuple(map(float, value))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _resized(plane: Array, size: tuple[int, int], resample: int) -> Array:

@@ -1,16 +1,14 @@
-"""Texts as token ids, by the model's own tokenizer, and the check of every key of ``tokenizer_config.json``.
+"""Texts as token ids, by the model's own tokenizer, which does what each key of ``tokenizer_config.json`` says.
 
-A key is carried out, refused by name, or known to change no token. The classes of transformers carry most of them
-out, but drop some silently: the fast tokenizer of GPT-2 adds no first token whatever ``add_bos_token`` says. Such a
-key is compared with what the tokenizer does. Special tokens have the names of the settings; ``tokenizer.json`` says
-which of them are put around a text.
+The classes of transformers carry most keys out, but drop some silently: the fast tokenizer of GPT-2 adds no first
+token whatever ``add_bos_token`` says. Such a key is compared with what the tokenizer does. Special tokens have the
+names of the settings; ``tokenizer.json`` says which of them are put around a text.
 
 Source: transformers 4.57 and 5.24, the tokenizers of the supported families and their bases.
 """
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -20,12 +18,15 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ringtune.errors import ModelError
-from ringtune.storage.strict import is_lfs_pointer, pointer_advice
+from ringtune.models.tokenizer import (
+    ONLY_SLOW,
+    PIECES_FILE,
+    SETTINGS_FILE,
+    WHOLE_FILE,
+    is_of_transformers_5,
+    read_tokenizer_settings,
+)
 
-_SETTINGS = "tokenizer_config.json"
-_CLASSES_OF_5 = ("TokenizersBackend", "PythonBackend")
-_WHOLE, _PIECES = "tokenizer.json", "tokenizer.model"
-_TOKENIZER_FILES = (_WHOLE, _SETTINGS, "vocab.txt", "vocab.json", "merges.txt", _PIECES)
 _REASON_LENGTH = 300
 IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_entropy
 
@@ -195,14 +196,9 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
-    saved = _checked_settings(folder)
+    saved = read_tokenizer_settings(folder)
     loader: Any = AutoTokenizer
-    if _is_of_transformers_5(saved):
-        if not (folder / _WHOLE).is_file():
-            raise ModelError(
-                f"{folder}: its tokenizer was saved by transformers 5 (tokenizer_class "
-                f"{saved.get('tokenizer_class')!r}) without {_WHOLE}, which is what is read; save that file too"
-            )
+    if is_of_transformers_5(saved):
         loader = PreTrainedTokenizerFast
         extra = saved.get("extra_special_tokens") or []
         if isinstance(extra, list):
@@ -216,7 +212,7 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
         what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
         raise ModelError(f"{what}; {_remedy(folder)}") from error
     if loader is AutoTokenizer:
-        check_done(folder / _SETTINGS, {**saved, **settings}, found)
+        check_done(folder / SETTINGS_FILE, {**saved, **settings}, found)
     return found
 
 
@@ -226,60 +222,10 @@ def _reason(error: Exception) -> str:
 
 def _remedy(folder: Path) -> str:
     """Return the remedy; where a package is missing to convert a file, the library only reports a failure."""
-    needs_package = (folder / _PIECES).is_file() and not (folder / _WHOLE).is_file()
+    needs_package = (folder / PIECES_FILE).is_file() and not (folder / WHOLE_FILE).is_file()
     if needs_package and find_spec("sentencepiece") is None:
-        return f"it has {_PIECES} without {_WHOLE}, which needs the package sentencepiece; install it"
+        return f"it has {PIECES_FILE} without {WHOLE_FILE}, which needs the package sentencepiece; install it"
     return "fetch the model again"
-
-
-def _is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
-    """Tell whether transformers 5 wrote these settings: it names a backend, or lists extra tokens without names."""
-    return (
-        saved.get("tokenizer_class") in _CLASSES_OF_5
-        or "backend" in saved
-        or isinstance(saved.get("extra_special_tokens"), list)
-    )
-
-
-def _checked_settings(folder: Path) -> dict[str, Any]:
-    """Read ``tokenizer_config.json``; refuse files that only point to their content, and settings that name code."""
-    for name in _TOKENIZER_FILES:
-        if is_lfs_pointer(folder / name):
-            raise ModelError(pointer_advice(folder / name))
-    settings = folder / _SETTINGS
-    try:
-        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{settings} is not JSON that can be read; fetch the model again") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{settings} has to be a table; fetch the model again")
-    check_keys(settings, found)
-    return found
-
-
-_CARRIED_OUT: Final = """
-    added_tokens_decoder additional_special_tokens backend bos_token clean_up_tokenization_spaces cls_token eos_token
-    extra_special_tokens from_slow keep_accents legacy mask_token model_input_names model_specific_special_tokens
-    normalization pad_token remove_space sep_token split_special_tokens tokenizer_class trim_offsets truncation_side
-    unk_token
-"""
-CARRIED_OUT: Final = frozenset(_CARRIED_OUT.split())
-_NO_NUMBER: Final = """
-    _commit_hash cache_dir chat_template do_pad errors fast full_tokenizer_file is_local local_files_only max_len
-    max_length model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding padding_side
-    processor_class special_tokens_map_file stride transformers_version truncation_strategy
-    unsloth_fixed unsloth_version use_default_system_prompt use_fast verbose
-"""
-NO_NUMBER: Final = frozenset(_NO_NUMBER.split())
-"""Keys that change no token: rows are cut at ``train.max_length`` and padded on the right, and texts have no template.
-
-So are further keys that end in ``_token``: their tokens are in the vocabulary.
-"""
-_SLOW: Final = frozenset({"never_split", "sp_model_kwargs"})
-"""Keys that only tokenizers without ``tokenizer.json`` carry out."""
-
-
-_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
 
 
 def _normal(tokenizer: Any, text: str) -> str:
@@ -305,37 +251,6 @@ DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
 """Key -> whether a tokenizer with ``tokenizer.json`` does what true says."""
 
 
-def check_keys(path: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse keys with a value that may change tokens in a way unknown here.
-
-    Args:
-        path: of ``tokenizer_config.json``.
-        saved: its content.
-
-    Raises:
-        ModelError: names them, or a key that names code or another file.
-    """
-    if saved.get("auto_map"):
-        raise ModelError(f"{path}: auto_map is refused: it names code to run; use a tokenizer without it")
-    for key in _FILES:
-        if saved.get(key):
-            raise ModelError(
-                f"{path}: {key} = {saved[key]!r} is refused: it names a file to read in place of that in this folder; "
-                "remove the key"
-            )
-    known = CARRIED_OUT | NO_NUMBER | _SLOW | DOES.keys()
-    unknown = sorted(
-        key
-        for key, value in saved.items()
-        if key not in known and not key.endswith("_token") and value not in (None, False, "", [], {})
-    )
-    if unknown:
-        raise ModelError(
-            f"{path}: {', '.join(unknown)}: not known, and may change tokens; use a tokenizer without it, or remove it "
-            "from tokenizer_config.json if it changes none"
-        )
-
-
 def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
     """Refuse a tokenizer that does not do what a key says.
 
@@ -349,7 +264,7 @@ def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
     """
     if not tokenizer.is_fast:
         return
-    dropped = [key for key in sorted(_SLOW) if saved.get(key)]
+    dropped = [key for key in sorted(ONLY_SLOW) if saved.get(key)]
     dropped += [key for key, does in DOES.items() if isinstance(saved.get(key), bool) and saved[key] != does(tokenizer)]
     if dropped:
         said = ", ".join(f"{key} = {saved[key]!r}" for key in dropped)

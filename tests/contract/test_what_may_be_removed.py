@@ -34,6 +34,7 @@ REMOVING = frozenset(
         "drop_file",
         "make_way",
         "put_aside",
+        "put_other_aside",
         "remove_folder",
         "remove_partial_files",
         "rename_durably",
@@ -53,7 +54,7 @@ TABLE = """
 The helpers themselves: a write replaces the file that its caller names, drafts go, others are moved
     proto/ringtune/storage/durable.py: check_writable, drop_file, make_way, remove_folder, remove_partial_files
     proto/ringtune/storage/durable.py: rename_durably, replace_folder, replacing, write_durably, write_pieces_durably
-    proto/ringtune/storage/durable.py: FileLock._lock, mark, put_aside
+    proto/ringtune/storage/durable.py: FileLock._lock, mark, put_aside, put_other_aside
 In the folder of a run, which has the marker and is locked: files of the run's own names
     coordinator/api/train.py: _in_background
     coordinator/api/predict.py: show_sample
@@ -61,7 +62,8 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/checkpoints.py: _copy_durably
     coordinator/client/checkpoints.py: RunCheckpoints.add, RunCheckpoints.go_back_to
     coordinator/client/checkpoints.py: RunCheckpoints.was_as_long_as, cut_metrics
-    coordinator/client/run_folder.py: RunFolder.add_chunk, RunFolder.add_metrics, RunFolder.write_job
+    coordinator/client/run_folder.py: RunFolder._let_go, RunFolder.add_chunk, RunFolder.add_metrics
+    coordinator/client/run_folder.py: RunFolder.write_job
     coordinator/client/run_folder.py: RunFolder.write_json, RunFolder.write_text
     coordinator/client/run_files.py: RunParts.begin
     coordinator/client/saved_run.py: RunPlace.write
@@ -71,7 +73,7 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/local_nodes.py: LocalNodes.__enter__
     coordinator/client/submit.py: Terminal._open
 What an earlier run has there is moved beside it; what the same run wrote goes when what was fetched is whole
-    coordinator/client/detached_runs.py: _has_others, _take_over, fetched_folder
+    coordinator/client/detached_runs.py: _others, _take_over, fetched_folder
     coordinator/client/run_folder.py: put_run_aside
 A folder that this command has made, with nothing in it but what it has written there
     coordinator/client/run_folder.py: remove_if_nothing_began
@@ -86,14 +88,15 @@ In a temporary folder that this process has made
     edge/model/auxiliary/__init__.py: _load_library
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before
-    coordinator/api/run.py: Plot.save
-    coordinator/api/plan.py: PlannedJob.save
     coordinator/cli/init.py: init
-    coordinator/cli/measure.py: measure
     coordinator/cli/coordinator.py: token
+The file that the user has named for this, absent or one that the same command has written
+    coordinator/api/output.py: Plot.save
+    coordinator/api/plan.py: PlannedJob.save
+    coordinator/cli/measure.py: measure
     coordinator/cli/what_if.py: _sweep
+The file that the user has named for this; what was there is moved beside it, and told
     coordinator/api/predict.py: writer_to
-    coordinator/api/prediction_text.py: write_plot
 The folder that the user has named, absent or empty, or one with an earlier prediction
     coordinator/api/export.py: _export_merged, _write
     coordinator/api/prediction_text.py: write_prediction

@@ -7,14 +7,18 @@ Class names that differ in spaces or capitals only stay two classes, because cap
 reported.
 
 Pictures lie in a folder for each class. Files and folders with names that begin with a dot are no data:
-``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS has none in it.
+``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS has none in it. All but arrays are
+opened with Pillow, which is not required: of moving pictures the first frame is data, and the others are counted.
 """
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -64,10 +68,13 @@ def look_alike_lines(labels: Iterable[str]) -> list[str]:
     ]
 
 
-PICTURES: Final = (".npy", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+ARRAY: Final = ".npy"
+PICTURES: Final = (ARRAY, ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 HIDDEN: Final = "hidden files, whose name or folder begins with a dot"
 NO_PICTURE: Final = "files that are no pictures"
 NO_CLASS: Final = "pictures that lie in no folder of a class, or deeper than it"
+FRAMES: Final = "further frames of moving pictures and pages of documents, of which the first is taken"
+_MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,15 @@ class PictureFolder:
     """The pictures below a folder.
 
     Attributes:
+        folder: that they are below.
         files: in the order of their classes and names.
-        passed_over: how many other files there are, by why.
+        left_out: how many other files and further frames there are, by why.
         suffixes: how many files end in what, pictures or not.
     """
 
+    folder: Path
     files: tuple[Path, ...]
-    passed_over: Mapping[str, int]
+    left_out: Mapping[str, int]
     suffixes: Mapping[str, int]
 
     @property
@@ -89,31 +98,75 @@ class PictureFolder:
         """The class of each picture: the name of its folder."""
         return tuple(file.parent.name for file in self.files)
 
+    def lines_left_out(self) -> list[str]:
+        """Say what is left out, a sentence for each reason."""
+        return [f"{count:,} left out in {self.folder}: {why}" for why, count in self.left_out.items()]
+
 
 def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
-    """List the pictures in a folder.
+    """List the pictures in a folder; of each that is no array the header is read.
 
     Args:
         folder: with a folder for each class, or with pictures at any depth.
         has_classes: which of both.
+
+    Raises:
+        DataError: a file is no readable picture, or the package that reads it is missing.
     """
     files: list[Path] = []
-    passed, suffixes = Counter[str](), Counter[str]()
+    left_out, suffixes = Counter[str](), Counter[str]()
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
         if file.is_dir():
             continue
         if any(part.startswith(".") for part in parts):
-            passed[HIDDEN] += 1
+            left_out[HIDDEN] += 1
             continue
         suffixes[file.suffix.lower() or "no suffix"] += 1
         if file.suffix.lower() not in PICTURES:
-            passed[NO_PICTURE] += 1
+            left_out[NO_PICTURE] += 1
         elif has_classes and len(parts) != 2:
-            passed[NO_CLASS] += 1
+            left_out[NO_CLASS] += 1
         else:
             files.append(file)
-    return PictureFolder(tuple(files), dict(passed), dict(suffixes))
+            left_out[FRAMES] += further_frames(file)
+    return PictureFolder(folder, tuple(files), dict(+left_out), dict(suffixes))
+
+
+def further_frames(path: Path) -> int:
+    """Count the frames or pages of a picture after the first.
+
+    Further pictures in a photo of a phone (MPO), such as its preview, are no frames; an array has none.
+
+    Raises:
+        DataError: as ``opened_picture``.
+    """
+    if path.suffix.lower() == ARRAY:
+        return 0
+    with opened_picture(path) as picture:
+        return int(getattr(picture, "n_frames", 1)) - 1 if picture.format in _MOVING else 0
+
+
+@contextmanager
+def opened_picture(path: Path) -> Iterator[Any]:
+    """Open a picture with Pillow, which reads its header; errors of reading more of it are named too.
+
+    Raises:
+        DataError: Pillow is missing, or the file is no picture, too large or damaged.
+    """
+    try:
+        library: Any = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise DataError(f"{path} needs the package 'pillow' to be read; install it, or give .npy or .npz") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", library.DecompressionBombWarning)
+            with library.open(path) as picture:
+                yield picture
+    except library.DecompressionBombError as error:
+        raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
+    except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
+        raise DataError(f"{path} is no readable picture ({error}); remove it") from error
 
 
 def check_user_column(data: Data, offload: OffloadSettings, *, task: str) -> None:

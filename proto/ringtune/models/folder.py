@@ -30,6 +30,8 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import LM_HEAD, MOST_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.preprocessor import read_image_steps
+from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 
@@ -484,10 +486,8 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     return value
 
 
-_WHOLE: Final = "tokenizer.json"
 _LISTS: Final = ("vocab.txt", "vocab.json")
-_SETTINGS: Final = ("tokenizer_config.json", "special_tokens_map.json")
-_PREPROCESSOR: Final = "preprocessor_config.json"
+_SETTINGS: Final = (SETTINGS_FILE, "special_tokens_map.json")
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
 
@@ -511,21 +511,23 @@ class _Tokens(NamedTuple):
 
 
 def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuse files of a model folder that do not belong together; files that are missing are not looked for.
+    """Refuse files of a model folder that do not belong together, or that would change tokens or pixels unseen.
+
+    Files that are missing are not looked for.
 
     Args:
         folder: of the model.
         config: from ``read_config``.
 
     Raises:
-        ModelError: names both files and both numbers.
+        ModelError: names both files and both numbers, or a key of the tokenizer's settings or of the preprocessor.
         IntegrityError: a file of weights is damaged.
     """
     vocab = model_dimensions(config).vocab
     if vocab:
         _check_tokens(Path(folder), vocab)
     else:
-        _check_pictures(Path(folder), config)
+        read_image_steps(Path(folder), channels=config["num_channels"], side=config["image_size"])
     _check_classes(Path(folder))
 
 
@@ -534,22 +536,36 @@ def _check_classes(folder: Path) -> None:
 
     The head itself is made anew for the classes of the job; but one of the two files is of another model.
     """
-    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
-        return
     values = read_json(folder / CONFIG_FILE)
     named = values.get("id2label") if isinstance(values, dict) else None
     if not isinstance(named, dict):
         return
-    for name, stored in read_headers(folder).items():
-        if name in _HEADS and stored.shape[0] != len(named):
+    for name, stored in _heads(folder).items():
+        if stored.shape[0] != len(named):
             raise ModelError(
                 f"{folder}: tensor {name} of {stored.path.name} has {stored.shape[0]} classes, id2label of "
                 f"{CONFIG_FILE} has {len(named)}; take both files of one model"
             )
 
 
+def classes_of_head(folder: str | Path) -> int:
+    """Number of classes of the classifier in a folder's weights, which no run uses; 0 where there is none.
+
+    Raises:
+        ModelError, IntegrityError: as ``read_headers``.
+    """
+    return next((stored.shape[0] for stored in _heads(Path(folder)).values()), 0)
+
+
+def _heads(folder: Path) -> dict[str, StoredTensor]:
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return {}
+    return {name: stored for name, stored in read_headers(folder).items() if name in _HEADS and stored.shape}
+
+
 def _check_tokens(folder: Path, vocab: int) -> None:
-    """Refuse a tokenizer of which tokens that texts have are beyond the table of the embedding."""
+    """Refuse a tokenizer with settings that are not known, or with tokens beyond the table of the embedding."""
+    read_tokenizer_settings(folder)
     tokens = _tokens(folder)
     if tokens is None:
         return
@@ -566,7 +582,7 @@ def _check_tokens(folder: Path, vocab: int) -> None:
 
 def _tokens(folder: Path) -> _Tokens | None:
     """Read the tokens of the first file that has them; None if there is no such file."""
-    name = next((name for name in (_WHOLE, *_LISTS) if (folder / name).is_file()), None)
+    name = next((name for name in (WHOLE_FILE, *_LISTS) if (folder / name).is_file()), None)
     if name is None:
         return None
     status = (folder / name).stat()
@@ -581,7 +597,7 @@ def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
             lines = read_given(path).splitlines()
             return _Tokens({token: index for index, token in enumerate(lines)}, {}, {})
         found = read_json(path)
-        if path.name != _WHOLE:
+        if path.name != WHOLE_FILE:
             return _Tokens(dict(found), {}, {})
         vocabulary = found["model"]["vocab"]
         if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
@@ -618,22 +634,3 @@ def _named(folder: Path, tokens: _Tokens) -> Iterator[tuple[str, int]]:
             token = entry.get("content") if isinstance(entry, dict) else entry
             if isinstance(token, str) and token:
                 yield token, tokens.added.get(token, tokens.ids.get(token, len(tokens)))
-
-
-def _check_pictures(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a preprocessor that makes pictures of another size than the model takes."""
-    path = folder / _PREPROCESSOR
-    try:
-        found = read_json(path) if path.is_file() else {}
-        crops = bool(found.get("do_center_crop"))
-        size = found.get("crop_size" if crops else "size")
-        resizes = crops or bool(found.get("do_resize"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
-    side = config["image_size"]
-    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if resizes and all(isinstance(value, int) for value in sides) and sides != (side, side):
-        raise ModelError(
-            f"{folder}: {_PREPROCESSOR} makes pictures of {sides[0]} x {sides[1]} pixels, config.json has image_size "
-            f"{side}; make them equal"
-        )

@@ -8,7 +8,7 @@ A folder of ours is never emptied of what others put there::
 
     DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
     DIR/.ringtune-lock    held by the process that writes there, with its process id
-    DIR.replaced-<time>/  what was in DIR and made room for something new
+    DIR.replaced-<time>/  what was in DIR and made room for something new; FILE.replaced-<time> of a file
 
 Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014; flock(2): a lock is
 of the open file, so the kernel releases it when the process ends, however it ends.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import filecmp
 import itertools
 import json
 import logging
@@ -125,7 +126,7 @@ def is_plain_file(path: Path) -> bool:
     """Whether a file itself is there: no link to one, no folder, and nothing that one would wait for, as a pipe."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -306,6 +307,27 @@ def require_absent(path: Path) -> None:
         raise UsageError(f"{path} is there already; give another name, or remove it")
 
 
+def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
+    """Refuse a path with a file that the same command has not written, for files that it writes anew.
+
+    Args:
+        path: that is to be written.
+        what: the command and its file, for the message, such as ``plan of 'ringtune plan --save'``.
+        is_own: whether a file is what the command writes; an ``OSError`` or ``ValueError`` says that it is not.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    if not os.path.lexists(path) or path.is_dir():
+        return
+    try:
+        is_known = is_plain_file(path) and is_own(path)
+    except (OSError, ValueError):
+        is_known = False
+    if not is_known:
+        raise UsageError(f"{path} is there already and is no {what}; give another name, or remove it")
+
+
 def claim(folder: Path, kind: str) -> None:
     """Make a folder ours, if it is not there or empty; one that is ours already stays as it is.
 
@@ -335,7 +357,7 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
 
     Args:
         folder: that keeps its marker and what else is in it.
-        names: of the entries, in the order in which they go.
+        names: of the entries, or their paths in the folder, in the order in which they go.
         kind: the new folder has the marker of this kind.
 
     Returns:
@@ -352,10 +374,35 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
         target = _new_folder(real.with_name(f"{real.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"))
         mark(target, kind)
         for name in present:
+            make_folder((target / name).parent)
             (real / name).rename(target / name)
         sync_folder(target)
         sync_folder(real)
     return target
+
+
+def put_other_aside(path: Path, new: BinaryIO) -> Path | None:
+    """Move a file that is about to be replaced beside itself, unless its content is the new one.
+
+    Args:
+        path: of the file.
+        new: opened on disk, with all of the new content.
+
+    Returns:
+        Where it is now, ``<path>.replaced-<time>``; None if there is none, or nothing would be lost.
+
+    Raises:
+        OSError: it can't be moved.
+    """
+    new.flush()
+    if not os.path.lexists(path) or (is_plain_file(path) and filecmp.cmp(path, new.name, shallow=False)):
+        return None
+    target = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")
+    for number in itertools.count(2):
+        if not os.path.lexists(target):
+            return path.rename(target)
+        target = target.with_name(f"{target.name.partition('+')[0]}+{number}")
+    raise AssertionError
 
 
 def _new_folder(wanted: Path) -> Path:

@@ -24,7 +24,7 @@ from ringtune.models.folder import (
     name_of_folder,
     read_config,
 )
-from tests.support.model_folder import CONFIG, bert_shapes, safetensors_bytes, write_model
+from tests.support.model_folder import CONFIG, bert_shapes, safetensors_bytes, write_any_family, write_model
 
 
 def test_read_config_keeps_allowed_keys_only(tmp_path: Path) -> None:
@@ -225,16 +225,59 @@ def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> N
     check_files(folder, read_config(folder))
 
 
-def test_every_door_holds_files_against_each_other(tmp_path: Path) -> None:
-    """What ``doctor``, ``init``, a node at its start, and ``plan`` and ``train`` look at."""
-    folder = _write(tmp_path, _LONG["padding was added"][0])
+_VIT = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}
+_PICTURES: dict[str, tuple[str, str]] = {
+    "key": (
+        '{"crop_pct": 0.875}',
+        "preprocessor_config.json: crop_pct = 0.875 is not carried out; prepare",
+    ),
+    "class": ('{"image_processor_type": "SiglipImageProcessor"}', "'SiglipImageProcessor' is not built"),
+    "channels": ('{"image_mean": [0.5]}', "image_mean has to be 3 numbers"),
+    "damaged": ("{", "preprocessor_config.json is not readable"),
+}
+"""Case -> ``preprocessor_config.json`` and what is said of it."""
+
+
+def words_of_doors(folder: Path, job: Job) -> list[str]:
+    """What ``doctor``, ``init``, a node at its start, and ``plan`` and ``train`` say of a folder that they refuse."""
     said = [check.found for check in doctor(folder) if check.name == "model files"]
-    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, _JOB)):
+    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, job)):
         with pytest.raises(ModelError) as caught:
             door(folder)
         said.append(str(caught.value))
+    return said
+
+
+@pytest.mark.parametrize("case", _PICTURES)
+def test_every_door_refuses_the_same_steps_of_pictures(tmp_path: Path, case: str) -> None:
+    """A key that is not carried out is found before rows are; without it the folder is taken."""
+    text, message = _PICTURES[case]
+    folder = write_any_family(tmp_path, {**_VIT, "patch_size": 2})
+    start(folder)
+    (folder / "preprocessor_config.json").write_text(text)
+    said = words_of_doors(folder, Job(model=Model(path="m", task="image-classification")))
+    assert len(said) == 4 and all(said[0] in line and message in line for line in said)
+
+
+_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "tokens": (_LONG["padding was added"][0], "the tokenizer has 21 tokens, the embedding 20 rows"),
+    "key": ({"tokenizer_config.json": {"drop_blanks": True}}, "tokenizer_config.json: drop_blanks: not known, and may"),
+    "code": ({"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["a.b"]}}}, "auto_map is refused"),
+    "file": ({"tokenizer_config.json": {"vocab_file": "/x"}}, "vocab_file = '/x' is refused: it names a file"),
+    "pointer": ({"vocab.txt": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"}, "a pointer of Git LFS"),
+    "damaged": ({"tokenizer_config.json": "{"}, "tokenizer_config.json is not JSON that can be read"),
+    "version": ({"tokenizer_config.json": {"backend": "tokenizers"}}, "without tokenizer.json, which is what is read"),
+}
+"""Case -> files of a model folder and what is said of it."""
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_every_door_refuses_the_same_folder_with_the_same_words(tmp_path: Path, case: str) -> None:
+    """Before rows or a tokenizer are loaded."""
+    files, message = _REFUSED[case]
+    said = words_of_doors(_write(tmp_path, files), _JOB)
     assert len(said) == 4
-    assert all("the tokenizer has 21 tokens, the embedding 20 rows" in text for text in said)
+    assert all(said[0] in text and message in text for text in said)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +319,8 @@ def test_classes_of_a_head_and_of_the_config_are_one_number(tmp_path: Path, name
                 door(folder)
         else:
             door(folder)
+    told = [check.found for check in doctor(folder) if check.name == "model classifier"]
+    assert told == ["3 classes; a run trains a new one for its rows"]
 
 
 def test_padding_beyond_the_table_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from coordinator.api.arguments import parse_changes
 from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate_note, estimated_facts
+from coordinator.api.plan import plan_assumed
 from coordinator.api.train import make_submission
 from coordinator.cli.plan import app
 from coordinator.planner.explain import explain
@@ -25,11 +26,14 @@ from coordinator.screen.plan_text import plan_json, plan_text, table_text
 from ringtune.errors import DataError, StorageError, UsageError
 from ringtune.job import rows
 from ringtune.job.job import Job, Model
+from ringtune.storage.durable import claim
 from ringtune.storage.tables import table_rows
 from tests.support.fake_agents import MODEL, job
 from tests.support.plans import make_plan as plan_by_hand
 
 tiny = pytest.importorskip("tests.support.tiny")
+Image = pytest.importorskip("PIL.Image")
+safetensors = pytest.importorskip("safetensors.numpy")
 GIB = 2**30
 
 
@@ -171,6 +175,46 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
     assert accept_plan(given, wanted, facts).plan == make_plan(wanted, facts).plan
     refused = CliRunner().invoke(app, [*arguments, str(tmp_path)])
     assert isinstance(refused.exception, StorageError) and "it is a folder" in str(refused.exception)
+
+
+def test_plan_says_that_the_classifier_in_the_folder_is_not_used(wanted: Job, tmp_path: Path) -> None:
+    """With its classes and those of the rows; of a folder without one nothing is said."""
+    assert not any("classifier" in line for line in plan_assumed(wanted, 2, "1GiB", why=False).rows)
+    weights = tmp_path / "model" / "model.safetensors"
+    content = safetensors.load(weights.read_bytes())
+    weights.write_bytes(safetensors.save({**content, "classifier.weight": np.zeros((3, 32), np.float32)}))
+    found = plan_assumed(wanted, 2, "1GiB", why=False)
+    line = (
+        f"the classifier in {tmp_path / 'model'}, of 3 classes, is not used: a new one is trained for the 2 classes of "
+        "the rows"
+    )
+    assert found.rows[-1] == line and any(line in shown for shown in found.lines())
+    assert json.loads(found.text())["rows"][-1] == line
+
+
+def test_plan_command_saves_over_a_plan_of_its_own_only(wanted: Job, tmp_path: Path) -> None:
+    """Not over rows, a plan that was edited by hand, a run's plan, a link or what is no JSON; each stays as it is."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--save"]
+    file, link, run = tmp_path / "plan.json", tmp_path / "link.json", tmp_path / "run"
+    for _ in range(2):
+        assert CliRunner().invoke(app, [*arguments, str(file)]).exit_code == 0
+    written = json.loads(file.read_text())
+    edited = {**written, "plan": {key: value for key, value in written["plan"].items() if key != "digest"}}
+    link.symlink_to(file)
+    claim(run, "run")
+    (run / "plan.json").write_text(json.dumps(written))
+    others = {"rows": '{"text": "a"}', "edited": json.dumps(edited), "list": "[]", "text": "my notes"}
+    for name, content in others.items():
+        (tmp_path / f"{name}.json").write_text(content)
+    for path in (*(tmp_path / f"{name}.json" for name in others), link, run / "plan.json"):
+        before = path.read_bytes()
+        refused = CliRunner().invoke(app, [*arguments, str(path)])
+        assert isinstance(refused.exception, UsageError) and "give a" in str(refused.exception)
+        assert str(path) in str(refused.exception) and path.read_bytes() == before
+    assert link.is_symlink()
+    with pytest.raises(UsageError, match=r"text\.json is there already and is no plan of 'ringtune plan --save'"):
+        plan_assumed(wanted, 2, "1GiB", why=False).save(tmp_path / "text.json")
 
 
 def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:
@@ -349,8 +393,11 @@ def test_rows_of_a_folder_of_images_are_its_files(tmp_path: Path) -> None:
     for name in ("cat/1.png", "cat/2.NPY", "dog/1.jpg", "dog/notes.txt", "readme.md"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"")
+        path.write_bytes(b"") if path.suffix in (".NPY", ".txt", ".md") else Image.new("L", (2, 2)).save(path)
     assert count_rows(str(tmp_path), make_job("image-classification")).labels == ("cat", "cat", "dog")
+    (tmp_path / "dog" / "1.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"dog/1\.jpg is no readable picture"):
+        count_rows(str(tmp_path), make_job("image-classification"))
 
 
 def torn(path: Path) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ringtune
 from coordinator.api import predict
+from coordinator.api.plan import plan_assumed
 from coordinator.api.predict import CsvWriter, JsonWriter, Predicted, Sampling, Summary, _read, writer_to
+from coordinator.cli.init_wizard import NobodyAsked, Wishes, begin
+from coordinator.client.saved_run import read_run
 from coordinator.screen.progress import Progress
 from ringtune.errors import (
     DataError,
@@ -26,11 +31,14 @@ from ringtune.errors import (
     ModelError,
     PeerLostError,
     RingTuneError,
+    StorageError,
     UsageError,
 )
 from ringtune.job.job import Job, Model
+from ringtune.job.rows import FRAMES, NO_PICTURE
 from ringtune.storage.tables import table_rows
 from tests.support.fake_agents import job
+from tests.support.model_folder import write_any_family
 from tests.support.saved_runs import write_run
 
 LINE = 'print(\'{"row": {"text": "a"}, "predicted": {"predicted": "pos"}}\', flush=True)\n'
@@ -188,26 +196,49 @@ def test_writing_refuses_rows_that_differ_in_csv() -> None:
 
 
 def test_writing_leaves_no_half_file(tmp_path: Path) -> None:
-    """A file that was there stays as it was when a row can't be written; whole, it takes its place."""
+    """A file that was there stays as it was when a row can't be written."""
     path, mine = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     path.write_text("before")
     mine.write_text("of the user")
-    with pytest.raises(DataError), writer_to(path, tmp_path / "rows.csv") as writer:
+    with pytest.raises(DataError), writer_to(path, tmp_path / "rows.csv", print) as writer:
         writer.add(found(predicted=1))
     assert path.read_text() == "before" and sorted(tmp_path.iterdir()) == [path, mine]
-    with writer_to(path, tmp_path / "rows.csv") as writer:
-        writer.add(found(text="a"))
-    assert json.loads(path.read_text())["predicted"] == "pos" and sorted(tmp_path.iterdir()) == [path, mine]
     assert mine.read_text() == "of the user"
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_writing_again_keeps_what_was_corrected_by_hand(ending: str, tmp_path: Path) -> None:
+    """The same predictions leave nothing behind; other ones each earlier file, which is named; of a link the link."""
+    path, said = tmp_path / f"out.{ending}", list[str]()
+
+    def write(label: str) -> str:
+        with writer_to(path, tmp_path / "rows.csv", said.append) as writer:
+            writer.add(found({**SAID, "predicted": label}, text="a"))
+        return path.read_text()
+
+    first = write("pos")
+    assert write("pos") == first and said == [] and list(tmp_path.iterdir()) == [path]
+    corrected = first.replace("pos", "corrected")
+    path.write_text(corrected)
+    assert write("pos") == first and (last := write("neg")) != first
+    asides = [Path(line.removeprefix(f"what was in {path} is in ")) for line in said]
+    assert [file.read_text() for file in asides] == [corrected, first]
+    assert set(tmp_path.iterdir()) == {path, *asides}
+    other = path.rename(tmp_path / "other")
+    path.symlink_to(other)
+    assert write("pos") == first and not path.is_symlink() and other.read_text() == last and len(said) == 3
 
 
 def test_writing_refuses_other_endings_and_the_rows_themselves(tmp_path: Path) -> None:
     """Before anything is predicted."""
     rows = tmp_path / "rows.csv"
     rows.write_text("text\n")
-    with pytest.raises(UsageError, match=r"ends in '\.txt'"), writer_to(tmp_path / "a.txt", rows):
+    with pytest.raises(UsageError, match=r"ends in '\.txt'"), writer_to(tmp_path / "a.txt", rows, print):
         pass
-    with pytest.raises(UsageError, match="would replace the rows"), writer_to(rows, rows):
+    with pytest.raises(UsageError, match="would replace the rows"), writer_to(rows, rows, print):
+        pass
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(StorageError, match="it is a folder"), writer_to(tmp_path / "a.csv", rows, print):
         pass
 
 
@@ -289,6 +320,56 @@ def test_predict_gives_rows_with_what_is_predicted(
     with caplog.at_level("WARNING"):
         assert run.predict(["good", " "], missing="skip")
     assert "1 row is left out: column 'text' is empty (line 2)" in caplog.text
+
+
+def write_pictures(folder: Path) -> None:
+    """Two classes with a picture each, and one of them with a moving one of three frames and a note."""
+    pictures = pytest.importorskip("PIL.Image")
+    first, *others = (pictures.new("L", (4, 4), value) for value in (40, 90, 200))
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        first.save(folder / name / "still.png")
+    first.save(folder / "cat" / "moving.gif", save_all=True, append_images=others)
+    (folder / "cat" / "notes.txt").write_text("x")
+
+
+def ways_to_read_pictures(folder: Path, tmp_path: Path) -> dict[str, Callable[[], Sequence[str]]]:
+    """Command -> what it tells of a folder of pictures before anything is started."""
+    vit = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}
+    write_any_family(tmp_path / "model", {**vit, "patch_size": 2, "num_channels": 1})
+    pictures = job(
+        model__path=str(tmp_path / "model"), model__task="image-classification", data__train=str(folder), data__eval=""
+    )
+    run = dataclasses.replace(read_run(write_run(tmp_path / "run")), job=pictures)
+    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "model"), data=folder)
+    np.savez(tmp_path / "rows.npz", image=np.zeros((6, 4, 4)), label=np.arange(6) % 2)
+    judged = dataclasses.replace(wishes, data=tmp_path / "rows.npz", eval_data=folder)
+    return {
+        "init": lambda: [line.removesuffix(".") for line in begin(wishes, NobodyAsked()).saw],
+        "init --eval-data": lambda: [line.removesuffix(".") for line in begin(judged, NobodyAsked()).saw],
+        "plan": lambda: plan_assumed(pictures, 1, "1GiB", why=False).rows,
+        "predict": lambda: predict.check_request(run, folder, Sampling(), ""),
+    }
+
+
+def test_pictures_that_are_left_out_are_counted_by_every_command(tmp_path: Path) -> None:
+    """Frames after the first, and files that are no pictures, in one sentence each."""
+    write_pictures(folder := tmp_path / "rows")
+    wanted = {f"1 left out in {folder}: {NO_PICTURE}", f"2 left out in {folder}: {FRAMES}"}
+    for command, tell in ways_to_read_pictures(folder, tmp_path).items():
+        assert wanted == {line for line in tell() if "left out" in line}, command
+
+
+def test_pictures_without_their_package_are_refused_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the nodes, with the file and the remedy."""
+    write_pictures(folder := tmp_path / "rows")
+    ways = ways_to_read_pictures(folder, tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    for tell in ways.values():
+        with pytest.raises(DataError, match=r"moving\.gif needs the package 'pillow' to be read; install it, or give"):
+            tell()
 
 
 def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Path) -> None:

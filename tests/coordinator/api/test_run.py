@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.api.run import draw_losses, smoothed, unfreezings
 from ringtune.errors import UsageError
+from ringtune.storage.durable import mark
 
 STEPS = [{"step": number, "loss": 1.0 / number, "depth": 1 + number // 3} for number in range(1, 8)]
 EVALUATIONS = [{"step": 7, "loss": 0.2}]
@@ -59,3 +60,19 @@ def test_plot_refuses_what_it_can_not_draw(tmp_path: Path) -> None:
         draw_losses([{**STEPS[0], "loss": None}], [], title="x")
     with pytest.raises(UsageError, match=r"has to end in \.png or \.svg"):
         draw_losses(STEPS, [], title="x").save(tmp_path / "a.pdf")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_plot_is_saved_over_an_earlier_one_only(ending: str, tmp_path: Path) -> None:
+    """Also over one that had other losses, in a run's folder too; a picture of the user's stays as it is."""
+    loss, mine = tmp_path / f"loss.{ending}", tmp_path / f"mine.{ending}"
+    mark(tmp_path, "run")
+    draw_losses(STEPS[:3], [], title="run-1").save(loss)
+    before = loss.read_bytes()
+    plot = draw_losses(STEPS, EVALUATIONS, title="run-1")
+    assert plot.save(loss).read_bytes() != before
+    plot.figure.savefig(mine)
+    before = mine.read_bytes()
+    with pytest.raises(UsageError, match=rf"mine\.{ending} is there already and is no picture drawn by ringtune; give"):
+        plot.save(mine)
+    assert mine.read_bytes() == before

@@ -78,6 +78,23 @@ def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp
     assert Profile.from_json(event["profile"]) == dataclasses.replace(found, links=())
 
 
+def test_measure_command_saves_over_a_profile_only(job_file: str, tmp_path: Path) -> None:
+    """Measured again it replaces the earlier one; anything else stays as it is, and nothing is measured."""
+    out, job = tmp_path / "profile.json", Path(job_file).read_text()
+    with FakeCluster("a") as cluster:
+        typed = [job_file, "--coordinator", cluster.server.address, "--no-rehearsal", "--save"]
+        for _ in range(2):
+            assert CliRunner().invoke(app, [*typed, str(out)]).exit_code == 0
+        asked = cluster.agents["a"].inspected
+        refused = CliRunner().invoke(app, [*typed, job_file])
+        assert cluster.agents["a"].inspected is asked
+    assert isinstance(refused.exception, UsageError)
+    assert str(refused.exception) == (
+        f"{job_file} is there already and is no profile of 'ringtune measure --save'; give another name, or remove it"
+    )
+    assert Path(job_file).read_text() == job
+
+
 def test_measure_command_passes_its_options_on(job_file: str) -> None:
     """One by one, anew, with a changed job."""
     options = ["--one-by-one", "--fresh", "--set", "train.max_length=4", "--nodes", "2", "--no-rehearsal"]

@@ -198,6 +198,26 @@ def test_sweep_draws_a_picture(ending: str, pair: tuple[str, ...], tmp_path: Pat
             assert title in text
 
 
+@pytest.mark.parametrize(("option", "ending"), [("--csv", "csv"), ("--plot", "png"), ("--plot", "svg")])
+def test_sweep_writes_over_an_earlier_one_only(
+    option: str, ending: str, pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repeated it does; rows, a photo or a link stay as they are, and no cell is computed."""
+    pytest.importorskip("matplotlib")
+    own, link, mine = (tmp_path / f"{name}.{ending}" for name in ("own", "link", "mine"))
+    sweep = (*pair, "--sweep", "bob.compute=1,2", "--jobs", "1", option)
+    for _ in range(2):
+        assert ringtune("what-if", *sweep, own).exit_code == 0
+    link.symlink_to(own)
+    monkeypatch.setattr(WhatIf, "__call__", lambda *_: pytest.fail("a cell was computed"))
+    for content in (b"text,label\na,b\n", b"\x89PNG\r\n\x1a\n of a camera", b"<svg></svg>", b""):
+        mine.write_bytes(content)
+        refused = ringtune("what-if", *sweep, mine)
+        assert refused.exit_code == 2 and f"{mine} is there already and is no " in refused.stderr
+        assert mine.read_bytes() == content
+    assert ringtune("what-if", *sweep, link).exit_code == 2 and link.is_symlink()
+
+
 class Plot:
     """Notes what is drawn on it."""
 

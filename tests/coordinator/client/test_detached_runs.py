@@ -16,7 +16,7 @@ from coordinator.client import detached_runs as module
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.detached_runs import bring_up_to_date, fetch_run, fetched_folder, find_run, only_run, stop_run
 from coordinator.client.follow import show_events
-from coordinator.client.run_folder import RunFolder
+from coordinator.client.run_folder import WRITTEN, RunFolder
 from coordinator.client.saved_run import RunPlace, read_place, read_run
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
@@ -71,31 +71,56 @@ def test_fetched_folder_has_the_users_of_the_run_that_came_and_no_other(tmp_path
         assert sorted(path.name for path in (out / "users").iterdir()) == list(users)
 
 
-def test_fetched_folder_keeps_what_the_same_run_has_not_written(tmp_path: Path) -> None:
-    """A note and a link of the user's are put aside, and this is told; the run's own earlier files go."""
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_fetched_folder_keeps_what_the_same_run_has_not_written(tmp_path: Path, goes_on: bool) -> None:
+    """Notes, a link and files of the run that the user changed are put aside, and told; the run's own ones go."""
     out, said = tmp_path / "run", list[str]()
+    chunk = control_pb2.FileChunk(path="trace.json", chunk=b"[")
 
     def fetch_again(step: int) -> None:
-        with fetched_folder(out, replace=True, goes_on=False, is_same=True, say=said.append) as folder:
-            for name in ("plan.json", f"checkpoints/step-{step}.json", "adapter/adapter.safetensors"):
-                folder.write_text(name, str(step))
+        with fetched_folder(out, replace=True, goes_on=goes_on, is_same=True, say=said.append) as folder:
+            for name in ("job.toml", "plan.json", f"checkpoints/step-{step}.json", "adapter/README.md"):
+                folder.write_text(name, f"steps: {step}, and as many lines as there are: {'x' * step}")
+            folder.add_metrics(f'{{"kind": "train", "step": {step}}}')
+            folder.add_chunk(chunk)
 
     fetch_again(4)
-    (out / "metrics.jsonl.part").write_bytes(b"{")
     fetch_again(8)
     assert not list(tmp_path.glob("run.replaced-*")) and not said, "all of it was the run's"
-    (out / "adapter/notes.txt").write_text("mine", encoding="utf-8")
+    for name in ("adapter/notes.txt", "adapter/README.md", "job.toml"):
+        (out / name).write_text("mine", encoding="utf-8")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/plan.json").write_text("mine", encoding="utf-8")
     (out / "checkpoints/link").symlink_to(tmp_path / "elsewhere")
     fetch_again(12)
     (aside,) = tmp_path.glob("run.replaced-*")
     left = sorted(str(path.relative_to(aside)) for path in aside.rglob("*") if not path.is_dir() or path.is_symlink())
-    assert left == ["adapter/notes.txt", "checkpoints/link"]
-    assert (aside / "adapter/notes.txt").read_text(encoding="utf-8") == "mine"
+    changed = ["adapter/README.md", "adapter/notes.txt", "checkpoints/link", "job.toml"]
+    if goes_on:  # what is not replaced is in the folder too
+        changed.remove("adapter/notes.txt")
+        assert (out / "adapter/notes.txt").read_text(encoding="utf-8") == "mine"
+    assert left == changed
+    assert all((aside / name).read_text(encoding="utf-8") == "mine" for name in left if not name.endswith("link"))
     assert (tmp_path / "elsewhere/plan.json").is_file()
-    assert said == [f"files that the run has not written are in {aside}"]
-    assert (out / "adapter/adapter.safetensors").read_text(encoding="utf-8") == "12"
+    named = ", ".join(changed[:3]) + " and 1 more" * (len(changed) > 3)
+    assert said == [f"files that are not as the run wrote them are in {aside}: {named}"]
+    assert (out / "adapter/README.md").read_text(encoding="utf-8").startswith("steps: 12")
+    fetch_again(16)
+    assert len(list(tmp_path.glob("run.replaced-*"))) == len(said) == 1, "what is in the folder is the run's again"
+
+
+def test_fetched_folder_whose_writer_was_killed_keeps_what_differs(tmp_path: Path) -> None:
+    """Nobody wrote down what is the run's: what it has again, or goes on with, goes; the rest is put aside."""
+    out, said = tmp_path / "run", list[str]()
+    for metrics, profile in (("1\n", "a"), ("1\n2\n", "b")):
+        with fetched_folder(out, replace=True, goes_on=False, is_same=True, say=said.append) as folder:
+            folder.write_text("metrics.jsonl", metrics)
+            folder.write_text("profile.json", profile)
+            folder.write_text("plan.json", "{}")
+        (out / WRITTEN).unlink()
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert [path.name for path in aside.iterdir()] == ["profile.json"]
+    assert said == [f"files that are not as the run wrote them are in {aside}: profile.json"]
 
 
 @pytest.mark.parametrize("calls", range(5))
@@ -374,10 +399,19 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
             lambda: (out / "trace.json").rename(out / "trace.json.part"),
         ):
             damage()
-            assert bring_up_to_date(client, out) == f"fetched what run {run_id} did without this folder, up to step 8"
+            told = bring_up_to_date(client, out).split("; ")
+            assert told[0] == f"fetched what run {run_id} did without this folder, up to step 8"
+            aside = list(tmp_path.glob("out.replaced-*"))
+            assert told[1:] == [
+                f"files that are not as the run wrote them are in {path}: report.json" for path in aside
+            ]
+            for path in aside:
+                assert (path / "report.json").read_text(encoding="utf-8") == '{"run_id": "of an earlier part"}'
+                path.rename(tmp_path / "seen")
             assert bring_up_to_date(client, out) == ""
             with pytest.raises(UsageError, match="is finished, nothing was changed; its results are there"):
                 find_resume(out, wanted, print)
+        assert (tmp_path / "seen").is_dir(), "a report that somebody else wrote is told once, and kept"
 
 
 def test_run_that_takes_the_place_of_another_leaves_it_beside_its_own(tmp_path: Path) -> None:

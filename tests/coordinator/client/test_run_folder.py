@@ -15,11 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.api.train import Submission, begin_in_background
 from coordinator.client.detached_runs import fetched_folder
 from coordinator.client.run_folder import RunFolder, held_for_resume, require_inputs_elsewhere
-from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from coordinator.run.requests import RunRequest
+from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
+from ringtune.job.job import load_job
 from ringtune.storage.durable import is_claimed
 from ringtune.v1.control_pb2 import FileChunk
+from tests.contract.run_control.test_checkpoint import manifest
 from tests.support.disk import log_of_syncs
 from tests.support.fake_agents import job
 from tests.support.saved_runs import write_run
@@ -53,7 +57,7 @@ def test_folder_forces_a_file_to_the_disk_before_it_gets_its_name(
         folder.add_chunk(chunk("adapter/a.safetensors", b"one"))
         log = log_of_syncs(monkeypatch)
         folder.add_chunk(chunk("adapter/a.safetensors", b"two", sha256=digest(b"onetwo")))
-    assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
+        assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
 
 
 def test_folder_of_a_user_is_on_the_disk_before_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +66,8 @@ def test_folder_of_a_user_is_on_the_disk_before_their_file(tmp_path: Path, monke
         log = log_of_syncs(monkeypatch)
         for user in ("anna", "ben"):
             folder.add_chunk(chunk(f"users/{user}/a.safetensors", b"one", sha256=digest(b"one")))
-    file = ["a.safetensors.part", "a.safetensors.part -> a.safetensors"]
-    assert log == [tmp_path.name, "users", *file, "anna", "users", *file, "ben"]
+        file = ["a.safetensors.part", "a.safetensors.part -> a.safetensors"]
+        assert log == [tmp_path.name, "users", *file, "anna", "users", *file, "ben"]
 
 
 def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
@@ -113,6 +117,18 @@ def test_folder_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "job.toml").read_text() == "first"
 
 
+def test_folder_that_was_made_for_a_run_that_never_began_goes(tmp_path: Path) -> None:
+    """Of the refused run only the job was written."""
+
+    def refuse(folder: RunFolder) -> None:
+        folder.write_text("job.toml", "")
+        raise PlanError("no")
+
+    with pytest.raises(PlanError), RunFolder(tmp_path / "run") as folder:
+        refuse(folder)
+    assert not list(tmp_path.iterdir())
+
+
 def test_folder_of_a_run_that_never_had_a_plan_is_used_again(tmp_path: Path) -> None:
     """A run that was refused early does not stand in the way of the next try."""
     with RunFolder(tmp_path) as folder:
@@ -120,6 +136,83 @@ def test_folder_of_a_run_that_never_had_a_plan_is_used_again(tmp_path: Path) -> 
     with RunFolder(tmp_path) as folder:
         folder.write_text("job.toml", "second")
     assert folder.replaced is None and (tmp_path / "job.toml").read_text() == "second"
+
+
+def test_job_file_of_the_user_is_never_written_over(tmp_path: Path) -> None:
+    """One that says the same stays with its comments; another is put aside and named; the run's own is replaced."""
+    out, wanted, said = tmp_path / "run", job(), list[str]()
+    file, longer = out / "job.toml", job(train__rounds=7)
+    commented = "# which I have tuned\n" + wanted.to_toml()
+    with RunFolder(out) as folder:
+        folder.write_job(wanted.to_toml())
+    with RunFolder(out, resume=True, say=said.append) as folder:
+        folder.write_job(longer.to_toml())
+        folder.write_job(wanted.to_toml())
+    assert said == [] and file.read_text() == wanted.to_toml()
+    for _ in range(2):
+        file.write_text(commented)
+        with RunFolder(out, resume=True, say=said.append) as folder:
+            folder.write_job(wanted.to_toml())
+            assert said == [] and file.read_text() == commented
+    with RunFolder(out, resume=True, say=said.append) as folder:
+        folder.write_job(longer.to_toml())
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert said == [f"what is not as the run wrote it is in {aside}: job.toml"]
+    assert (aside / "job.toml").read_text() == commented and file.read_text() == longer.to_toml()
+
+
+def test_file_of_the_user_in_the_place_of_a_result_is_put_aside(tmp_path: Path) -> None:
+    """It came while the run trained; one beside it stays, and the run's own is written over."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out, say=said.append) as folder:
+        (out / "adapter").mkdir()
+        for name in ("README.md", "notes.txt"):
+            (out / "adapter" / name).write_text("mine")
+        for content in (b"one", b"two"):
+            folder.add_chunk(chunk("adapter/README.md", content, sha256=digest(content)))
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert said == [f"what is not as the run wrote it is in {aside}: adapter/README.md"]
+    assert (aside / "adapter/README.md").read_text() == (out / "adapter/notes.txt").read_text() == "mine"
+    assert (out / "adapter/README.md").read_text() == "two"
+
+
+def test_job_file_that_is_no_job_is_put_aside(tmp_path: Path) -> None:
+    """That of a refused run, broken by an edit; where checkpoints need it it is named instead."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out) as folder:
+        folder.write_job(job().to_toml())
+    (out / "job.toml").write_text("[train")
+    with RunFolder(out, say=said.append) as folder:
+        folder.write_job(job().to_toml())
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert len(said) == 1 and (aside / "job.toml").read_text() == "[train"
+    (out / "job.toml").write_text("[train")
+    with RunFolder(out, resume=True) as folder:
+        folder.add_checkpoint(manifest(4))
+    with RunFolder(out, resume=True) as folder, pytest.raises(JobError, match=r"run/job\.toml"):
+        folder.write_job(job().to_toml())
+    assert (out / "job.toml").read_text() == "[train"
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_job_file_is_there_before_a_run_in_the_background_begins(tmp_path: Path, replace: bool) -> None:
+    """Also where it is read from the folder and an earlier run is put aside; a user's file is named."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out) as folder:
+        folder.write_job(job().to_toml())
+        if replace:
+            folder.write_text("plan.json", "{}")
+    (out / "job.toml").write_text("# mine\n" + job().to_toml())
+    request = RunRequest(job=job(train__rounds=7))
+    wanted = Submission(request=request, local=1, coordinator="", insecure=False, replace=replace)
+    begin_in_background(wanted, out, said.append)
+    assert load_job(out / "job.toml").train.rounds == 7
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert (aside / "job.toml").read_text().startswith("# mine")
+    assert len(said) == 1 and str(aside) in said[0]
+    with RunFolder(out, say=said.append) as folder:
+        folder.write_job(request.job.to_toml())
+    assert len(said) == 1
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -66,6 +66,20 @@ def test_best_result_is_that_of_the_run(cluster: FakeCluster, tmp_path: Path) ->
     assert sorted(entry.name for entry in (tmp_path / "best").iterdir()) == ["4", "8"]
 
 
+def test_best_result_leaves_what_its_user_has_put_in_its_place(cluster: FakeCluster, tmp_path: Path) -> None:
+    """A folder that came while the run trained is put aside and named; that of the run is the best result."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out, say=said.append) as folder, Client(cluster.server.address) as client:
+        (out / "adapter").mkdir()
+        (out / "adapter/notes.txt").write_text("mine")
+        client.run(RunRequest(job=keeping(12)), progress=Progress(), folder=folder)
+        assert step_of(out) == 8 and not (out / "adapter/notes.txt").exists()
+        folder.add_best(8, is_result=True)
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert (aside / "adapter/notes.txt").read_text() == "mine"
+    assert said == [f"what is not as the run wrote it is in {aside}: adapter"]
+
+
 def test_best_result_of_the_last_step_is_sent_once(cluster: FakeCluster, tmp_path: Path) -> None:
     """The last evaluation is the best one: nodes are asked at the end only, as for any run."""
     run(cluster, tmp_path, 8)

@@ -47,6 +47,7 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
     assert names == [
         ".ringtune-lock",
         ".ringtune-run",
+        ".ringtune-written",
         "adapter/adapter.safetensors",
         "adapter/adapter_config.json",
         "adapter/head_config.json",

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.data.images import FILE, FRAMES, ImageExamples, ImageProcessor, Images
+from edge.data.images import ImageExamples, ImageProcessor, Images
 from edge.profiler.timing import Timer
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
+from ringtune.job.rows import FRAMES
+from ringtune.models.preprocessor import PREPROCESSOR_FILE, read_image_steps
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_images, write_images
@@ -32,8 +34,8 @@ RED, GREEN = (255, 0, 0), (10, 240, 30)
 def processor(folder: Path, values: dict[str, Any] | None = None, *, channels: int = 3) -> ImageProcessor:
     """The steps of a preprocessor's file; None = there is none."""
     if values is not None:
-        (folder / FILE).write_text(json.dumps(values))
-    return ImageProcessor.of_folder(folder, channels=channels, side=SIDE)
+        (folder / PREPROCESSOR_FILE).write_text(json.dumps(values))
+    return ImageProcessor(read_image_steps(folder, channels=channels, side=SIDE))
 
 
 def picture(width: int, height: int, *, seed: int = 0) -> Any:
@@ -79,7 +81,7 @@ def test_steps_are_those_of_transformers(
         ({"do_pad": True, "do_reduce_labels": True}, "do_pad = True, do_reduce_labels = True is not carried out"),
         ({"image_processor_type": "SiglipImageProcessor"}, "'SiglipImageProcessor' is not built"),
         ({"size": {"longest_edge": 9}}, "size = .* is not carried out"),
-        ({"size": {"height": 13, "width": 12}}, "it makes pictures of 13 x 12, and image_size in config.json is 12"),
+        ({"size": {"height": 13, "width": 12}}, "it makes pictures of 13 x 12 pixels, config.json has image_size 12"),
         ({"resample": 9}, "resample = 9 is none of Pillow's filters"),
         ({"do_rescale": 1}, "do_rescale = 1 has to be true or false"),
         ({"rescale_factor": "x"}, "rescale_factor = 'x' has to be a number"),

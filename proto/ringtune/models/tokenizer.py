@@ -1,0 +1,125 @@
+"""Settings of a tokenizer, ``tokenizer_config.json``: each key is known and changes no token unseen, without torch.
+
+A key is carried out, refused by name, or known to change no token. Some that are carried out by one class of
+transformers and dropped by another are compared with what the tokenizer does once it is loaded (``edge.data.tokens``).
+
+Source: transformers 4.57 and 5.24, the tokenizers of the supported families and their bases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ringtune.errors import ModelError
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json
+
+SETTINGS_FILE: Final = "tokenizer_config.json"
+WHOLE_FILE: Final = "tokenizer.json"
+PIECES_FILE: Final = "tokenizer.model"
+_FILES: Final = (WHOLE_FILE, SETTINGS_FILE, "vocab.txt", "vocab.json", "merges.txt", PIECES_FILE)
+_CLASSES_OF_5: Final = ("TokenizersBackend", "PythonBackend")
+
+_CARRIED_OUT: Final = """
+    added_tokens_decoder additional_special_tokens backend bos_token clean_up_tokenization_spaces cls_token eos_token
+    extra_special_tokens from_slow keep_accents legacy mask_token model_input_names model_specific_special_tokens
+    normalization pad_token remove_space sep_token split_special_tokens tokenizer_class trim_offsets truncation_side
+    unk_token
+"""
+CARRIED_OUT: Final = frozenset(_CARRIED_OUT.split())
+_NO_NUMBER: Final = """
+    _commit_hash cache_dir chat_template do_pad errors fast full_tokenizer_file is_local local_files_only max_len
+    max_length model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding padding_side
+    processor_class special_tokens_map_file stride transformers_version truncation_strategy
+    unsloth_fixed unsloth_version use_default_system_prompt use_fast verbose
+"""
+NO_NUMBER: Final = frozenset(_NO_NUMBER.split())
+"""Keys that change no token: rows are cut at ``train.max_length`` and padded on the right, and texts have no template.
+
+So are further keys that end in ``_token``: their tokens are in the vocabulary.
+"""
+ONLY_SLOW: Final = frozenset({"never_split", "sp_model_kwargs"})
+"""Keys that only tokenizers without ``tokenizer.json`` carry out."""
+COMPARED: Final = frozenset(
+    {
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
+        "do_basic_tokenize",
+        "do_lower_case",
+        "strip_accents",
+        "tokenize_chinese_chars",
+    }
+)
+"""Keys that are compared with what a tokenizer with ``tokenizer.json`` does."""
+_NAMES_OF_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
+
+
+def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings of a tokenizer, which may be missing, as every command does before a tokenizer is loaded.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        ModelError: a file only points to its content, the settings are not readable, have a key that is not known, or
+            name code or another file, or ``tokenizer.json`` of a tokenizer of transformers 5 is missing.
+    """
+    for name in _FILES:
+        if is_lfs_pointer(folder / name):
+            raise ModelError(pointer_advice(folder / name))
+    path = folder / SETTINGS_FILE
+    try:
+        found = read_json(path) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} has to be a table; fetch the model again")
+    _check_keys(path, found)
+    if is_of_transformers_5(found) and not (folder / WHOLE_FILE).is_file():
+        raise ModelError(
+            f"{folder}: its tokenizer was saved by transformers 5 (tokenizer_class "
+            f"{found.get('tokenizer_class')!r}) without {WHOLE_FILE}, which is what is read; save that file too"
+        )
+    return found
+
+
+def is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
+    """Tell whether transformers 5 wrote these settings: it names a backend, or lists extra tokens without names."""
+    return (
+        saved.get("tokenizer_class") in _CLASSES_OF_5
+        or "backend" in saved
+        or isinstance(saved.get("extra_special_tokens"), list)
+    )
+
+
+def _check_keys(path: Path, saved: Mapping[str, Any]) -> None:
+    """Refuse keys with a value that may change tokens in a way unknown here.
+
+    Args:
+        path: of ``tokenizer_config.json``.
+        saved: its content.
+
+    Raises:
+        ModelError: names them, or a key that names code or another file.
+    """
+    if saved.get("auto_map"):
+        raise ModelError(f"{path}: auto_map is refused: it names code to run; use a tokenizer without it")
+    for key in _NAMES_OF_FILES:
+        if saved.get(key):
+            raise ModelError(
+                f"{path}: {key} = {saved[key]!r} is refused: it names a file to read in place of that in this folder; "
+                "remove the key"
+            )
+    known = CARRIED_OUT | NO_NUMBER | ONLY_SLOW | COMPARED
+    unknown = sorted(
+        key
+        for key, value in saved.items()
+        if key not in known and not key.endswith("_token") and value not in (None, False, "", [], {})
+    )
+    if unknown:
+        raise ModelError(
+            f"{path}: {', '.join(unknown)}: not known, and may change tokens; use a tokenizer without it, or remove it "
+            "from tokenizer_config.json if it changes none"
+        )
