@@ -48,7 +48,7 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_unlike_copies
-from ringtune.costs.memory_estimate import DiskNeeds, fullest, refuse_full_moves
+from ringtune.costs.memory_estimate import CHECKPOINTS, DiskNeeds, fullest, refuse_full_moves
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
@@ -123,31 +123,16 @@ _MORE_ROOM = "make room, or start it with --state on another disk"
 
 def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
     """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
-    state, checkpoints, merged, cache = needs
-    parts = [f"{format_bytes(state)} of optimizer state"] if state else []
-    parts += [f"{format_bytes(checkpoints)} of checkpoints"] if checkpoints else []
-    parts += [f"{format_bytes(merged)} of merged adapters"] if merged else []
-    parts += [f"{format_bytes(cache)} of hidden states"] if cache else []
+    parts = [f"{format_bytes(size)} of {what}" for what, size in needs.parts().items()]
     free_bytes = node.state_free_bytes or 0
-    less = _less(needs, free_bytes)
     return StorageError(
         f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
-        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {', or '.join([_MORE_ROOM, *less])}"
+        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {_disk_remedy(needs, free_bytes)}"
     )
 
 
-def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
-    """Say which of the needs would have to go, each where the others alone fit."""
-    whole, less = needs.total_bytes, []
-    if needs.state_bytes and whole - needs.state_bytes <= free_bytes:
-        less.append("set hift.state = 'memory'")
-    if needs.checkpoint_bytes and whole - needs.checkpoint_bytes <= free_bytes:
-        less.append("set train.checkpoint_every = 0")
-    if needs.merged_bytes and whole - needs.merged_bytes <= free_bytes:
-        less.append("set offload.merged = false, with which offload.users can't be 'collaboration'")
-    if needs.cache_bytes and whole - needs.cache_bytes <= free_bytes:
-        less.append("lower cache.max_bytes")
-    return less
+def _disk_remedy(needs: DiskNeeds, free_bytes: int) -> str:
+    return ", or ".join([_MORE_ROOM, *needs.remedies(free_bytes)])
 
 
 def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
@@ -162,12 +147,12 @@ def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str,
             disks.setdefault(facts[name].state_disk, []).append(facts[name])
     for nodes in disks.values():
         free_bytes = max(node.state_free_bytes or 0 for node in nodes)
-        total = DiskNeeds(*(sum(part) for part in zip(*(needs[node.node] for node in nodes), strict=True)))
+        total = DiskNeeds.together(needs[node.node] for node in nodes)
         if total.total_bytes > free_bytes:
             raise StorageError(
                 f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
                 f"{format_bytes(total.total_bytes)} in their folders for state, but {format_bytes(free_bytes)} are "
-                f"free there; {', or '.join([_MORE_ROOM, *_less(total, free_bytes)])}"
+                f"free there; {_disk_remedy(total, free_bytes)}"
             )
 
 
@@ -581,7 +566,7 @@ def _refuse_part_if_full(
     for node in plan.nodes:
         piece, free_bytes = plan.slice_of(node), facts[node].state_free_bytes
         needs = caps.disk_of(plan, node)
-        all_needs[node] = needs = needs._replace(checkpoint_bytes=0) if goes_on else needs
+        all_needs[node] = needs = needs.but(CHECKPOINTS) if goes_on else needs
         if free_bytes is not None and needs.total_bytes > free_bytes:
             raise disk_refusal(facts[node], piece.start, piece.stop, needs)
     refuse_full_shared_disks(facts, all_needs)
