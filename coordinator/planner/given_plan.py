@@ -22,7 +22,7 @@ from coordinator.planner.draft import (
 from coordinator.planner.helpers import check_given_helpers
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
-from coordinator.planner.planned import Planned, check_given_cache, with_copies
+from coordinator.planner.planned import Planned, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape
 from ringtune.costs.profile import NodeFacts, Profile
@@ -32,6 +32,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import read_json
+from ringtune.techniques import TECHNIQUES
 from ringtune.transport.endpoints import is_compatible
 
 _MEASURED = (
@@ -217,7 +218,8 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
     check_given_helpers(job, plan)
-    check_given_cache(job, plan)
+    for technique in TECHNIQUES:
+        technique.check_plan(job, plan)
     _check_placements(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:

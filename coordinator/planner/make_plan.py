@@ -30,7 +30,7 @@ from coordinator.planner.limits import Effort, free_microbatches
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.phases import PhasesReason, choose_phases
-from coordinator.planner.planned import Planned, with_copies, with_prefix_cache
+from coordinator.planner.planned import Planned, with_copies, with_techniques
 from coordinator.planner.replicas import choose_replicas
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.search import (
@@ -339,7 +339,7 @@ def make_plan(
     planned = dataclasses.replace(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
     )
-    return with_copies(job, with_prefix_cache(job, planned, check), facts, check)
+    return with_copies(job, with_techniques(job, planned, check), facts, check)
 
 
 def _placed(

@@ -24,12 +24,11 @@ from ringtune.costs.memory_estimate import DiskNeeds, disk_needs, memory_estimat
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.profile import NodeFacts
-from ringtune.schedule.frozen_prefix import most_kept_bytes
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
-from ringtune.techniques.base import DiskTerm
 
 _FORWARD_SHARE: Final = 1 / 3
 """A forward over forward and backward together, where nobody measured them."""
@@ -228,8 +227,8 @@ class MemoryCaps:
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
         """Estimate what ``node`` takes on its disk under ``plan``."""
         needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
-        kept = most_kept_bytes(plan.course, plan.placement, node)
-        return DiskNeeds((*needs.terms, DiskTerm("hidden states", kept, "lower cache.max_bytes")))
+        more = (term for technique in TECHNIQUES for term in technique.disk_terms(plan, node))
+        return DiskNeeds((*needs.terms, *more))
 
     def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()

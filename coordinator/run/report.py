@@ -12,6 +12,7 @@ lengths of the owners' rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations, Item, StepKind, Turn, items
 from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
 from ringtune.techniques.offload_report import ParcelBytes, offload_facts
 from ringtune.transport.codecs import total_of
@@ -88,9 +90,7 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
 
 
 REPORT_SCHEMA = 1
-_CACHE_COUNTS = ("cache_reads", "cache_read_bytes")
 _TABLES = ("classes", "confusion", "entity_types")
-_CACHE_MOST = "cache_most_kept_bytes"
 
 
 @dataclass(slots=True)
@@ -113,8 +113,7 @@ class NodeTotals:
         peak_version_bytes: of those besides the newest.
         load: threads for each core of its machine that wanted to compute at the end; 0 = not known.
         cores: of its machine.
-        cache: figures of hidden states that it read, summed over placements, and most bytes that it kept in one of
-            them; none without a cache.
+        of_techniques: figures of techniques that its placements use, see ``Technique.totals``.
     """
 
     busy_s: float = 0.0
@@ -132,7 +131,7 @@ class NodeTotals:
     peak_version_bytes: int = 0
     load: float = 0.0
     cores: int = 1
-    cache: dict[str, int] = field(default_factory=dict)
+    of_techniques: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -238,10 +237,10 @@ class RunLedger:
             entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
             if "load" in totals:
                 entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
-            if _CACHE_MOST in totals:
-                counts = {name: entry.cache.get(name, 0) + int(total_of(totals, name)) for name in _CACHE_COUNTS}
-                most = int(total_of(totals, _CACHE_MOST))
-                entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), most)}
+            for name, joined in itertools.chain.from_iterable(one.totals.items() for one in TECHNIQUES):
+                if name in totals:
+                    known = entry.of_techniques.get(name, 0)
+                    entry.of_techniques[name] = joined(known, int(total_of(totals, name)))
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
@@ -498,7 +497,7 @@ class RunLedger:
             "peak_versions": totals.peak_versions,
             "peak_version_bytes": totals.peak_version_bytes,
             "load": round(totals.load, 3),
-            **totals.cache,
+            **totals.of_techniques,
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,
             "received_bytes": totals.received_bytes,

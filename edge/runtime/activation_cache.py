@@ -30,9 +30,9 @@ from edge.runtime.micro_batches import Flows, OpenItem
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Payload, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.frozen_prefix import Key, key_of, may_come_again, prefix_after
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
+from ringtune.techniques.activation_cache import Key, key_of, may_come_again, prefix_after
 
 _LOG = logging.getLogger(__name__)
 

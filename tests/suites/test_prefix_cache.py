@@ -17,10 +17,10 @@ from edge.runtime.activation_cache import write_hidden
 from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.frozen_prefix import entry_bytes
 from ringtune.schedule.placement import PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.techniques.activation_cache import entry_bytes
 from sim.ring import RingResult
 from tests.support.plans import changed
 from tests.support.resumed import holder_of, rebuilt, run, same_bits

@@ -10,12 +10,12 @@ import pytest
 from ringtune.engine.events import TurnGranted
 from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.frozen_prefix import entry_bytes, key_of
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.migration import due
 from ringtune.schedule.placement import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, items
+from ringtune.techniques.activation_cache import entry_bytes, key_of
 from sim.ring import RingResult, VirtualRing
 from tests.support.moves import moving_at_random
 from tests.support.plans import changed, random_plan

@@ -16,7 +16,7 @@ from typing import Final
 
 from ringtune.config.sections import ERROR, LENGTHS
 from ringtune.errors import IntegrityError, InvalidInputError, JobError
-from ringtune.job.job import CacheSettings, Job, OffloadSettings, OperationsSettings
+from ringtune.job.job import Job, OffloadSettings, OperationsSettings
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.migration import all_owners, steps_of_rest, with_owner_back
@@ -25,6 +25,7 @@ from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.versions import weight_version
 from ringtune.storage.strict import json_digest, read_dataclass
 from ringtune.storage.text_files import AUTO
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import NONE
 
 _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
@@ -45,7 +46,7 @@ _LATER: Final = {
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
-    **{f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
+    **{name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()},
 }
 """Keys of later versions, each with the value that stands for the behaviour before."""
 

@@ -1,8 +1,27 @@
-"""A technique as others see it."""
+"""A technique as planner, driver, screen and simulator see it: one record of what it says at each of their questions.
+
+A technique is one module with one record, ``TECHNIQUE``, which ``ringtune.techniques`` lists. Others ask every record
+in the order of that list. What a record leaves out says nothing::
+
+    a job is read, compared      check_job, later_keys
+    a plan is made               placed, smaller_settings, disk_terms
+    a plan is given              check_plan
+    a plan is shown              plan_lines, notes
+    turns are granted            turn_rule
+    a node reports its totals    totals
+
+A job is passed as ``Any``, because it is built of the sections of all techniques: each function names the sections that
+it reads by a protocol of its own.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
 
 
 class DiskTerm(NamedTuple):
@@ -17,3 +36,70 @@ class DiskTerm(NamedTuple):
     what: str
     size_bytes: int
     remedy: str
+
+
+class TurnRule(Protocol):
+    """What a technique decides of the turns of one placement as they are granted."""
+
+    def may_grant(self, turn: Turn) -> bool:
+        """Whether all is known on which this turn may depend."""
+
+    def decided(self, turn: Turn) -> Turn:
+        """The turn with what is decided of it."""
+
+    def granted(self, turn: Turn) -> None:
+        """Note a turn that was granted."""
+
+    def close(self, turn: Turn) -> None:
+        """Note that every node has done a turn; turns are closed in their order."""
+
+    def lose(self, node: str, problem: str) -> bool:
+        """Count on a node no longer, which has reported why it can't do its part; whether that is news."""
+
+
+def _nothing(*_: Any) -> tuple[()]:
+    return ()
+
+
+def _as_it_is(_: Any, plan: Plan) -> Plan:
+    return plan
+
+
+def _no_rule(*_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Technique:
+    """What a technique says.
+
+    Attributes:
+        name: of its module.
+        later_keys: its keys of a job that the first version did not have, each with the value that stands for the
+            behaviour before; a job with that value has the digest of one without the key.
+        check_job: refuses a job that the technique can't go with; raises ``JobError``.
+        smaller_settings: keys and values with which a job takes less memory, the mildest first.
+        placed: the plan with the technique as its job asks for it; raises ``PlanError`` with the reason where the plan
+            can't have it and the run goes on without.
+        left_out: text before that reason.
+        disk_terms: what a node keeps in its folder under a plan, beside what ``costs.memory_estimate`` counts.
+        check_plan: refuses a given plan that has the technique otherwise than the job says; raises ``PlanError``.
+        plan_lines: lines of a plan's text.
+        notes: of a plan and the facts of its nodes: what a reader has to know before the run.
+        turn_rule: of a placement: what is decided of its turns, with how many items lie at least between a turn that
+            decides and the turn that depends on it; None where the placement does not use the technique.
+        totals: figures that a node reports at the end of a placement, each with how those of two placements make one.
+    """
+
+    name: str
+    later_keys: Mapping[str, object] = field(default_factory=dict)
+    check_job: Callable[[Any], object] = _nothing
+    smaller_settings: Callable[[Any], Iterable[tuple[str, object]]] = _nothing
+    placed: Callable[[Any, Plan], Plan] = _as_it_is
+    left_out: str = ""
+    disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
+    check_plan: Callable[[Any, Plan], object] = _nothing
+    plan_lines: Callable[[Plan], Sequence[str]] = _nothing
+    notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
+    turn_rule: Callable[[Plan, int], TurnRule | None] = _no_rule
+    totals: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
