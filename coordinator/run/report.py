@@ -12,7 +12,6 @@ lengths of the owners' rows.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,7 +112,7 @@ class NodeTotals:
         peak_version_bytes: of those besides the newest.
         load: threads for each core of its machine that wanted to compute at the end; 0 = not known.
         cores: of its machine.
-        of_techniques: figures of techniques that its placements use, see ``Technique.totals``.
+        figures: figures of techniques that its placements use, see ``Technique.totals``.
     """
 
     busy_s: float = 0.0
@@ -131,7 +130,7 @@ class NodeTotals:
     peak_version_bytes: int = 0
     load: float = 0.0
     cores: int = 1
-    of_techniques: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -237,10 +236,9 @@ class RunLedger:
             entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
             if "load" in totals:
                 entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
-            for name, joined in itertools.chain.from_iterable(one.totals.items() for one in TECHNIQUES):
-                if name in totals:
-                    known = entry.of_techniques.get(name, 0)
-                    entry.of_techniques[name] = joined(known, int(total_of(totals, name)))
+            for technique in TECHNIQUES:
+                for name, joined in technique.totals.items() if technique.totals.keys() & totals.keys() else ():
+                    entry.figures[name] = joined(entry.figures.get(name, 0), int(total_of(totals, name)))
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
@@ -497,7 +495,7 @@ class RunLedger:
             "peak_versions": totals.peak_versions,
             "peak_version_bytes": totals.peak_version_bytes,
             "load": round(totals.load, 3),
-            **totals.of_techniques,
+            **totals.figures,
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,
             "received_bytes": totals.received_bytes,

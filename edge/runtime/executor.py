@@ -30,11 +30,11 @@ from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
 from edge.model.tensor_files import require_finite_values
-from edge.runtime.activation_cache import Prefixes
 from edge.runtime.micro_batches import Flows, MicroBatch, OpenItem, VersionStore
 from edge.runtime.node_model import Hosted, host
 from edge.runtime.offload import Offloading
 from edge.runtime.replicas import Replica, make_whole
+from edge.techniques import build_techniques
 from edge.techniques.activation_checkpointing import BlockForward, Kept, Saved, run_saving, storage_bytes
 from edge.techniques.offload.helper import Sums
 from edge.techniques.offload.users import ByUser
@@ -106,20 +106,20 @@ class NodeExecutor:
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
         self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
-        self.prefixes = Prefixes(plan, node, self._flows)
+        self.techniques = build_techniques(plan, node, self._flows)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
             Op.FORWARD: self._forward,
             Op.SKIP: lambda action, entry: (),
-            Op.KEEP: self.prefixes.keep,
-            Op.READ: self.prefixes.read,
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
             Op.SHIP: self._ship,
             Op.FIT: self.offloading.fit,
             Op.UPDATE: self._update,
         }
+        for technique in self.techniques.values():
+            self._handlers |= technique.handlers
 
     # ---- what is held -----------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class NodeExecutor:
 
     @property
     def run_figures(self) -> dict[str, Any]:
-        """Most versions of trained tensors held at once, bytes of those but the newest, and what the cache did.
+        """Most versions of trained tensors held at once, bytes of those but the newest, and what techniques did.
 
         Beside them the device, and of an accelerator its memory and the most that this process had of it.
         """
@@ -138,7 +138,7 @@ class NodeExecutor:
         return {
             "device": device_name(self.device.type),
             **({"peak_device_bytes": memory.peak, "device_bytes": memory.total} if memory else {}),
-            **self.prefixes.figures,
+            **{name: value for one in self.techniques.values() for name, value in one.figures.items()},
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
         }
@@ -156,15 +156,21 @@ class NodeExecutor:
         """Open the items of a turn; no action of an item can run before."""
         course = self._course.decided(turn.unfreeze_at, turn.operations)
         self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
-        self.prefixes.grant(turn)
+        for technique in self.techniques.values():
+            technique.grant(turn)
 
     def forget_turn(self, index: int) -> str:
-        """Drop a turn's items that are done here; return why nothing is kept for later visits any more, once."""
+        """Drop a turn's items that are done here; return why a technique can't do its part any more, once."""
         done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
         for seq in done:
             del self._items[seq]
         self._flows.forget(done)
-        return self.prefixes.end_turn(index)
+        return self.end_turn(index)
+
+    def end_turn(self, index: int) -> str:
+        """Tell the techniques that a turn is done here; return why one can't do its part any more, once."""
+        problems = [technique.end_turn(index) for technique in self.techniques.values()]
+        return "; ".join(filter(None, problems))
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
         """Return the scores of the hosted subnets for each micro-batch of a score turn that is done, and forget them.

@@ -52,7 +52,7 @@ class Executor(Protocol):
         """Learn the items of a turn."""
 
     def forget_turn(self, index: int) -> str:
-        """Drop the items and tensors of a turn; return why no hidden states are kept any more, once."""
+        """Drop the items and tensors of a turn; return why a technique can't do its part any more, once."""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out."""
