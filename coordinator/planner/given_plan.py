@@ -15,7 +15,6 @@ from typing import Any
 from coordinator.planner.draft import (
     agreed_model,
     check_given_activations,
-    check_given_frozen,
     check_same_users,
     job_draft,
 )
@@ -214,12 +213,11 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
         )
     _check_rows(plan, facts)
     _check_course(plan, job_draft(job, nodes, model).course)
-    check_given_frozen(job, plan.course)
+    for technique in TECHNIQUES:
+        technique.check_plan(job, plan)
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
     check_given_helpers(job, plan)
-    for technique in TECHNIQUES:
-        technique.check_plan(job, plan)
     _check_placements(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:

@@ -19,11 +19,10 @@ from coordinator.planner.draft import (
     as_job_says,
     as_timed,
     check_same_users,
+    courses_to_try,
     first_that_fits,
-    frozen_of,
     initiator_order,
     job_draft,
-    with_frozen,
 )
 from coordinator.planner.helpers import unhelped_note, with_helpers
 from coordinator.planner.limits import Effort, free_microbatches
@@ -65,11 +64,11 @@ from ringtune.errors import (
 )
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes
-from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights
+from ringtune.schedule.course import Course
 from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.plan import Plan
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, NONE, VELORA
-from ringtune.techniques.frozen_weights import why_not_small
 
 
 def refusal(
@@ -221,10 +220,8 @@ def _other_settings(job: Job) -> Iterator[tuple[str, Any]]:
     """Settings that take less memory than the job's, the mildest of each kind first."""
     if job.memory.activations in (NONE, VELORA):
         yield "memory.activations", AUTO
-    if job.runtime.frozen == AS_COMPUTED and not why_not_small(job):
-        yield "runtime.frozen", "bfloat16"
-    if job.runtime.frozen in (AS_COMPUTED, "bfloat16") and not why_not_small(job):
-        yield "runtime.frozen", "int8"
+    for technique in TECHNIQUES:
+        yield from technique.smaller_settings(job)
     if job.hift is not None and job.hift.state == MEMORY:
         yield "hift.state", DISK
     if job.hift is not None and job.hift.group_size > 1:
@@ -323,9 +320,9 @@ def make_plan(
     def check(plan: Plan) -> Planned:
         return refuse_if_full(job, plan, facts)
 
-    def place(frozen: FrozenWeights | None) -> Planned:
-        choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
-        is_last = frozen == ways[-1]  # only its refusal is told whole
+    def place(course: Course) -> Planned:
+        choices = [dataclasses.replace(draft, course=course).with_choices(*pair) for pair in pairs]
+        is_last = course is ways[-1]  # only its refusal is told whole
 
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
@@ -333,7 +330,7 @@ def make_plan(
         found = with_helpers(job, choices, profile, effort, placed, check)
         return with_phases(job, _with_replicas(job, found, choices, facts, effort), effort, check)
 
-    ways = frozen_of(job, nodes)
+    ways = courses_to_try(job, draft.course, nodes)
     planned, too_large = first_that_fits(ways, place)
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
     planned = dataclasses.replace(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from coordinator.planner.draft import timed_otherwise
 from coordinator.planner.judge import plan_job_s, score_pass_s, score_passes
 from coordinator.planner.phases import PhasesReason
 from coordinator.planner.replicas import ReplicasReason
@@ -76,11 +75,10 @@ class Planned:
     def note(self) -> str:
         """Notes for the reader of the plan: left out, kept on disks, cut by the clock; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
-        otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
         nodes = self.profile.nodes if self.profile else ()
         notes = [note for technique in TECHNIQUES for note in technique.notes(self.plan, nodes)]
-        return "; ".join([*self.left_out, *notes, *([otherwise] if otherwise else []), *cut])
+        return "; ".join([*self.left_out, *notes, *cut])
 
     @property
     def memory_bytes(self) -> dict[str, int]:

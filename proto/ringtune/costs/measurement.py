@@ -31,6 +31,7 @@ from ringtune.job.job import Job
 from ringtune.schedule.course import Course, FrozenWeights, name_of
 from ringtune.schedule.operation_tables import Policy
 from ringtune.schedule.plan import Plan
+from ringtune.techniques import TECHNIQUES
 
 _SCALE_BYTES = 4
 
@@ -278,11 +279,11 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
                 f"{course.num_blocks} of {course.hidden_size}"
             )
         if shape is not None and node.shape.is_measured:
-            if node.shape.frozen != name_of(course.frozen):
-                raise PlanError(
-                    f"node {node.node} was profiled with frozen weights in {node.shape.frozen}, the run has them in "
-                    f"{name_of(course.frozen)} (runtime.frozen); measure anew with 'ringtune measure'"
-                )
+            for technique in TECHNIQUES:
+                if problem := technique.timed_otherwise(course, node):
+                    raise PlanError(
+                        f"node {node.node} was profiled with {problem}; measure anew with 'ringtune measure'"
+                    )
             for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
                 found, wanted = getattr(node.shape, name), getattr(shape, name)
                 if found != wanted:

@@ -59,9 +59,9 @@ from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operation_tables import Policy
 from ringtune.storage.strict import check_keys, read_dataclass, read_given
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, Memory, VeloraSettings, checked
-from ringtune.techniques.frozen_weights import check_frozen
 from ringtune.techniques.full_parameters import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.techniques.offload import OFF, OffloadSettings, check_offload
 from ringtune.techniques.operations import OperationsSettings, check_operations, with_table_read
@@ -275,7 +275,8 @@ class Job:
         check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
-        check_frozen(self)
+        for technique in TECHNIQUES:
+            technique.check_job(self)
         self._check_offload()
         check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
         check_user_column(self.data, self.offload, task=self.model.task)

@@ -3,10 +3,10 @@
 from typing import Final
 
 from ringtune.schedule.plan import Plan
-from ringtune.techniques import activation_cache
+from ringtune.techniques import activation_cache, frozen_weights
 from ringtune.techniques.base import Technique, TurnRule
 
-TECHNIQUES: Final[list[Technique]] = [activation_cache.TECHNIQUE]
+TECHNIQUES: Final[list[Technique]] = [frozen_weights.TECHNIQUE, activation_cache.TECHNIQUE]
 """Every technique, in the order in which it is asked."""
 
 

@@ -4,9 +4,9 @@ A technique is one module with one record, ``TECHNIQUE``, which ``ringtune.techn
 in the order of that list. What a record leaves out says nothing::
 
     a job is read, compared      check_job, later_keys
-    a plan is made               placed, smaller_settings, disk_terms
-    a plan is given              check_plan
-    a plan is shown              plan_lines, notes
+    a plan is made               courses, placed, smaller_settings, disk_terms
+    a plan or times are given    check_plan, timed_otherwise
+    a plan is shown              course_lines, plan_lines, notes
     turns are granted            turn_rule
     a node reports its totals    totals
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 
@@ -61,6 +62,14 @@ def _nothing(*_: Any) -> tuple[()]:
     return ()
 
 
+def _no_word(*_: Any) -> str:
+    return ""
+
+
+def _the_course(_: Any, course: Course, __: Sequence[Any]) -> tuple[Course]:
+    return (course,)
+
+
 def _as_it_is(_: Any, plan: Plan) -> Plan:
     return plan
 
@@ -78,12 +87,16 @@ class Technique:
         later_keys: its keys of a job that the first version did not have, each with the value that stands for the
             behaviour before; a job with that value has the digest of one without the key.
         check_job: refuses a job that the technique can't go with; raises ``JobError``.
+        courses: the ways of carrying a course out on the nodes with these facts, the preferred first, each next one in
+            less memory; the planner takes the first that fits.
         smaller_settings: keys and values with which a job takes less memory, the mildest first.
         placed: the plan with the technique as its job asks for it; raises ``PlanError`` with the reason where the plan
             can't have it and the run goes on without.
         left_out: text before that reason.
         disk_terms: what a node keeps in its folder under a plan, beside what ``costs.memory_estimate`` counts.
         check_plan: refuses a given plan that has the technique otherwise than the job says; raises ``PlanError``.
+        timed_otherwise: how a node, by its facts, was timed otherwise than a course needs; empty if it was not.
+        course_lines: lines of a text about training.
         plan_lines: lines of a plan's text.
         notes: of a plan and the facts of its nodes: what a reader has to know before the run.
         turn_rule: of a placement: what is decided of its turns, with how many items lie at least between a turn that
@@ -94,11 +107,14 @@ class Technique:
     name: str
     later_keys: Mapping[str, object] = field(default_factory=dict)
     check_job: Callable[[Any], object] = _nothing
+    courses: Callable[[Any, Course, Sequence[Any]], Sequence[Course]] = _the_course
     smaller_settings: Callable[[Any], Iterable[tuple[str, object]]] = _nothing
     placed: Callable[[Any, Plan], Plan] = _as_it_is
     left_out: str = ""
     disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
     check_plan: Callable[[Any, Plan], object] = _nothing
+    timed_otherwise: Callable[[Course, Any], str] = _no_word
+    course_lines: Callable[[Course], Sequence[str]] = _nothing
     plan_lines: Callable[[Plan], Sequence[str]] = _nothing
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
     turn_rule: Callable[[Plan, int], TurnRule | None] = _no_rule
