@@ -89,7 +89,8 @@ class Technique:
         check_job: refuses a job that the technique can't go with; raises ``JobError``.
         courses: the ways of carrying a course out on the nodes with these facts, the preferred first, each next one in
             less memory; the planner takes the first that fits.
-        smaller_settings: keys and values with which a job takes less memory, the mildest first.
+        smaller_settings: keys and values with which a job takes less memory, the mildest first; of the keys that
+            ``coordinator.planner.draft.as_job_says`` follows.
         placed: the plan with the technique as its job asks for it; raises ``PlanError`` with the reason where the plan
             can't have it and the run goes on without.
         left_out: text before that reason.
