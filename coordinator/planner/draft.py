@@ -197,7 +197,7 @@ T = TypeVar("T")
 
 def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
     """The ways of carrying a course out on these nodes, the preferred first, each next one in less memory."""
-    found = (course,)
+    found: tuple[Course, ...] = (course,)
     for technique in TECHNIQUES:
         found = tuple(way for before in found for way in technique.courses(job, before, nodes))
     return found

@@ -65,7 +65,6 @@ from ringtune.errors import (
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
-from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, NONE, VELORA
@@ -222,10 +221,6 @@ def _other_settings(job: Job) -> Iterator[tuple[str, Any]]:
         yield "memory.activations", AUTO
     for technique in TECHNIQUES:
         yield from technique.smaller_settings(job)
-    if job.hift is not None and job.hift.state == MEMORY:
-        yield "hift.state", DISK
-    if job.hift is not None and job.hift.group_size > 1:
-        yield "hift.group_size", 1
 
 
 def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain
-from ringtune.costs.links import takes_replica_grads
+from ringtune.costs.links import takes_parcels
 from ringtune.costs.memory_estimate import DiskNeeds, disk_needs, memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
@@ -235,7 +235,7 @@ class MemoryCaps:
 
     def holds(self, plan: Plan, node: str) -> bool:
         """Whether ``node`` has memory and disk for its part in ``plan``, and links take what it sends."""
-        if not takes_replica_grads(plan, node, self._sizes[node]):
+        if not takes_parcels(plan, node, self._sizes[node]):
             return False
         free_bytes = self.facts[node].state_free_bytes
         fits = self.estimate(plan, node).total_bytes <= self.facts[node].memory_bytes

@@ -29,7 +29,7 @@ from edge.model.optimizers import TrainingState
 from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
-from edge.model.tensor_files import require_finite_values
+from edge.model.tensor_files import digest_of, require_finite_values
 from edge.runtime.micro_batches import Flows, MicroBatch, OpenItem, VersionStore
 from edge.runtime.node_model import Hosted, host
 from edge.runtime.offload import Offloading
@@ -48,6 +48,7 @@ from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import handed_in
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units, unit_name
 from ringtune.schedule.versions import rate_at
@@ -180,8 +181,10 @@ class NodeExecutor:
         return self._scoring.take(turn_index)
 
     def copy_digest(self, start: int, stop: int) -> str:
-        """Return the digest of this owner's copy of embedding or head, or of a replica's blocks, as they are now."""
-        return self._owner(None)[0].digest(start) if start in self._ends else self._replica.digest(start, stop)
+        """Return the digest of this owner's copy of embedding or head, or of what trains of hosted blocks, as it is."""
+        if start in self._ends:
+            return self._owner(None)[0].digest(start)
+        return digest_of(self._hosted.blocks.parameters(start, stop))
 
     # ---- actions ----------------------------------------------------------------------------------
 
@@ -401,7 +404,8 @@ class NodeExecutor:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
         require_finite(trained)
         private = range(0 if with_private else self._plan.placement.private_blocks)
-        without = (*private, *self._replica.left_out)
+        own = range(self._slice.start, self._slice.stop)
+        without = (*private, *(own if not handed_in(self._plan.placement, self._slice.node) else ()))
         skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
         if sets := self.offloading.sets():
             kinds = self.offloading.other_kinds(self._job, self._folder)

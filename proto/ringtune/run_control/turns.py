@@ -436,8 +436,8 @@ class Granting:
                 break
             if self._is_elsewhere(self._next):
                 break
-            deciders = (self.depths, *self.rules, self.stopping)
-            may_grant = all(one.may_grant(self._next) for one in deciders)
+            may_grant = self.depths.may_grant(self._next) and self.stopping.may_grant(self._next)
+            may_grant = may_grant and all(rule.may_grant(self._next) for rule in self.rules)
             if not may_grant or not self._has_table(self._next, commands):
                 break
             turn = self._ruled(self.tables.decided(self.depths.decided(self._next, self.last)))

@@ -3,10 +3,15 @@
 from typing import Final
 
 from ringtune.schedule.plan import Plan
-from ringtune.techniques import activation_cache, frozen_weights
+from ringtune.techniques import activation_cache, frozen_weights, full_parameters, replicas
 from ringtune.techniques.base import Technique, TurnRule
 
-TECHNIQUES: Final[list[Technique]] = [frozen_weights.TECHNIQUE, activation_cache.TECHNIQUE]
+TECHNIQUES: Final[list[Technique]] = [
+    frozen_weights.TECHNIQUE,
+    full_parameters.TECHNIQUE,
+    replicas.TECHNIQUE,
+    activation_cache.TECHNIQUE,
+]
 """Every technique, in the order in which it is asked."""
 
 

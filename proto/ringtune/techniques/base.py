@@ -4,7 +4,7 @@ A technique is one module with one record, ``TECHNIQUE``, which ``ringtune.techn
 in the order of that list. What a record leaves out says nothing::
 
     a job is read, compared      check_job, later_keys
-    a plan is made               courses, placed, smaller_settings, disk_terms
+    a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
     a plan or times are given    check_plan, timed_otherwise
     a plan is shown              course_lines, plan_lines, notes
     turns are granted            turn_rule
@@ -35,6 +35,36 @@ class DiskTerm(NamedTuple):
     """
 
     what: str
+    size_bytes: int
+    remedy: str
+
+
+class Copies(NamedTuple):
+    """Copies that some nodes of a plan hold alike.
+
+    Attributes:
+        what: in words.
+        nodes: that update a copy each; at least two.
+        remedy: what else the user can do.
+    """
+
+    what: str
+    nodes: tuple[str, ...]
+    remedy: str
+
+
+class Parcel(NamedTuple):
+    """The largest message of a kind that nodes send each other in one piece.
+
+    Attributes:
+        what: in words, with a verb: ``the gradient of blocks [0, 2), which nodes a, b send each other, has``.
+        nodes: that send it.
+        size_bytes: at most.
+        remedy: what can be done where a link does not take it.
+    """
+
+    what: str
+    nodes: tuple[str, ...]
     size_bytes: int
     remedy: str
 
@@ -95,6 +125,8 @@ class Technique:
             can't have it and the run goes on without.
         left_out: text before that reason.
         disk_terms: what a node keeps in its folder under a plan, beside what ``costs.memory_estimate`` counts.
+        parcels: that nodes send each other under a plan, with the sizes of its course at any node.
+        copies: what several nodes of a plan hold alike and update each by itself.
         check_plan: refuses a given plan that has the technique otherwise than the job says; raises ``PlanError``.
         timed_otherwise: how a node, by its facts, was timed otherwise than a course needs; empty if it was not.
         course_lines: lines of a text about training.
@@ -113,6 +145,8 @@ class Technique:
     placed: Callable[[Any, Plan], Plan] = _as_it_is
     left_out: str = ""
     disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
+    parcels: Callable[[Plan, Any], Iterable[Parcel]] = _nothing
+    copies: Callable[[Plan], Iterable[Copies]] = _nothing
     check_plan: Callable[[Any, Plan], object] = _nothing
     timed_otherwise: Callable[[Course, Any], str] = _no_word
     course_lines: Callable[[Course], Sequence[str]] = _nothing
