@@ -9,7 +9,7 @@ Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy op
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.activation_checkpointing import AUTO, NONE, VELORA
 
 
 def refusal(
@@ -202,7 +201,8 @@ def memory_remedy(job: Job, planned: Callable[[Job], object]) -> str:
         job: that does not fit.
         planned: plans a job, or raises an error.
     """
-    found = [key_value for key_value in _other_settings(job) if _fits(job, key_value, planned)]
+    settings = (setting for technique in TECHNIQUES for setting in technique.smaller_settings(job))
+    found = [setting for setting in settings if _fits(job, setting, planned)]
     words = [f"{key} = {value!r}" for key, value in found]
     return f"{' or '.join(words)} would fit; or " if words else ""
 
@@ -213,14 +213,6 @@ def _fits(job: Job, setting: tuple[str, Any], planned: Callable[[Job], object]) 
     except (CapacityError, DeadlineError, JobError, PlanError, StorageError):
         return False
     return True
-
-
-def _other_settings(job: Job) -> Iterator[tuple[str, Any]]:
-    """Settings that take less memory than the job's, the mildest of each kind first."""
-    if job.memory.activations in (NONE, VELORA):
-        yield "memory.activations", AUTO
-    for technique in TECHNIQUES:
-        yield from technique.smaller_settings(job)
 
 
 def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:

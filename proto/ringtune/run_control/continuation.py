@@ -16,7 +16,7 @@ from typing import Final
 
 from ringtune.config.sections import ERROR, LENGTHS
 from ringtune.errors import IntegrityError, InvalidInputError, JobError
-from ringtune.job.job import Job, OffloadSettings, OperationsSettings
+from ringtune.job.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.migration import all_owners, steps_of_rest, with_owner_back
@@ -26,7 +26,6 @@ from ringtune.schedule.versions import weight_version
 from ringtune.storage.strict import json_digest, read_dataclass
 from ringtune.storage.text_files import AUTO
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.activation_checkpointing import NONE
 
 _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
 _KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
@@ -43,9 +42,6 @@ _LATER: Final = {
     "data.encoding": AUTO,
     "train.patience_evals": 0,
     "train.keep_best": False,
-    **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
-    "memory.activations": NONE,
-    **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
     **{name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()},
 }
 """Keys of later versions, each with the value that stands for the behaviour before."""

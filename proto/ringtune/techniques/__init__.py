@@ -3,12 +3,23 @@
 from typing import Final
 
 from ringtune.schedule.plan import Plan
-from ringtune.techniques import activation_cache, frozen_weights, full_parameters, replicas
+from ringtune.techniques import (
+    activation_cache,
+    activation_checkpointing,
+    frozen_weights,
+    full_parameters,
+    offload,
+    operations,
+    replicas,
+)
 from ringtune.techniques.base import Technique, TurnRule
 
 TECHNIQUES: Final[list[Technique]] = [
-    frozen_weights.TECHNIQUE,
+    activation_checkpointing.TECHNIQUE,
     full_parameters.TECHNIQUE,
+    operations.TECHNIQUE,
+    frozen_weights.TECHNIQUE,
+    offload.TECHNIQUE,
     replicas.TECHNIQUE,
     activation_cache.TECHNIQUE,
 ]

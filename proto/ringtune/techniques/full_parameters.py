@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ringtune.config.sections import Adapter, Privacy, Train
 from ringtune.errors import JobError
@@ -151,14 +151,6 @@ def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
         )
 
 
-class JobSections(Protocol):
-    """The section of a job that full-parameter training has."""
-
-    @property
-    def hift(self) -> HiftSettings | None:
-        """``[hift]``."""
-
-
 def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         advice = nearest(value, known)
@@ -204,11 +196,11 @@ def _owners(course: Course) -> Iterator[str]:
         yield from itertools.repeat(course.owners[index].node, course.local_iterations)
 
 
-def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
+def smaller_settings(settings: HiftSettings | None) -> Iterator[tuple[str, object]]:
     """State on the disk, and one unit a step."""
-    if job.hift is not None and job.hift.state == MEMORY:
+    if settings is not None and settings.state == MEMORY:
         yield "hift.state", DISK
-    if job.hift is not None and job.hift.group_size > 1:
+    if settings is not None and settings.group_size > 1:
         yield "hift.group_size", 1
 
 
@@ -219,4 +211,11 @@ def copies(plan: Plan) -> Iterator[Copies]:
         yield Copies("embedding and head", owners, "let one node own all rows (data.owners = 1)")
 
 
-TECHNIQUE: Final = Technique(name="full_parameters", smaller_settings=smaller_settings, copies=copies)
+TECHNIQUE: Final = Technique(
+    name="full_parameters",
+    check_job=lambda job: check_full_parameters(
+        train=job.train, adapter=job.adapter, operations=job.operations, privacy=job.privacy
+    ),
+    smaller_settings=lambda job: smaller_settings(job.hift),
+    copies=copies,
+)
