@@ -278,14 +278,14 @@ def with_techniques(job: Job, planned: Planned, fitting: Callable[[Plan], Planne
     Args:
         job: of the run.
         planned: without them.
-        fitting: returns what the nodes of a plan need; raises ``StorageError`` where a disk has no room.
+        fitting: returns what the nodes of a plan need; raises an error where they, their disks or links have no room.
     """
     for technique in TECHNIQUES:
         try:
             plan = technique.placed(job, planned.plan)
             if plan is not planned.plan:
                 planned = dataclasses.replace(planned, plan=plan, memory=fitting(plan).memory)
-        except (PlanError, StorageError) as error:
+        except (CapacityError, PlanError, StorageError) as error:
             left_out = f"{technique.left_out}: {error}"
             planned = dataclasses.replace(planned, left_out=(*planned.left_out, left_out))
     return planned

@@ -28,13 +28,14 @@ from ringtune.engine.events import SetTimer
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.run_control import rounds as rd
+from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.base import DiskTerm, Technique
+from ringtune.techniques.base import Copies, DiskTerm, Parcel, Technique
 from tests.contract.run_control.test_rounds import trained_rounds
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan as plan_by_hand
@@ -82,6 +83,13 @@ def check_plan(wanted: Job, plan: Plan) -> None:
         raise PlanError("the plan and the job differ in whether notes are taken; plan anew")
 
 
+def parcels(plan: Plan, sizes: Any) -> Iterator[Parcel]:
+    """All notes together, a mebibyte a step."""
+    if is_used(plan):
+        what = f"the book of {', '.join(plan.nodes)} has"
+        yield Parcel(what, plan.nodes, plan.course.num_steps << 20, "train for fewer steps")
+
+
 class OneTurn:
     """No turn is granted before the one before it is closed, nor once notes are lost."""
 
@@ -113,12 +121,15 @@ class OneTurn:
 
 NOTES = Technique(
     name="notes",
+    later_keys={"train.seed": SEED},
     check_job=check_job,
     courses=courses,
     smaller_settings=smaller_settings,
     placed=placed,
     left_out="no notes are taken",
     disk_terms=lambda plan, node: [DiskTerm("notes", NOTES_BYTES, "set train.seed = 0")] if is_used(plan) else [],
+    parcels=parcels,
+    copies=lambda plan: [Copies("the notes", plan.nodes, "use one pencil")] if is_used(plan) else [],
     check_plan=check_plan,
     timed_otherwise=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
     course_lines=lambda course: [f"notes of {course.num_steps} steps"] if course.seed == SEED else [],
@@ -212,6 +223,15 @@ def test_new_technique_refuses_a_job() -> None:
     assert job(train__seed=8, train__optimizer="momentum").train.optimizer == "momentum"
 
 
+def test_key_of_a_new_technique_changes_no_digest_of_earlier_jobs() -> None:
+    """The value that stands for the behaviour before counts for nothing, another does."""
+    digests = {seed: job_digest(job(train__seed=seed)) for seed in (SEED, 8)}
+    TECHNIQUES.remove(NOTES)
+    before = {seed: job_digest(job(train__seed=seed)) for seed in (SEED, 8)}
+    TECHNIQUES.append(NOTES)
+    assert digests[8] == before[8] and digests[SEED] != before[SEED]
+
+
 def test_new_technique_is_planned_and_shown_where_a_job_asks_for_it() -> None:
     """Its part of the placement, its lines and its note; a run without it does not mention it."""
     found, without = planned(job(train__seed=SEED), nodes()), planned(job(), nodes())
@@ -250,6 +270,19 @@ def least_bytes(wanted: Job) -> int:
         return True
 
     return bisect.bisect_left(range(1 << 24), True, key=fits)
+
+
+def test_parcels_and_copies_of_a_new_technique_are_checked() -> None:
+    """A plan goes without where a link does not take them, or nodes round differently; a plan with them is refused."""
+    wanted = job(train__seed=SEED, train__max_steps=40)
+    assert is_used(planned(wanted, nodes()).plan)
+    long = planned(job(train__seed=SEED, train__max_steps=4000), nodes())
+    assert "no notes are taken: the book of a, b has up to 4,000 MiB, a message at most" in long.note
+    assert "; train for fewer steps" in long.note
+    unlike = nodes("a") | nodes("b", numerics="cpu of another kind")
+    assert "would hold copies of the notes" in planned(wanted, unlike).note
+    with pytest.raises(PlanError, match=r"would hold copies of the notes, .*, or use one pencil"):
+        keep_plan(wanted, planned(wanted, nodes()).plan, unlike)
 
 
 def test_new_technique_makes_a_run_smaller_where_its_first_way_does_not_fit() -> None:

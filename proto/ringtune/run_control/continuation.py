@@ -31,7 +31,7 @@ _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
 _KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
-_LATER: Final = {
+_LATER: Final[dict[str, object]] = {
     "train.turns": EQUAL,
     "data.user": "",
     "data.held_out": 0.0,
@@ -42,9 +42,8 @@ _LATER: Final = {
     "data.encoding": AUTO,
     "train.patience_evals": 0,
     "train.keep_best": False,
-    **{name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()},
 }
-"""Keys of later versions, each with the value that stands for the behaviour before."""
+"""Keys of later versions that are of no technique, each with the value that stands for the behaviour before."""
 
 
 def job_digest(job: Job) -> str:
@@ -52,8 +51,9 @@ def job_digest(job: Job) -> str:
 
     A key that versions before did not have is left out where it says what these did, so that digests last.
     """
+    later = _LATER | {name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()}
     keys = _result_keys(job)
-    return json_digest({name: value for name, value in keys.items() if name not in _LATER or value != _LATER[name]})
+    return json_digest({name: value for name, value in keys.items() if name not in later or value != later[name]})
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ in the order of that list. What a record leaves out says nothing::
     turns are granted            turn_rule
     a node reports its totals    totals
 
-A job is passed as ``Any``, because it is built of the sections of all techniques: each function names the sections that
-it reads by a protocol of its own.
+A job, facts of nodes and sizes are passed as ``Any``: they are made of what is here, above this room.
 """
 
 from __future__ import annotations
