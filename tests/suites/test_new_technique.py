@@ -334,11 +334,11 @@ def test_turns_are_granted_by_the_rule_of_a_new_technique() -> None:
     """One at a time; what a node reports of it is told once, and a run without the technique has no such rule."""
     plain = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2)
     assert (granted(plain)[:2], granted(noted(plain))) == ([0, 1], [0])
-    lost = rd.CacheLost("a", "no paper left")
+    lost = rd.TechniqueFailed("a", "no paper left")
     rounds = trained_rounds(noted(plain))
     answers = [[one for one in rounds.handle(lost, 0.0) if not isinstance(one, SetTimer)] for _ in range(2)]
-    assert answers == [[rd.LogCacheLost("a", "no paper left")], []]
-    assert not [one for one in trained_rounds(plain).handle(lost, 0.0) if isinstance(one, rd.LogCacheLost)]
+    assert answers == [[rd.LogTechniqueFailed("a", "no paper left")], []]
+    assert not [one for one in trained_rounds(plain).handle(lost, 0.0) if isinstance(one, rd.LogTechniqueFailed)]
 
 
 def test_nodes_build_a_new_technique_where_a_plan_uses_it(tmp_path: Path) -> None:
@@ -352,8 +352,8 @@ def test_nodes_build_a_new_technique_where_a_plan_uses_it(tmp_path: Path) -> Non
         technique.open(tmp_path)
     result = run(noted(plan), carrier, 0)
     assert result.finish == rd.Finish("", "")
-    assert [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)] == [
-        rd.LogCacheLost("b", "node b has no paper left")
+    assert [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)] == [
+        rd.LogTechniqueFailed("b", "node b has no paper left")
     ]
     turns = [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn)]
     lines = (tmp_path / "a").read_text().splitlines()

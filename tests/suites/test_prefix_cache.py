@@ -220,7 +220,7 @@ def test_run_goes_on_without_what_was_damaged_and_says_so(
     cache_of(carrier.executors["a"]).end_turn = damaging  # type: ignore[method-assign]
     result = run(plan, carrier, 0)
     assert result.finish == rd.Finish("", "")
-    lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+    lost = [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)]
     assert [entry.node for entry in lost] == ["a"]
     assert "node a keeps no hidden states any more, the run goes on without: " in lost[0].problem
     assert str(tmp_path / "a") in lost[0].problem
@@ -249,7 +249,7 @@ def test_run_goes_on_where_a_node_can_keep_nothing(
         monkeypatch.setattr("edge.techniques.activation_cache.write_hidden", without_room(tmp_path / "b"))
     result = run(plan, carrier, 0)
     assert result.finish == rd.Finish("", "")
-    lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+    lost = [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)]
     assert [entry.node for entry in lost] == ["b"]
     assert prefixes.reads == 0 and cache_of(carrier.executors["a"]).reads > 0
     assert same_bits(carrier.collected(plan, holder_of(plan, result)), wanted)

@@ -46,7 +46,7 @@ def run(plan: Plan, seed: int, loses_at_s: float = 0.0) -> RingResult:
         items_ahead=rng.choice([1, 4, 16]),
     )
     if loses_at_s:
-        lost = rd.CacheLost(plan.placement.hosts[-1].node, "the disk is full")
+        lost = rd.TechniqueFailed(plan.placement.hosts[-1].node, "the disk is full")
         ring.clock.at(loses_at_s, ring._tell_rounds, lost)
     return ring.run()
 
@@ -105,7 +105,7 @@ def test_host_that_loses_what_it_kept_is_counted_on_no_longer(first: int) -> Non
         result = run(plan, seed, loses_at_s=whole.wall_s / 2)
         assert result.finish == rd.Finish("", ""), (seed, result.finish)
         validate_table(plan, turns_of(result), result.order)
-        lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+        lost = [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)]
         told += len(lost)
         assert len(lost) <= 1
         num_reads(plan, result)

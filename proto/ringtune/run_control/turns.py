@@ -30,10 +30,10 @@ from ringtune.run_control.events import (
     ChooseOperations,
     Command,
     Grant,
-    LogCacheLost,
     LogEvaluation,
     LogOperations,
     LogStop,
+    LogTechniqueFailed,
     LogUnfreeze,
     StepReported,
 )
@@ -526,10 +526,10 @@ class Granting:
             return []
         return [LogOperations(step, operations), *self.ahead()]
 
-    def lose_cache(self, node: str, problem: str) -> list[Command]:
-        """Count on what a node keeps no longer, from the next turn on; nothing if that is no news."""
+    def technique_failed(self, node: str, problem: str) -> list[Command]:
+        """Count on a node for a technique no longer, from the next turn on; nothing if that is no news."""
         is_news = [rule.lose(node, problem) for rule in self.rules]
-        return [LogCacheLost(node, problem)] if any(is_news) else []
+        return [LogTechniqueFailed(node, problem)] if any(is_news) else []
 
     def judge(self, step: int, values: Values) -> list[Command]:
         """Take a complete evaluation: what waited for it may be granted now, or nothing if the run ends with it."""
