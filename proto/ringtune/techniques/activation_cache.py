@@ -2,6 +2,12 @@
 
 Hosts keep hidden states of rows that return, in files. With ``float32`` no result depends on it.
 
+``frozen_prefix``: blocks without an update so far. A batch's composition is fixed for the run, so the same rows return
+in every pass over the rows of its owner, and in every evaluation; as long as no block below a boundary was trained, the
+same hidden state enters there. Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3,
+23, 43 and 53. Below the lowest trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves
+3 blocks at three visits.
+
 ``later_visits``: the steps at which a batch returns, by the order of turns and batches. An owner with three batches,
 turns of two steps, two owners that take turns::
 
