@@ -74,7 +74,7 @@ class Carrier(Protocol):
         """Carry a compute action out; returns the numbers it yields."""
 
     def ended(self, node: str, turn: int) -> str:
-        """Note that ``node`` has done a turn; returns why it keeps no hidden states any more, once."""
+        """Note that ``node`` has done a turn; returns why it goes on without a technique, once."""
 
     def take(self, node: str, key: TensorKey) -> Any:
         """Take a tensor out of ``node`` to send it."""
@@ -594,7 +594,7 @@ class VirtualRing:
         turn = self._score_turns.get(command.turn)
         scores = self._chooser.scores(node.name, turn) if turn is not None else ()
         if self._carrier is not None and (problem := self._carrier.ended(node.name, command.turn)):
-            self._report(node, rd.CacheLost(node.name, problem))
+            self._report(node, rd.TechniqueFailed(node.name, problem))
         self._report(node, rd.TurnReported(node.name, command.turn, scores))
 
     def _on_fail(self, node: VirtualNode, command: ev.Fail) -> None:

@@ -1,9 +1,5 @@
 """A draft: the course that a job and its nodes agree on, before its blocks have hosts.
 
-The type of the frozen weights follows from the job, from what the nodes can compute and from their memory. ``auto``
-rounds as little as it can: float32 where a plan fits, else bfloat16, else int8. Products are computed in bfloat16 only
-where every node that takes part does so fast, whoever hosts which blocks in the end.
-
 The next owner in the order of turns is the one with the best link from the last, among those that had no turn yet. The
 first is the owner from which a round of hand-overs, with the way back to it, takes least. Without links the order is
 that of the names.
@@ -18,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ringtune.config.sections import AUTO as SECTIONS_AUTO
 from ringtune.config.sections import NEXT
 from ringtune.costs.activation_costs import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts, NodeFacts
@@ -27,7 +22,7 @@ from ringtune.job.job import Job, kinds_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
-from ringtune.schedule.course import IN_STEP, Course, FrozenWeights, Manner, Offload, dtype_of, name_of
+from ringtune.schedule.course import IN_STEP, Course, Manner, Offload
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.placement import CREDITS, Placement, Slice
@@ -37,8 +32,8 @@ from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained, may_be_stale
 from ringtune.storage.strict import nearest
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
-from ringtune.techniques.frozen_weights import frozen_choices
 from ringtune.techniques.full_parameters import check_warmup
 from ringtune.techniques.offload import helped, users_of
 
@@ -200,90 +195,44 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
 T = TypeVar("T")
 
 
-def frozen_of(job: Job, nodes: Iterable[NodeFacts]) -> tuple[FrozenWeights | None, ...]:
-    """The ways of holding frozen weights to be tried on these nodes, in order; None is float32."""
-    is_native = all(node.fast_bfloat16 for node in nodes)
-    return frozen_choices(job, is_native=is_native)
-
-
-def with_frozen(draft: Draft, frozen: FrozenWeights | None) -> Draft:
-    """Copy a draft with its frozen weights held so."""
-    return dataclasses.replace(draft, course=dataclasses.replace(draft.course, frozen=frozen))
+def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
+    """The ways of carrying a course out on these nodes, the preferred first, each next one in less memory."""
+    found: tuple[Course, ...] = (course,)
+    for technique in TECHNIQUES:
+        found = tuple(way for before in found for way in technique.courses(job, before, nodes))
+    return found
 
 
 def as_timed(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
-    """Copy a draft with its frozen weights held as when the nodes were timed, if its job allows that."""
-    known = {name_of(frozen): frozen for frozen in frozen_of(job, nodes)}
-    timed = next((node.shape.frozen for node in nodes if node.shape.is_measured), "")
-    return with_frozen(draft, known[timed]) if timed in known else draft
+    """Copy a draft with its course carried out as when the nodes were timed, if its job allows that."""
+    timed = next((node for node in nodes if node.shape.is_measured), None)
+    if timed is None:
+        return draft
+    ways = courses_to_try(job, draft.course, nodes)
+    same = (way for way in ways if not any(technique.timed_otherwise(way, timed) for technique in TECHNIQUES))
+    return dataclasses.replace(draft, course=next(same, draft.course))
 
 
-def timed_otherwise(course: Course, nodes: Iterable[NodeFacts]) -> str:
-    """Say that nodes were timed with frozen weights held in another way; empty if they were not."""
-    timed = {node.shape.frozen for node in nodes if node.shape.is_measured} - {name_of(course.frozen)}
-    if not timed:
-        return ""
-    return (
-        f"the nodes were timed with frozen weights in {' and '.join(sorted(timed))}, the plan has them in "
-        f"{name_of(course.frozen)}: predicted times are rough"
-    )
-
-
-def first_that_fits(
-    choices: Sequence[FrozenWeights | None], place: Callable[[FrozenWeights | None], T]
-) -> tuple[T, tuple[tuple[str, str], ...]]:
-    """Take the first way of holding frozen weights with which a run can be placed.
+def first_that_fits(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
+    """Take the first way of carrying a course out with which it can be placed.
 
     Args:
-        choices: in the order of preference.
+        ways: in the order of preference.
         place: makes the plan for one of them.
 
     Returns:
-        The plan, and for each way before it its name and what is too large.
+        The plan, and each way before it with what is too large.
 
     Raises:
         CapacityError: it can be placed with none of them; the message is that of the last.
     """
-    too_large: list[tuple[str, str]] = []
-    for frozen in choices[:-1]:
+    too_large: list[tuple[Course, str]] = []
+    for course in ways[:-1]:
         try:
-            return place(frozen), tuple(too_large)
+            return place(course), tuple(too_large)
         except CapacityError as error:
-            too_large.append((name_of(frozen), str(error).partition(";")[0]))
-    return place(choices[-1]), tuple(too_large)
-
-
-def check_given_frozen(job: Job, course: Course) -> None:
-    """Refuse a given plan with frozen weights in another type than the job asks for.
-
-    How they are multiplied is the plan's matter: every node can do both.
-
-    Raises:
-        PlanError: names both types.
-    """
-    has = dtype_of(course.frozen)
-    if job.runtime.frozen not in (SECTIONS_AUTO, has):
-        raise PlanError(
-            f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or plan anew "
-            "with 'ringtune plan JOB --save FILE'"
-        )
-
-
-def frozen_line(frozen: FrozenWeights | None) -> str:
-    """Say how frozen weights are held, if not as computed."""
-    if frozen is None:
-        return ""
-    how = "multiplied in bfloat16" if frozen.native else "widened to float32 a matrix at a time"
-    scale = ", a scale for each row" if frozen.dtype == "int8" else ""
-    return f"frozen weights in {frozen.dtype}{scale}, {how}"
-
-
-def reason_line(frozen: FrozenWeights | None, too_large: Sequence[tuple[str, str]] | None) -> str:
-    """Say why ``auto`` took a type: what the types before it lacked. Empty where there was nothing to choose."""
-    if too_large is None:
-        return ""
-    why = "; ".join(f"in {name} {lacking}" for name, lacking in too_large) or "they fit unrounded"
-    return f"  frozen weights in {name_of(frozen)}: {why}"
+            too_large.append((course, str(error).partition(";")[0]))
+    return place(ways[-1]), tuple(too_large)
 
 
 def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], float] | None) -> tuple[str, ...]:
@@ -381,10 +330,10 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         seed=train.seed,
         turns=train.turns,
         frozen_blocks=private_blocks,
-        frozen=frozen_of(job, nodes)[0],
         head_tokens=family.head_tokens(job.model.task),
         trims=bool(family.head_tokens(job.model.task)) and may_trim(family, configs, dropout=train.dropout),
     )
+    course = courses_to_try(job, course, nodes)[0]
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, users_of(course))  # refuses an adapter of a user who is none of the run
@@ -445,9 +394,9 @@ def named_helpers(job: Job, nodes: Sequence[NodeFacts]) -> Mapping[str, str]:
 
 def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:
     """Copy a draft with what another job says of method, frozen weights, activations and optimizer state."""
-    ways = frozen_of(job, nodes)
-    frozen = draft.course.frozen if draft.course.frozen in ways else ways[0]
-    course = dataclasses.replace(draft.course, method=job.method, frozen=frozen, velora=None)
+    ways = courses_to_try(job, draft.course, nodes)
+    course = draft.course if draft.course in ways else ways[0]
+    course = dataclasses.replace(course, method=job.method, velora=None)
     bare = dataclasses.replace(
         draft, course=course, state_on_disk=_state_on_disk(job), activations=NONE, velora=None, may_project=False
     )

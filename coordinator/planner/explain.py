@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.planner.draft import reason_line
 from coordinator.planner.judge import paid_after, score_pass_s, score_passes
 from coordinator.planner.local_search import applied, moves
 from coordinator.planner.memory import MemoryCaps, extra_share, planned_saving
@@ -26,6 +25,7 @@ from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.techniques.activation_checkpointing import AUTO, NONE, SlicePolicy
+from ringtune.techniques.frozen_weights import reason_line
 from ringtune.techniques.offload_report import HelpersReason, helper_reason_lines
 from ringtune.techniques.operations import expected_table
 
@@ -469,7 +469,7 @@ def explain(
         activations=explain_activations(plan, choice.caps, dropout=dropout),
         unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
-        frozen=reason_line(plan.course.frozen, choice.too_large),
+        frozen=reason_line(plan.course, choice.too_large),
         helping=helping,
         replicas=replicas,
         phases=phases,

@@ -16,14 +16,13 @@ from typing import Any
 from coordinator.planner.draft import (
     agreed_model,
     check_given_activations,
-    check_given_frozen,
     check_same_users,
     job_draft,
 )
 from coordinator.planner.helpers import check_given_helpers
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
-from coordinator.planner.planned import Planned, check_given_cache, with_copies
+from coordinator.planner.planned import Planned, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape
 from ringtune.costs.profile import NodeFacts, Profile
@@ -34,6 +33,7 @@ from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import is_claimed, require_own
 from ringtune.storage.strict import read_json
+from ringtune.techniques import TECHNIQUES
 from ringtune.transport.endpoints import is_compatible
 
 _MEASURED = (
@@ -255,11 +255,11 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
         )
     _check_rows(plan, facts)
     _check_course(plan, job_draft(job, nodes, model).course)
-    check_given_frozen(job, plan.course)
+    for technique in TECHNIQUES:
+        technique.check_plan(job, plan)
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
     check_given_helpers(job, plan)
-    check_given_cache(job, plan)
     _check_placements(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:

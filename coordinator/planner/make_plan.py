@@ -9,7 +9,7 @@ Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy op
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,17 @@ from coordinator.planner.draft import (
     as_job_says,
     as_timed,
     check_same_users,
+    courses_to_try,
     first_that_fits,
-    frozen_of,
     initiator_order,
     job_draft,
-    with_frozen,
 )
 from coordinator.planner.helpers import unhelped_note, with_helpers
 from coordinator.planner.limits import Effort, free_microbatches
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.phases import PhasesReason, choose_phases
-from coordinator.planner.planned import Planned, with_copies, with_prefix_cache
+from coordinator.planner.planned import Planned, with_copies, with_techniques
 from coordinator.planner.replicas import choose_replicas
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.search import (
@@ -48,7 +47,7 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_unlike_copies
-from ringtune.costs.memory_estimate import DiskNeeds, fullest, refuse_full_moves
+from ringtune.costs.memory_estimate import CHECKPOINTS, DiskNeeds, fullest, refuse_full_moves
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
@@ -65,11 +64,9 @@ from ringtune.errors import (
 )
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes
-from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights
-from ringtune.schedule.methods.hift import DISK, MEMORY
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.activation_checkpointing import AUTO, NONE, VELORA
-from ringtune.techniques.frozen_weights import why_not_small
+from ringtune.techniques import TECHNIQUES
 
 
 def refusal(
@@ -123,31 +120,16 @@ _MORE_ROOM = "make room, or start it with --state on another disk"
 
 def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
     """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
-    state, checkpoints, merged, cache = needs
-    parts = [f"{format_bytes(state)} of optimizer state"] if state else []
-    parts += [f"{format_bytes(checkpoints)} of checkpoints"] if checkpoints else []
-    parts += [f"{format_bytes(merged)} of merged adapters"] if merged else []
-    parts += [f"{format_bytes(cache)} of hidden states"] if cache else []
+    parts = [f"{format_bytes(size)} of {what}" for what, size in needs.parts().items()]
     free_bytes = node.state_free_bytes or 0
-    less = _less(needs, free_bytes)
     return StorageError(
         f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
-        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {', or '.join([_MORE_ROOM, *less])}"
+        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {_disk_remedy(needs, free_bytes)}"
     )
 
 
-def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
-    """Say which of the needs would have to go, each where the others alone fit."""
-    whole, less = needs.total_bytes, []
-    if needs.state_bytes and whole - needs.state_bytes <= free_bytes:
-        less.append("set hift.state = 'memory'")
-    if needs.checkpoint_bytes and whole - needs.checkpoint_bytes <= free_bytes:
-        less.append("set train.checkpoint_every = 0")
-    if needs.merged_bytes and whole - needs.merged_bytes <= free_bytes:
-        less.append("set offload.merged = false, with which offload.users can't be 'collaboration'")
-    if needs.cache_bytes and whole - needs.cache_bytes <= free_bytes:
-        less.append("lower cache.max_bytes")
-    return less
+def _disk_remedy(needs: DiskNeeds, free_bytes: int) -> str:
+    return ", or ".join([_MORE_ROOM, *needs.remedies(free_bytes)])
 
 
 def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
@@ -162,12 +144,12 @@ def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str,
             disks.setdefault(facts[name].state_disk, []).append(facts[name])
     for nodes in disks.values():
         free_bytes = max(node.state_free_bytes or 0 for node in nodes)
-        total = DiskNeeds(*(sum(part) for part in zip(*(needs[node.node] for node in nodes), strict=True)))
+        total = DiskNeeds.together(needs[node.node] for node in nodes)
         if total.total_bytes > free_bytes:
             raise StorageError(
                 f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
                 f"{format_bytes(total.total_bytes)} in their folders for state, but {format_bytes(free_bytes)} are "
-                f"free there; {', or '.join([_MORE_ROOM, *_less(total, free_bytes)])}"
+                f"free there; {_disk_remedy(total, free_bytes)}"
             )
 
 
@@ -219,7 +201,8 @@ def memory_remedy(job: Job, planned: Callable[[Job], object]) -> str:
         job: that does not fit.
         planned: plans a job, or raises an error.
     """
-    found = [key_value for key_value in _other_settings(job) if _fits(job, key_value, planned)]
+    settings = (setting for technique in TECHNIQUES for setting in technique.smaller_settings(job))
+    found = [setting for setting in settings if _fits(job, setting, planned)]
     words = [f"{key} = {value!r}" for key, value in found]
     return f"{' or '.join(words)} would fit; or " if words else ""
 
@@ -230,20 +213,6 @@ def _fits(job: Job, setting: tuple[str, Any], planned: Callable[[Job], object]) 
     except (CapacityError, DeadlineError, JobError, PlanError, StorageError):
         return False
     return True
-
-
-def _other_settings(job: Job) -> Iterator[tuple[str, Any]]:
-    """Settings that take less memory than the job's, the mildest of each kind first."""
-    if job.memory.activations in (NONE, VELORA):
-        yield "memory.activations", AUTO
-    if job.runtime.frozen == AS_COMPUTED and not why_not_small(job):
-        yield "runtime.frozen", "bfloat16"
-    if job.runtime.frozen in (AS_COMPUTED, "bfloat16") and not why_not_small(job):
-        yield "runtime.frozen", "int8"
-    if job.hift is not None and job.hift.state == MEMORY:
-        yield "hift.state", DISK
-    if job.hift is not None and job.hift.group_size > 1:
-        yield "hift.group_size", 1
 
 
 def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:
@@ -338,9 +307,9 @@ def make_plan(
     def check(plan: Plan) -> Planned:
         return refuse_if_full(job, plan, facts)
 
-    def place(frozen: FrozenWeights | None) -> Planned:
-        choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
-        is_last = frozen == ways[-1]  # only its refusal is told whole
+    def place(course: Course) -> Planned:
+        choices = [dataclasses.replace(draft, course=course).with_choices(*pair) for pair in pairs]
+        is_last = course is ways[-1]  # only its refusal is told whole
 
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
@@ -348,13 +317,13 @@ def make_plan(
         found = with_helpers(job, choices, profile, effort, placed, check)
         return with_phases(job, _with_replicas(job, found, choices, facts, effort), effort, check)
 
-    ways = frozen_of(job, nodes)
+    ways = courses_to_try(job, draft.course, nodes)
     planned, too_large = first_that_fits(ways, place)
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
     planned = dataclasses.replace(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
     )
-    return with_copies(job, with_prefix_cache(job, planned, check), facts, check)
+    return with_copies(job, with_techniques(job, planned, check), facts, check)
 
 
 def _placed(
@@ -581,7 +550,7 @@ def _refuse_part_if_full(
     for node in plan.nodes:
         piece, free_bytes = plan.slice_of(node), facts[node].state_free_bytes
         needs = caps.disk_of(plan, node)
-        all_needs[node] = needs = needs._replace(checkpoint_bytes=0) if goes_on else needs
+        all_needs[node] = needs = needs.but(CHECKPOINTS) if goes_on else needs
         if free_bytes is not None and needs.total_bytes > free_bytes:
             raise disk_refusal(facts[node], piece.start, piece.stop, needs)
     refuse_full_shared_disks(facts, all_needs)

@@ -19,15 +19,15 @@ from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain
-from ringtune.costs.links import takes_replica_grads
+from ringtune.costs.links import takes_parcels
 from ringtune.costs.memory_estimate import DiskNeeds, disk_needs, memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.profile import NodeFacts
-from ringtune.schedule.frozen_prefix import most_kept_bytes
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
 
 _FORWARD_SHARE: Final = 1 / 3
@@ -227,14 +227,15 @@ class MemoryCaps:
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
         """Estimate what ``node`` takes on its disk under ``plan``."""
         needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
-        return needs._replace(cache_bytes=most_kept_bytes(plan.course, plan.placement, node))
+        more = (term for technique in TECHNIQUES for term in technique.disk_terms(plan, node))
+        return DiskNeeds((*needs.terms, *more))
 
     def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()
 
     def holds(self, plan: Plan, node: str) -> bool:
         """Whether ``node`` has memory and disk for its part in ``plan``, and links take what it sends."""
-        if not takes_replica_grads(plan, node, self._sizes[node]):
+        if not takes_parcels(plan, node, self._sizes[node]):
             return False
         free_bytes = self.facts[node].state_free_bytes
         fits = self.estimate(plan, node).total_bytes <= self.facts[node].memory_bytes

@@ -1,4 +1,4 @@
-"""A plan with the memory of its nodes, its seconds, its copies and activation caches, and the reasons for it.
+"""A plan with the memory of its nodes, its seconds, its copies, and the reasons for it.
 
 With measured times the seconds of all steps are the planner's prediction. Without any they are a rough guess, good for
 the order of magnitude only: the multiplications of a block at a rate that is assumed for every node, and messages that
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from coordinator.planner.draft import timed_otherwise
 from coordinator.planner.judge import plan_job_s, score_pass_s, score_passes
 from coordinator.planner.phases import PhasesReason
 from coordinator.planner.replicas import ReplicasReason
@@ -26,39 +25,10 @@ from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.schedule.frozen_prefix import why_no_cache
 from ringtune.schedule.migration import why_it_stays
-from ringtune.schedule.placement import ROUNDED, PrefixCache
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.activation_cache import ExpectedPrefixes, expect_prefixes
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload_report import HelpersReason
-
-
-def cache_lines(plan: Plan) -> list[str]:
-    """Describe what hosts keep, and what that saves; nothing without a cache."""
-    return [] if plan.placement.cache is None else [_saving(plan, expect_prefixes(plan))]
-
-
-def _saving(plan: Plan, expected: ExpectedPrefixes) -> str:
-    course = plan.course
-    share = expected.blocks / max(1, expected.items * course.num_blocks)
-    hosts = ", ".join(sorted(expected.kept)) or "no host"
-    return (
-        f"hidden states of rows that come again are kept at {hosts}: {expected.entering:,} of {expected.items:,} "
-        f"batches enter where they were kept, which spares {share:.0%} of the forwards of blocks"
-    )
-
-
-def cache_price(plan: Plan) -> list[str]:
-    """Say what it means that hosts keep hidden states; nothing without a cache, and with one node."""
-    cache = plan.placement.cache
-    if cache is None or len(plan.nodes) == 1:
-        return []
-    rounds = "; bfloat16 rounds them, so that the result depends on what was kept" if cache.dtype == ROUNDED else ""
-    return [
-        "until the run ends hosts keep hidden states of others' rows on their disks (cache.prefix = 'auto'), from "
-        f"which much of the rows can be told{rounds}"
-    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +75,10 @@ class Planned:
     def note(self) -> str:
         """Notes for the reader of the plan: left out, kept on disks, cut by the clock; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
-        otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
-        return "; ".join([*self.left_out, *cache_price(self.plan), *([otherwise] if otherwise else []), *cut])
+        nodes = self.profile.nodes if self.profile else ()
+        notes = [note for technique in TECHNIQUES for note in technique.notes(self.plan, nodes)]
+        return "; ".join([*self.left_out, *notes, *cut])
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -301,46 +272,20 @@ def _without(
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 
 
-def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Planned]) -> Planned:
-    """Return a plan with the cache that its job asks for, or without and with the reason.
+def with_techniques(job: Job, planned: Planned, fitting: Callable[[Plan], Planned]) -> Planned:
+    """Return a plan with the techniques that its job asks for and that a placement can have, or without and with why.
 
     Args:
         job: of the run.
-        planned: without a cache.
-        fitting: returns what the nodes of a plan need; raises ``StorageError`` where a disk has no room.
+        planned: without them.
+        fitting: returns what the nodes of a plan need; raises an error where they, their disks or links have no room.
     """
-    plan, cache = planned.plan, job.cache.of_placement(job.model.dtype)
-    if cache is None or not plan.course.num_steps:
-        return planned
-    problem = why_no_cache(plan.course, bool(plan.placement.helpers))
-    if not problem:
-        cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
-        if not expect_prefixes(cached).entering:
-            problem = (
-                "no batch comes again while the blocks below stay frozen, or none has room; train longer on fewer "
-                "rows, unfreeze later, or raise cache.max_bytes"
-            )
-    if not problem:
+    for technique in TECHNIQUES:
         try:
-            found = fitting(cached)
-            return dataclasses.replace(planned, plan=cached, memory=found.memory)
-        except StorageError as error:
-            problem = str(error)
-    return dataclasses.replace(planned, left_out=(*planned.left_out, f"hidden states are not kept: {problem}"))
-
-
-def check_given_cache(job: Job, plan: Plan) -> None:
-    """Refuse a given plan with hosts that keep what the job does not ask for.
-
-    Raises:
-        PlanError: says what the plan has and what the job says.
-    """
-    wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
-    for cache in (one.cache for one in plan.placements if one.cache is not None):
-        if cache != wanted:
-            says = "cache.prefix = 'off'" if wanted is None else _text(wanted)
-            raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {remedy}")
-
-
-def _text(cache: PrefixCache) -> str:
-    return f"{format_bytes(cache.max_bytes)} of {cache.dtype} at most"
+            plan = technique.placed(job, planned.plan)
+            if plan is not planned.plan:
+                planned = dataclasses.replace(planned, plan=plan, memory=fitting(plan).memory)
+        except (CapacityError, PlanError, StorageError) as error:
+            left_out = f"{technique.left_out}: {error}"
+            planned = dataclasses.replace(planned, left_out=(*planned.left_out, left_out))
+    return planned

@@ -29,6 +29,7 @@ from coordinator.planner.ring_costs import RingCosts, ring_costs, with_fewer_dep
 from coordinator.planner.step_time import Ring, job_s
 from ringtune.costs.profile import NodeFacts, Profile, WorkTime
 from ringtune.errors import DeadlineError
+from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import merged, within
@@ -391,7 +392,7 @@ class Choice:
         even: whether alike nodes got even slices.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         settled: what was judged again; None where no operations depend on the slices.
-        too_large: ways of holding frozen weights for which no plan fits, in the order in which they were tried, and
+        too_large: ways of carrying the course out for which no plan fits, in the order in which they were tried, and
             why; None where there was nothing to choose.
     """
 
@@ -404,7 +405,7 @@ class Choice:
     even: bool = False
     cut_after_s: float | None = None
     settled: Settled | None = None
-    too_large: tuple[tuple[str, str], ...] | None = None
+    too_large: tuple[tuple[Course, str], ...] | None = None
 
     @property
     def runs(self) -> Candidate:

@@ -40,7 +40,7 @@ from ringtune.models.result_files import (
 )
 from ringtune.run_control import rounds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages import replicas
+from ringtune.schedule.stages import handed_in
 from ringtune.schedule.turns import Evaluations
 from ringtune.storage.durable import storage_errors
 from ringtune.storage.pieces import Pieces
@@ -95,9 +95,8 @@ class Wanted(NamedTuple):
     holder: str
 
     def blocks(self, node: str) -> range:
-        """The blocks that a node hands in: those of its slice, of replicas the first one's."""
-        piece, others = self.part.slice_of(node), replicas(self.part.placement, node)
-        return range(piece.start, piece.stop) if not others or others[0] == node else range(0)
+        """The blocks that a node hands in."""
+        return handed_in(self.part.placement, node)
 
     def may_send(self, node: str) -> frozenset[int]:
         """The blocks of which a node may hand in tensors: with private ones at the holder, and those that it helps."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from coordinator.planner.draft import agreed_model, frozen_of
+from coordinator.planner.draft import agreed_model
 from coordinator.planner.make_plan import make_plan
 from coordinator.run.driver import TICK_S, Driver, raise_if_over
 from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
@@ -29,6 +29,7 @@ from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError
 from ringtune.job.job import Job
 from ringtune.schedule.course import AS_COMPUTED, FrozenWeights
+from ringtune.techniques.frozen_weights import frozen_of
 from ringtune.v1 import control_pb2
 
 BUDGET_S = 30.0

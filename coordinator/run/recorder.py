@@ -32,7 +32,7 @@ Logged = (
     | rounds.LogTurn
     | rounds.LogUnfreeze
     | rounds.LogOperations
-    | rounds.LogCacheLost
+    | rounds.LogTechniqueFailed
     | rounds.LogEvaluation
     | rounds.LogStop
     | rounds.LogPlan
@@ -259,7 +259,7 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
                 chosen = GivenTable(step=step, operations=operations, origin=self._plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
-            case rounds.LogCacheLost(_, problem):
+            case rounds.LogTechniqueFailed(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))
             case rounds.LogStop(step, evaluations):
                 self._emit(

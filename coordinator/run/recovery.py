@@ -128,7 +128,7 @@ class Reports:
         self._note_scores(request)
         self._note_copies(request)
         if request.cache_problem:
-            yield rounds.CacheLost(request.node, printable(request.cache_problem))
+            yield rounds.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
         if request.error and books.plan.has_role(request.node, placement_number):

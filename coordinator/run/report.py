@@ -35,6 +35,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations, Item, StepKind, Turn, items
 from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
 from ringtune.techniques.offload_report import ParcelBytes, offload_facts
 from ringtune.transport.codecs import total_of
@@ -88,9 +89,7 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
 
 
 REPORT_SCHEMA = 1
-_CACHE_COUNTS = ("cache_reads", "cache_read_bytes")
 _TABLES = ("classes", "confusion", "entity_types")
-_CACHE_MOST = "cache_most_kept_bytes"
 
 
 @dataclass(slots=True)
@@ -113,8 +112,7 @@ class NodeTotals:
         peak_version_bytes: of those besides the newest.
         load: threads for each core of its machine that wanted to compute at the end; 0 = not known.
         cores: of its machine.
-        cache: figures of hidden states that it read, summed over placements, and most bytes that it kept in one of
-            them; none without a cache.
+        figures: figures of techniques that its placements use, see ``Technique.totals``.
     """
 
     busy_s: float = 0.0
@@ -132,7 +130,7 @@ class NodeTotals:
     peak_version_bytes: int = 0
     load: float = 0.0
     cores: int = 1
-    cache: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -238,10 +236,9 @@ class RunLedger:
             entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
             if "load" in totals:
                 entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
-            if _CACHE_MOST in totals:
-                counts = {name: entry.cache.get(name, 0) + int(total_of(totals, name)) for name in _CACHE_COUNTS}
-                most = int(total_of(totals, _CACHE_MOST))
-                entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), most)}
+            for technique in TECHNIQUES:
+                for name, joined in technique.totals.items() if technique.totals.keys() & totals.keys() else ():
+                    entry.figures[name] = joined(entry.figures.get(name, 0), int(total_of(totals, name)))
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
@@ -498,7 +495,7 @@ class RunLedger:
             "peak_versions": totals.peak_versions,
             "peak_version_bytes": totals.peak_version_bytes,
             "load": round(totals.load, 3),
-            **totals.cache,
+            **totals.figures,
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,
             "received_bytes": totals.received_bytes,

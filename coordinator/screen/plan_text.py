@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
-from coordinator.planner.planned import JobTime, cache_lines, copies_line
+from coordinator.planner.planned import JobTime, copies_line
 from coordinator.screen.tables import table_lines
 from coordinator.screen.training_text import choice_lines, groups_lines, helper_lines, operations_lines, training_lines
 from ringtune.costs.memory_terms import PART_WORDS, MemoryEstimate
@@ -24,6 +24,7 @@ from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import depth, in_flight, is_stale
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
 
 NEEDS = "what the plan reserves in memory on a node, beside the libraries that every process loads"
@@ -80,7 +81,7 @@ def plan_text(
     if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
-    lines += cache_lines(plan)
+    lines += [line for technique in TECHNIQUES for line in technique.plan_lines(plan)]
     lines += copies_line(plan, memory)
     if plan.placement.helpers:
         lines.append("pairs of adapters have hidden states in them, and travel to the helpers")

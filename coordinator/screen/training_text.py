@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from coordinator.planner.draft import frozen_line
 from coordinator.run.run_text import training_facts
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.offload_costs import step_traffic
@@ -17,6 +16,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import BY_ROWS, users_text
 from ringtune.schedule.units import EMBEDDING, unit_name, units_text
 from ringtune.schedule.versions import ever_trained
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload import rows_by_user, user_sets
 from ringtune.techniques.operations import expected_table
 
@@ -48,7 +48,7 @@ def training_lines(course: Course) -> list[str]:
         lines.append(f"  and {len(epochs)} more owners, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
     if course.labels:
         lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
-    lines += [line] if (line := frozen_line(course.frozen)) else []
+    lines += [line for technique in TECHNIQUES for line in technique.course_lines(course)]
     return [*lines, *(f"note: {text}" for text in facts["notes"])]
 
 

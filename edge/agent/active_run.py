@@ -319,8 +319,7 @@ def build_slice(
     offload = active.plan.course.offload
     if offload is not None and offload.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
-    if active.plan.placement.cache is not None:
-        _open_cache(active)
+    _open_techniques(active)
     if taken is not None:
         if taken.is_resumed and active.saver is not None:
             active.saver.require_rows()
@@ -335,13 +334,13 @@ def build_slice(
         )
 
 
-def _open_cache(active: ActiveRun) -> None:
-    """Open the activation cache in the node's folder; where that fails the run continues, and the node reports why."""
-    try:
-        folder = active.saver.hidden() if active.saver is not None else None
-        active.executor.prefixes.open(folder, active.start)
-    except RingTuneError as error:
-        active.executor.prefixes.open(None, active.start, problem=str(error))
+def _open_techniques(active: ActiveRun) -> None:
+    """Open techniques in the node's folder; where that fails the run continues, and the node reports why."""
+    for technique in active.executor.techniques.values():
+        try:
+            technique.open(active.saver.hidden() if active.saver is not None else None, active.start)
+        except RingTuneError as error:
+            technique.open(None, active.start, problem=str(error))
 
 
 def start_loop(

@@ -34,7 +34,8 @@ from torch.nn import functional
 
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
-from ringtune.schedule.course import BFLOAT16, MOST_WIDENED_BYTES, FrozenWeights
+from ringtune.schedule.course import BFLOAT16, FrozenWeights
+from ringtune.techniques.frozen_weights import MOST_WIDENED_BYTES
 
 _MOST_INT8 = 127
 

@@ -29,12 +29,12 @@ from edge.model.optimizers import TrainingState
 from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
-from edge.model.tensor_files import require_finite_values
-from edge.runtime.activation_cache import Prefixes
+from edge.model.tensor_files import digest_of, require_finite_values
 from edge.runtime.micro_batches import Flows, MicroBatch, OpenItem, VersionStore
 from edge.runtime.node_model import Hosted, host
 from edge.runtime.offload import Offloading
 from edge.runtime.replicas import Replica, make_whole
+from edge.techniques import build_techniques
 from edge.techniques.activation_checkpointing import BlockForward, Kept, Saved, run_saving, storage_bytes
 from edge.techniques.offload.helper import Sums
 from edge.techniques.offload.users import ByUser
@@ -48,6 +48,7 @@ from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import handed_in
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units, unit_name
 from ringtune.schedule.versions import rate_at
@@ -106,20 +107,20 @@ class NodeExecutor:
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
         self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
-        self.prefixes = Prefixes(plan, node, self._flows)
+        self.techniques = build_techniques(plan, node, self._flows)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
             Op.FORWARD: self._forward,
             Op.SKIP: lambda action, entry: (),
-            Op.KEEP: self.prefixes.keep,
-            Op.READ: self.prefixes.read,
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
             Op.SHIP: self._ship,
             Op.FIT: self.offloading.fit,
             Op.UPDATE: self._update,
         }
+        for technique in self.techniques.values():
+            self._handlers |= technique.handlers
 
     # ---- what is held -----------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class NodeExecutor:
 
     @property
     def run_figures(self) -> dict[str, Any]:
-        """Most versions of trained tensors held at once, bytes of those but the newest, and what the cache did.
+        """Most versions of trained tensors held at once, bytes of those but the newest, and what techniques did.
 
         Beside them the device, and of an accelerator its memory and the most that this process had of it.
         """
@@ -138,7 +139,7 @@ class NodeExecutor:
         return {
             "device": device_name(self.device.type),
             **({"peak_device_bytes": memory.peak, "device_bytes": memory.total} if memory else {}),
-            **self.prefixes.figures,
+            **{name: value for one in self.techniques.values() for name, value in one.figures.items()},
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
         }
@@ -156,15 +157,21 @@ class NodeExecutor:
         """Open the items of a turn; no action of an item can run before."""
         course = self._course.decided(turn.unfreeze_at, turn.operations)
         self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
-        self.prefixes.grant(turn)
+        for technique in self.techniques.values():
+            technique.grant(turn)
 
     def forget_turn(self, index: int) -> str:
-        """Drop a turn's items that are done here; return why nothing is kept for later visits any more, once."""
+        """Drop a turn's items that are done here; return why a technique can't do its part any more, once."""
         done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
         for seq in done:
             del self._items[seq]
         self._flows.forget(done)
-        return self.prefixes.end_turn(index)
+        return self.end_turn(index)
+
+    def end_turn(self, index: int) -> str:
+        """Tell the techniques that a turn is done here; return why one can't do its part any more, once."""
+        problems = [technique.end_turn(index) for technique in self.techniques.values()]
+        return "; ".join(filter(None, problems))
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
         """Return the scores of the hosted subnets for each micro-batch of a score turn that is done, and forget them.
@@ -174,8 +181,10 @@ class NodeExecutor:
         return self._scoring.take(turn_index)
 
     def copy_digest(self, start: int, stop: int) -> str:
-        """Return the digest of this owner's copy of embedding or head, or of a replica's blocks, as they are now."""
-        return self._owner(None)[0].digest(start) if start in self._ends else self._replica.digest(start, stop)
+        """Return the digest of this owner's copy of embedding or head, or of what trains of hosted blocks, as it is."""
+        if start in self._ends:
+            return self._owner(None)[0].digest(start)
+        return digest_of(self._hosted.blocks.parameters(start, stop))
 
     # ---- actions ----------------------------------------------------------------------------------
 
@@ -395,7 +404,8 @@ class NodeExecutor:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
         require_finite(trained)
         private = range(0 if with_private else self._plan.placement.private_blocks)
-        without = (*private, *self._replica.left_out)
+        own = range(self._slice.start, self._slice.stop)
+        without = (*private, *(own if not handed_in(self._plan.placement, self._slice.node) else ()))
         skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
         if sets := self.offloading.sets():
             kinds = self.offloading.other_kinds(self._job, self._folder)

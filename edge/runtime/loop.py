@@ -52,7 +52,7 @@ class Executor(Protocol):
         """Learn the items of a turn."""
 
     def forget_turn(self, index: int) -> str:
-        """Drop the items and tensors of a turn; return why no hidden states are kept any more, once."""
+        """Drop the items and tensors of a turn; return why a technique can't do its part any more, once."""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out."""
@@ -520,7 +520,7 @@ class AgentRun:
     def _forget(self, index: int) -> None:
         """Drop the data of a turn that is done, and duplicate tensors of it."""
         if problem := self._executor.forget_turn(index):
-            self._reports.put(rp.CacheLost(problem))
+            self._reports.put(rp.TechniqueFailed(problem))
         turn = self._turns.pop(index)
         self._inbox.forget(turn)
         self._done_before(min(self._turns, default=self._granted + 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from edge.model.tensor_files import digest_of, require_finite_grads
+from edge.model.tensor_files import require_finite_grads
 from edge.model.unit_grads import grad_blob, read_grads
 from edge.runtime.micro_batches import OpenItem
 from edge.runtime.node_model import Hosted
@@ -42,11 +42,6 @@ class Replica:
         self._rank = self._names.index(node) if self._names else 0
         self._came: dict[TensorKey, Grads] = {}
 
-    @property
-    def left_out(self) -> range:
-        """The hosted blocks that the first host of the stage hands in at the end, and not this one."""
-        return range(self._piece.start, self._piece.stop) if self._rank else range(0)
-
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
         """Return the gradients of the own micro-batches of an item, as one safetensors file; nothing changes them."""
         return grad_blob(self._parameters(key, entry), None)
@@ -76,10 +71,6 @@ class Replica:
                 if grad is not None:
                     total = grad if total is None else total + grad
             parameter.grad = total
-
-    def digest(self, start: int, stop: int) -> str:
-        """Return the SHA-256, hex, of what trains of hosted blocks; see ``digest_of``."""
-        return digest_of(self._blocks.parameters(start, stop))
 
     def _parameters(self, key: TensorKey, entry: OpenItem) -> dict[str, nn.Parameter]:
         ranges = entry.trained.ranges_within(self._piece.start, self._piece.stop)

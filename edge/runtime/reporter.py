@@ -95,8 +95,8 @@ class CopyCompared(NamedTuple):
     sha256: str
 
 
-class CacheLost(NamedTuple):
-    """This node keeps no hidden states any more; goes before the end of the turn in which that was."""
+class TechniqueFailed(NamedTuple):
+    """This node goes on without a technique; goes before the end of the turn in which that was."""
 
     problem: str
 
@@ -147,7 +147,7 @@ Entry = (
     | TurnDone
     | Scored
     | CopyCompared
-    | CacheLost
+    | TechniqueFailed
     | ShardSaved
     | Sent
     | Arrived
@@ -277,7 +277,7 @@ class Reporter:
                     scores_bytes += len(message.values)
                 case Sent(seq, target, payload, num_bytes):
                     sent[seq, target, payload] = sent.get((seq, target, payload), 0) + num_bytes
-                case CacheLost(problem):
+                case TechniqueFailed(problem):
                     request.cache_problem = problem
                 case Handled(now_s, event, commands):
                     lines.append(record_line(now_s, event, commands))

@@ -1,1 +1,16 @@
-"""Techniques with tensors: activation checkpointing, VeLoRA, offload of adapters, and scores of operations."""
+"""Techniques of training on a node, a module or folder each; ``base`` has their form towards the executor."""
+
+from typing import Final
+
+from edge.techniques.activation_cache import Prefixes
+from edge.techniques.base import Build, MicroBatches, NodeTechnique
+from ringtune.schedule.plan import Plan
+
+TECHNIQUES: Final[dict[str, Build]] = {"activation_cache": Prefixes.of}
+"""How each technique is built, by its name in ``ringtune.techniques``."""
+
+
+def build_techniques(plan: Plan, node: str, flows: MicroBatches) -> dict[str, NodeTechnique]:
+    """The techniques that a placement uses, by name."""
+    built = {name: build(plan, node, flows) for name, build in TECHNIQUES.items()}
+    return {name: technique for name, technique in built.items() if technique is not None}

@@ -146,6 +146,6 @@ def test_failures_and_problems_in_reports_are_printable(text: str) -> None:
     """They go to the submitter's screen, to the record of the run and to the log."""
     request = control_pb2.ReportRequest(node="a", number=1, error="DataError", message=text, cache_problem=text)
     (lost, failed) = Reports(Checkpointing("r", job(), None)).take(request, _Books())  # type: ignore[arg-type]
-    assert isinstance(lost, rounds.CacheLost) and isinstance(failed, rounds.NodeFailed)
+    assert isinstance(lost, rounds.TechniqueFailed) and isinstance(failed, rounds.NodeFailed)
     for told in (lost.problem, failed.message):
         assert told.isprintable() and len(told) < MOST_CHARACTERS + 200

@@ -116,8 +116,7 @@ A coordinator's state folder, locked: books of runs by their ids, dropped when t
     coordinator/server/run_store.py: KeptRun._end, KeptRun.begun, KeptRun.fetched, KeptRun.found
     coordinator/server/run_store.py: KeptRuns._find, KeptRuns.begin, KeptRuns.close, KeptRuns.prune
 A node's state folder, locked: below the ids of runs, and what the node has measured of itself
-    edge/runtime/activation_cache.py: write_hidden
-    edge/runtime/activation_cache.py: Prefixes._delete_above, Prefixes.close
+    edge/techniques/activation_cache.py: Prefixes._delete_above, write_hidden
     edge/profiler/profile_cache.py: ProfileCache.put
     edge/model/optimizer_state.py: OnDisk.close, OnDisk.make_room
     edge/model/optimizer_state.py: StateFile.make, StateFile.moved

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from edge.runtime.activation_cache import write_hidden
+from edge.runtime.executor import NodeExecutor
+from edge.techniques.activation_cache import Prefixes, write_hidden
 from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.frozen_prefix import entry_bytes
 from ringtune.schedule.placement import PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.techniques.activation_cache import entry_bytes
 from sim.ring import RingResult
 from tests.support.plans import changed
 from tests.support.resumed import holder_of, rebuilt, run, same_bits
@@ -58,8 +59,16 @@ def carrier_of(case: Case, plan: Plan, folder: Path) -> TorchCarrier:
     """Nodes that keep hidden states in a folder each."""
     carrier = make_carrier(case, plan)
     for node, executor in carrier.executors.items():
-        executor.prefixes.open(folder / node)
+        for technique in executor.techniques.values():
+            technique.open(folder / node)
     return carrier
+
+
+def cache_of(executor: NodeExecutor) -> Prefixes:
+    """What a node keeps."""
+    cache = executor.techniques["activation_cache"]
+    assert isinstance(cache, Prefixes)
+    return cache
 
 
 def ran(case: Case, plan: Plan, folder: Path, seed: int = 0) -> tuple[RingResult, TorchCarrier, dict[str, Any]]:
@@ -92,7 +101,7 @@ def test_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_path: 
     assert same_bits(found, wanted)
     losses = [[entry for entry in one.logged if isinstance(entry, rd.LogEvaluation)] for one in (without, result)]
     assert losses[0] == losses[1]
-    reads = sum(executor.prefixes.reads for executor in carrier.executors.values())
+    reads = sum(cache_of(executor).reads for executor in carrier.executors.values())
     assert reads == counts(result)[Op.READ] and (reads > 0) == (method == "ringada")
     assert counts(result)[Op.EMBED] == counts(without)[Op.EMBED] - reads
 
@@ -155,7 +164,7 @@ def test_float64_is_kept_as_it_is_computed_and_bfloat16_rounds(folder: Path, tmp
     _, rounded, near = ran(case, with_cache(plan, PrefixCache(dtype="bfloat16")), tmp_path / "rounded")
     assert 1e-9 < distance(near, wanted) < 0.2
     kept = [
-        sum(executor.prefixes.most_held_bytes for executor in carrier.executors.values())
+        sum(cache_of(executor).most_held_bytes for executor in carrier.executors.values())
         for carrier in (exact, rounded)
     ]
     assert kept[1] < 0.3 * kept[0]
@@ -163,7 +172,7 @@ def test_float64_is_kept_as_it_is_computed_and_bfloat16_rounds(folder: Path, tmp
 
 def most_held(carrier: TorchCarrier) -> int:
     """Bytes that all nodes kept at once, at most."""
-    return sum(executor.prefixes.most_held_bytes for executor in carrier.executors.values())
+    return sum(cache_of(executor).most_held_bytes for executor in carrier.executors.values())
 
 
 def broken(path: Path) -> None:
@@ -200,7 +209,7 @@ def test_run_goes_on_without_what_was_damaged_and_says_so(
     _, _, wanted = ran(case, plan, tmp_path / "whole")
     carrier = carrier_of(case, plan, tmp_path)
     after = {"turns": 0}
-    end_turn = carrier.executors["a"].prefixes.end_turn
+    end_turn = cache_of(carrier.executors["a"]).end_turn
 
     def damaging(index: int) -> str:
         after["turns"] += 1
@@ -208,10 +217,10 @@ def test_run_goes_on_without_what_was_damaged_and_says_so(
             damage(min((tmp_path / "a").iterdir()))
         return end_turn(index)
 
-    carrier.executors["a"].prefixes.end_turn = damaging  # type: ignore[method-assign]
+    cache_of(carrier.executors["a"]).end_turn = damaging  # type: ignore[method-assign]
     result = run(plan, carrier, 0)
     assert result.finish == rd.Finish("", "")
-    lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+    lost = [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)]
     assert [entry.node for entry in lost] == ["a"]
     assert "node a keeps no hidden states any more, the run goes on without: " in lost[0].problem
     assert str(tmp_path / "a") in lost[0].problem
@@ -229,20 +238,20 @@ def test_run_goes_on_where_a_node_can_keep_nothing(
     _, _, wanted = ran(case, plan, tmp_path / "whole")
     carrier = make_carrier(case, plan)
     for node, executor in carrier.executors.items():
-        executor.prefixes.open(tmp_path / node)
-    prefixes = carrier.executors["b"].prefixes
+        cache_of(executor).open(tmp_path / node)
+    prefixes = cache_of(carrier.executors["b"])
     if folder_is == "not there":
         prefixes.open(None)
     elif folder_is == "a file":
         (tmp_path / "file").write_text("")
         prefixes.open(tmp_path / "file" / "hidden")
     else:
-        monkeypatch.setattr("edge.runtime.activation_cache.write_hidden", without_room(tmp_path / "b"))
+        monkeypatch.setattr("edge.techniques.activation_cache.write_hidden", without_room(tmp_path / "b"))
     result = run(plan, carrier, 0)
     assert result.finish == rd.Finish("", "")
-    lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+    lost = [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)]
     assert [entry.node for entry in lost] == ["b"]
-    assert prefixes.reads == 0 and carrier.executors["a"].prefixes.reads > 0
+    assert prefixes.reads == 0 and cache_of(carrier.executors["a"]).reads > 0
     assert same_bits(carrier.collected(plan, holder_of(plan, result)), wanted)
 
 
@@ -267,7 +276,7 @@ def test_resumed_run_begins_with_an_empty_cache(folder: Path, tmp_path: Path) ->
     again = rebuilt(case, plan, carrier.shards[saved.step], saved)
     start = StartPoint.of(plan.course, step=saved.step, holder=saved.holder)
     for node, executor in again.executors.items():
-        executor.prefixes.open(tmp_path / "again" / node, start)
+        cache_of(executor).open(tmp_path / "again" / node, start)
     result = run(plan, again, 1, start=start)
     assert result.finish == rd.Finish("", "")
     passages = [passage for turn in turns_of(result) for passage in turn.passages]
@@ -288,7 +297,7 @@ def test_replicas_keep_the_micro_batches_that_pass_them(folder: Path, tmp_path: 
     plan = case.plan((("a", 0, 1), ("b", 1, 4), ("c", 1, 4)))
     _, _, wanted = ran(case, plan, tmp_path / "without")
     _, carrier, found = ran(case, with_cache(plan), tmp_path / "with")
-    reads = {node: executor.prefixes.reads for node, executor in carrier.executors.items()}
+    reads = {node: cache_of(executor).reads for node, executor in carrier.executors.items()}
     assert reads["b"] == 2 * reads["c"] > 0
     assert same_bits(found, wanted)
 
@@ -299,7 +308,7 @@ def test_full_cache_keeps_no_more_than_its_limit(folder: Path, tmp_path: Path) -
     plan = case.plan(SPLITS["two"])
     limit = 2 * entry_bytes(plan.course, with_cache(plan).placement, "a", 8)
     result, carrier, _ = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path)
-    held = [executor.prefixes.most_held_bytes for executor in carrier.executors.values()]
+    held = [cache_of(executor).most_held_bytes for executor in carrier.executors.values()]
     assert 0 < max(held) <= limit
     assert 0 < counts(result)[Op.READ] < counts(result)[Op.EMBED]
 
@@ -315,5 +324,5 @@ def test_full_cache_makes_room_when_more_blocks_train(folder: Path, tmp_path: Pa
     result, carrier, found = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path / "with")
     last = [passage.enters for turn in turns_of(result) if turn.first_step >= 48 for passage in turn.passages]
     assert sum(boundary > 0 for boundary in last) > 16
-    assert 0 < carrier.executors["a"].prefixes.most_held_bytes <= limit
+    assert 0 < cache_of(carrier.executors["a"]).most_held_bytes <= limit
     assert same_bits(found, wanted)

@@ -10,12 +10,12 @@ import pytest
 from ringtune.engine.events import TurnGranted
 from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.frozen_prefix import entry_bytes, key_of
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.migration import due
 from ringtune.schedule.placement import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, items
+from ringtune.techniques.activation_cache import entry_bytes, key_of
 from sim.ring import RingResult, VirtualRing
 from tests.support.moves import moving_at_random
 from tests.support.plans import changed, random_plan
@@ -46,7 +46,7 @@ def run(plan: Plan, seed: int, loses_at_s: float = 0.0) -> RingResult:
         items_ahead=rng.choice([1, 4, 16]),
     )
     if loses_at_s:
-        lost = rd.CacheLost(plan.placement.hosts[-1].node, "the disk is full")
+        lost = rd.TechniqueFailed(plan.placement.hosts[-1].node, "the disk is full")
         ring.clock.at(loses_at_s, ring._tell_rounds, lost)
     return ring.run()
 
@@ -105,7 +105,7 @@ def test_host_that_loses_what_it_kept_is_counted_on_no_longer(first: int) -> Non
         result = run(plan, seed, loses_at_s=whole.wall_s / 2)
         assert result.finish == rd.Finish("", ""), (seed, result.finish)
         validate_table(plan, turns_of(result), result.order)
-        lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+        lost = [entry for entry in result.logged if isinstance(entry, rd.LogTechniqueFailed)]
         told += len(lost)
         assert len(lost) <= 1
         num_reads(plan, result)

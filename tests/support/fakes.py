@@ -37,6 +37,7 @@ class FakeExecutor:
     ) -> None:
         self.hosted_bytes = 7
         self.run_figures = {"peak_versions": 2, "peak_version_bytes": 5}
+        self.techniques: dict[str, Any] = {}
         self.log: list[Any] = []
         self.head_log: list[str] = []
         self.held: dict[tuple[str, int, int], Any] = {}

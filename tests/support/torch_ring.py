@@ -243,7 +243,7 @@ class TorchCarrier:
 
     def ended(self, node: str, turn: int) -> str:
         """The executor looks after what it keeps."""
-        return self.executors[node].prefixes.end_turn(turn)
+        return self.executors[node].end_turn(turn)
 
     def take(self, node: str, key: TensorKey) -> Any:
         """Tensor and mask."""

@@ -39,7 +39,7 @@ import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.costs.memory_sizes import Sizes
@@ -48,9 +48,10 @@ from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import EXACT, IN_STEP, Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages import replicas
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import ever_trained
+from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.base import Parcel
 
 LOOPBACK_BYTES_PER_S = 1e9
 LOOPBACK_LATENCY_S = 1e-4
@@ -313,24 +314,21 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
 
 
 def check_parcels(plan: Plan, sizes: Sizes) -> None:
-    """Refuse helpers that would get pairs, or send weights, that are larger than a link takes; and such replicas.
+    """Refuse helpers that would get pairs, or send weights, that are larger than a link takes; and such parcels.
 
     Args:
-        plan: with its helpers, or several hosts of the same blocks.
+        plan: with its helpers, and what its techniques send.
         sizes: of its course, at any node.
 
     Raises:
         CapacityError: names host and helper, or the hosts, both numbers, and what can be done.
     """
     course = plan.course
-    for stage in plan.placement.stages:
-        num_bytes = _replica_grad_bytes(plan, stage[0].node, sizes)
-        if num_bytes > MAX_BLOB_BYTES:
-            names = ", ".join(piece.node for piece in stage)
+    for parcel in _parcels(plan, sizes):
+        if parcel.size_bytes > MAX_BLOB_BYTES:
             raise CapacityError(
-                f"the gradient of blocks {stage[0].text}, which nodes {names} send each other, has up to "
-                f"{format_bytes(num_bytes)}, a message at most {format_bytes(MAX_BLOB_BYTES)}; give each other blocks, "
-                "or take smaller adapters"
+                f"{parcel.what} up to {format_bytes(parcel.size_bytes)}, a message at most "
+                f"{format_bytes(MAX_BLOB_BYTES)}; {parcel.remedy}"
             )
     manner = course.offload.manner if course.offload is not None else IN_STEP
     pairs = math.ceil(sizes.sent_pair_bytes(course.microbatch_sizes()[0] * course.max_length))
@@ -351,17 +349,13 @@ def check_parcels(plan: Plan, sizes: Sizes) -> None:
                 )
 
 
-def takes_replica_grads(plan: Plan, node: str, sizes: Sizes) -> bool:
-    """Whether links take the gradients that a node sends to other hosts of its blocks; it may be the only host."""
-    return _replica_grad_bytes(plan, node, sizes) <= MAX_BLOB_BYTES
+def takes_parcels(plan: Plan, node: str, sizes: Sizes) -> bool:
+    """Whether links take what a node sends for techniques."""
+    return all(one.size_bytes <= MAX_BLOB_BYTES for one in _parcels(plan, sizes) if node in one.nodes)
 
 
-def _replica_grad_bytes(plan: Plan, node: str, sizes: Sizes) -> int:
-    if not replicas(plan.placement, node):
-        return 0
-    piece = plan.slice_of(node)
-    ranges = ever_trained(plan.course).ranges_within(piece.start, piece.stop)
-    return max((stop - start for start, stop in ranges), default=0) * sizes.adapter_bytes
+def _parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
+    return (parcel for technique in TECHNIQUES for parcel in technique.parcels(plan, sizes))
 
 
 def _check(what: str, num_bytes: int, remedy: str) -> None:

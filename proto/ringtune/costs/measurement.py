@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.costs.action_costs import WIRE_ITEM_BYTES
@@ -31,6 +31,7 @@ from ringtune.job.job import Job
 from ringtune.schedule.course import Course, FrozenWeights, name_of
 from ringtune.schedule.operation_tables import Policy
 from ringtune.schedule.plan import Plan
+from ringtune.techniques import TECHNIQUES
 
 _SCALE_BYTES = 4
 
@@ -278,11 +279,11 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
                 f"{course.num_blocks} of {course.hidden_size}"
             )
         if shape is not None and node.shape.is_measured:
-            if node.shape.frozen != name_of(course.frozen):
-                raise PlanError(
-                    f"node {node.node} was profiled with frozen weights in {node.shape.frozen}, the run has them in "
-                    f"{name_of(course.frozen)} (runtime.frozen); measure anew with 'ringtune measure'"
-                )
+            for technique in TECHNIQUES:
+                if problem := technique.timed_otherwise(course, node):
+                    raise PlanError(
+                        f"node {node.node} was profiled with {problem}; measure anew with 'ringtune measure'"
+                    )
             for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
                 found, wanted = getattr(node.shape, name), getattr(shape, name)
                 if found != wanted:
@@ -290,20 +291,6 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
                         f"node {node.node} was profiled with {name} {found}, the job has {wanted}; "
                         "measure anew with 'ringtune measure'"
                     )
-
-
-class Copies(NamedTuple):
-    """Copies that some nodes of a plan hold alike.
-
-    Attributes:
-        what: in words.
-        nodes: that update a copy each; at least two.
-        remedy: what else the user can do.
-    """
-
-    what: str
-    nodes: tuple[str, ...]
-    remedy: str
 
 
 def numeric_class(facts: NodeFacts) -> str:
@@ -324,7 +311,7 @@ def refuse_unlike_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
     Raises:
         PlanError: names the copies, and two nodes with their classes.
     """
-    for copies in _copies(plan):
+    for copies in (each for technique in TECHNIQUES for each in technique.copies(plan)):
         first = copies.nodes[0]
         for other in copies.nodes[1:]:
             classes = numeric_class(facts[first]), numeric_class(facts[other])
@@ -334,14 +321,3 @@ def refuse_unlike_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
                     "which have to be equal in every bit, and they round differently; use one kind of device and one "
                     f"version of torch for both (such as ringtune node --device cpu), or {copies.remedy}"
                 )
-
-
-def _copies(plan: Plan) -> Iterator[Copies]:
-    owners = tuple(owner.node for owner in plan.course.owners)
-    if plan.course.method.full_parameters and plan.course.num_steps and len(owners) > 1:
-        yield Copies("embedding and head", owners, "let one node own all rows (data.owners = 1)")
-    for placement in plan.placements:
-        for stage in placement.stages:
-            if len(stage) > 1:
-                nodes = tuple(piece.node for piece in stage)
-                yield Copies(f"blocks {stage[0].text}", nodes, "plan anew with placement.replicas = 'never'")

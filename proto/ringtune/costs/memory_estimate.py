@@ -38,7 +38,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from ringtune.config.optimizers import update_work_bytes
 from ringtune.costs.activation_costs import graph_terms, recomputed_blocks
@@ -57,6 +58,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import within
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import ever_trained, in_flight
+from ringtune.techniques.base import DiskTerm
 
 OWN_TURNS: Final = "trained block, as it was at the end of a turn"
 COPIES: Final = "the same of another host"
@@ -435,25 +437,44 @@ _SHARDS: Final = 3
 """Shards of a node at once: those of the last two checkpoints, and the one that is being written."""
 
 
-class DiskNeeds(NamedTuple):
-    """Bytes that a run takes at most in a node's folder.
+CHECKPOINTS: Final = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskNeeds:
+    """What a run takes at most in a node's folder.
 
     Attributes:
-        state_bytes: optimizer state of units that rest.
-        checkpoint_bytes: of all checkpoints that are on the disk at once.
-        merged_bytes: adapters that the matrices have inside.
-        cache_bytes: hidden states of rows with later visits.
+        terms: everything, none of it counted twice.
     """
 
-    state_bytes: int = 0
-    checkpoint_bytes: int = 0
-    merged_bytes: int = 0
-    cache_bytes: int = 0
+    terms: tuple[DiskTerm, ...] = ()
+
+    @staticmethod
+    def together(needs: Iterable[DiskNeeds]) -> DiskNeeds:
+        """The needs of nodes that share a disk."""
+        found: dict[tuple[str, str], int] = {}
+        for what, size_bytes, remedy in itertools.chain.from_iterable(one.terms for one in needs):
+            found[what, remedy] = found.get((what, remedy), 0) + size_bytes
+        return DiskNeeds(tuple(DiskTerm(what, size, remedy) for (what, remedy), size in found.items()))
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all of them."""
-        return self.state_bytes + self.checkpoint_bytes + self.merged_bytes + self.cache_bytes
+        """Bytes of all terms together."""
+        return sum(term.size_bytes for term in self.terms)
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are of, without what takes none."""
+        return {term.what: term.size_bytes for term in self.terms if term.size_bytes}
+
+    def but(self, what: str) -> DiskNeeds:
+        """The needs without those of one thing."""
+        return DiskNeeds(tuple(term for term in self.terms if term.what != what))
+
+    def remedies(self, free_bytes: int) -> list[str]:
+        """How to do without a term, of each without which the others fit into so many bytes."""
+        most = self.total_bytes - free_bytes
+        return [term.remedy for term in self.terms if term.size_bytes and term.size_bytes >= most]
 
 
 def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
@@ -463,13 +484,21 @@ def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
     """
     at_once = min(_SHARDS, _num_checkpoints(course))
     if not course.method.full_parameters:
-        shard = _fitted_bytes(course, share, sizes)
-        return DiskNeeds(merged_bytes=_merged_bytes(course, share, sizes), checkpoint_bytes=at_once * shard)
+        shard, merged = _fitted_bytes(course, share, sizes), _merged_bytes(course, share, sizes)
+        return DiskNeeds((_checkpoints(at_once * shard), DiskTerm("merged adapters", merged, _UNMERGED)))
     trained = trained_units(course, share)
     state = sum(map(sizes.state_bytes, trained))
     saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
     shard = saved + sum(map(sizes.trained_bytes, hosted_units(course, share)))
-    return DiskNeeds(state if share.state_on_disk else 0, at_once * shard)
+    on_disk = DiskTerm("optimizer state", state if share.state_on_disk else 0, "set hift.state = 'memory'")
+    return DiskNeeds((on_disk, _checkpoints(at_once * shard)))
+
+
+_UNMERGED: Final = "set offload.merged = false, with which offload.users can't be 'collaboration'"
+
+
+def _checkpoints(size_bytes: int) -> DiskTerm:
+    return DiskTerm(CHECKPOINTS, size_bytes, "set train.checkpoint_every = 0")
 
 
 def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:

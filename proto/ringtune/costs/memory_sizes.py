@@ -27,10 +27,11 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.kept_inputs import ADAPTER_DOWN
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course, frozen_bytes, widened_bytes
+from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, block_row, pattern_of, share
 from ringtune.schedule.saved_activations import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
+from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
 from ringtune.techniques.offload import user_sets
 from ringtune.techniques.operations import choosers_of, limits_of
 

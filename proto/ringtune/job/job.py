@@ -59,12 +59,12 @@ from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operation_tables import Policy
 from ringtune.storage.strict import check_keys, read_dataclass, read_given
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, Memory, VeloraSettings, checked
-from ringtune.techniques.frozen_weights import check_frozen
-from ringtune.techniques.full_parameters import HiftSettings, check_full_parameters, with_adapter, without_default
-from ringtune.techniques.offload import OFF, OffloadSettings, check_offload
-from ringtune.techniques.operations import OperationsSettings, check_operations, with_table_read
+from ringtune.techniques.full_parameters import HiftSettings, with_adapter, without_default
+from ringtune.techniques.offload import OFF, OffloadSettings
+from ringtune.techniques.operations import OperationsSettings, with_table_read
 
 __all__ = [
     "Adapter",
@@ -272,11 +272,9 @@ class Job:
     def __post_init__(self) -> None:
         """Refuse settings of another method, and keys that the task has no use for."""
         self._check_method_sections()
-        check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
-        check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
-        check_frozen(self)
-        self._check_offload()
+        for technique in TECHNIQUES:
+            technique.check_job(self)
         check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
         check_user_column(self.data, self.offload, task=self.model.task)
         if self.train.sample_prompt and self.model.task != CAUSAL_LM:
@@ -306,17 +304,6 @@ class Job:
                     f"[{name}] has settings of train.method = {' or '.join(map(repr, owners))}, but this job has "
                     f"train.method = {self.train.method!r}; remove the section or change the method"
                 )
-
-    def _check_offload(self) -> None:
-        check_offload(
-            self.offload,
-            method=self.method,
-            adapter=self.adapter,
-            train=self.train,
-            operations=self.operations,
-            memory=self.memory,
-            velora=self.velora,
-        )
 
     @property
     def method(self) -> Method:

@@ -16,7 +16,7 @@ from typing import Final
 
 from ringtune.config.sections import ERROR, LENGTHS
 from ringtune.errors import IntegrityError, InvalidInputError, JobError
-from ringtune.job.job import CacheSettings, Job, OffloadSettings, OperationsSettings
+from ringtune.job.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.migration import all_owners, steps_of_rest, with_owner_back
@@ -25,13 +25,13 @@ from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.versions import weight_version
 from ringtune.storage.strict import json_digest, read_dataclass
 from ringtune.storage.text_files import AUTO
-from ringtune.techniques.activation_checkpointing import NONE
+from ringtune.techniques import TECHNIQUES
 
 _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
 _KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
-_LATER: Final = {
+_LATER: Final[dict[str, object]] = {
     "train.turns": EQUAL,
     "data.user": "",
     "data.held_out": 0.0,
@@ -42,12 +42,8 @@ _LATER: Final = {
     "data.encoding": AUTO,
     "train.patience_evals": 0,
     "train.keep_best": False,
-    **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
-    "memory.activations": NONE,
-    **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
-    **{f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
 }
-"""Keys of later versions, each with the value that stands for the behaviour before."""
+"""Keys of later versions that are of no technique, each with the value that stands for the behaviour before."""
 
 
 def job_digest(job: Job) -> str:
@@ -55,8 +51,9 @@ def job_digest(job: Job) -> str:
 
     A key that versions before did not have is left out where it says what these did, so that digests last.
     """
+    later = _LATER | {name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()}
     keys = _result_keys(job)
-    return json_digest({name: value for name, value in keys.items() if name not in _LATER or value != _LATER[name]})
+    return json_digest({name: value for name, value in keys.items() if name not in later or value != later[name]})
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:

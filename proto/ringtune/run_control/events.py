@@ -352,8 +352,8 @@ class TurnReported(NamedTuple):
     copies: tuple[CopyDigest, ...] = ()
 
 
-class CacheLost(NamedTuple):
-    """A node keeps no hidden states any more, with the reason; sent before the end of the turn in which that was."""
+class TechniqueFailed(NamedTuple):
+    """A node goes on without a technique, with the reason; sent before the end of the turn in which that was."""
 
     node: str
     problem: str
@@ -424,7 +424,7 @@ Event = (
     | FetchedAhead
     | StepReported
     | TurnReported
-    | CacheLost
+    | TechniqueFailed
     | OperationsChosen
     | OperationsFailed
     | Progressed
@@ -510,8 +510,8 @@ class LogOperations(NamedTuple):
     operations: Operations
 
 
-class LogCacheLost(NamedTuple):
-    """Log that a node keeps no hidden states any more, and why."""
+class LogTechniqueFailed(NamedTuple):
+    """Log that a node goes on without a technique, and why."""
 
     node: str
     problem: str
@@ -596,7 +596,7 @@ Command = (
     | LogUnfreeze
     | ChooseOperations
     | LogOperations
-    | LogCacheLost
+    | LogTechniqueFailed
     | LogCheckpoint
     | LogKept
     | LogEvaluation

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ringtune.run_control.events import (
     AwaitNodes,
     BestSent,
-    CacheLost,
     ChooseOperations,
     Collect,
     CollectBest,
@@ -26,7 +25,6 @@ from ringtune.run_control.events import (
     Inspect,
     Inspected,
     LogBest,
-    LogCacheLost,
     LogCheckpoint,
     LogEvaluation,
     LogFetched,
@@ -37,6 +35,7 @@ from ringtune.run_control.events import (
     LogRecovery,
     LogStep,
     LogStop,
+    LogTechniqueFailed,
     LogTurn,
     LogUnfreeze,
     MakePlan,
@@ -63,6 +62,7 @@ from ringtune.run_control.events import (
     Started,
     StepReported,
     StopAsked,
+    TechniqueFailed,
     TurnReported,
 )
 from ringtune.run_control.recovery import RecoveringRounds
@@ -72,7 +72,6 @@ __all__ = [
     "AwaitNodes",
     "BestKeepingRounds",
     "BestSent",
-    "CacheLost",
     "ChooseOperations",
     "Collect",
     "CollectBest",
@@ -90,7 +89,6 @@ __all__ = [
     "Inspect",
     "Inspected",
     "LogBest",
-    "LogCacheLost",
     "LogCheckpoint",
     "LogEvaluation",
     "LogFetched",
@@ -101,6 +99,7 @@ __all__ = [
     "LogRecovery",
     "LogStep",
     "LogStop",
+    "LogTechniqueFailed",
     "LogTurn",
     "LogUnfreeze",
     "MakePlan",
@@ -130,5 +129,6 @@ __all__ = [
     "Started",
     "StepReported",
     "StopAsked",
+    "TechniqueFailed",
     "TurnReported",
 ]

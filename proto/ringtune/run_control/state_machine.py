@@ -159,8 +159,8 @@ class Rounds:
                 self._on_step(event, now_s, commands)
             case rd.TurnReported():
                 self._on_turn_done(event, now_s, commands)
-            case rd.CacheLost(node, problem):
-                commands += self._granting.lose_cache(node, problem) if self._granting else ()
+            case rd.TechniqueFailed(node, problem):
+                commands += self._granting.technique_failed(node, problem) if self._granting else ()
             case rd.OperationsChosen():
                 self._on_operations(event, now_s, commands)
             case rd.OperationsFailed(step, error, message):

@@ -19,6 +19,7 @@ asked: the results that are collected then are of the same step ::
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -29,10 +30,10 @@ from ringtune.run_control.events import (
     ChooseOperations,
     Command,
     Grant,
-    LogCacheLost,
     LogEvaluation,
     LogOperations,
     LogStop,
+    LogTechniqueFailed,
     LogUnfreeze,
     StepReported,
 )
@@ -44,7 +45,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
 from ringtune.schedule.versions import depth
-from ringtune.techniques.activation_cache import TurnPrefixes
+from ringtune.techniques import turn_rules
 from ringtune.techniques.operations import TurnOperations
 from ringtune.techniques.replicas import CopyComparison
 
@@ -362,7 +363,7 @@ class Granting:
         depths: what trains when.
         tables: which operations hold when.
         stopping: whether the run ends early.
-        prefixes: where items enter the ring, and are kept.
+        rules: what the techniques of the placement decide.
         copies: whether the owners' copies of embedding and head are equal.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
@@ -388,7 +389,8 @@ class Granting:
         self.tables = TurnOperations(plan, start)
         self.stopping = TurnStopping(patience_evals, start, keeps_best=keeps_best)
         part = moving.part if moving else plan
-        self.prefixes = TurnPrefixes(part, items_ahead=max(1, items_ahead))
+        self._rules_ahead = max(1, items_ahead)
+        self.rules = turn_rules(part, self._rules_ahead)
         self.copies = CopyComparison(part)
         self.last: Turn | None = None
         self.is_exhausted = False
@@ -406,7 +408,7 @@ class Granting:
 
     def place(self, part: Plan) -> None:
         """Grant in another placement from now on, in which nothing is kept yet; no turn is open."""
-        self.nodes, self.copies, self.prefixes = part.nodes, CopyComparison(part), self.prefixes.moved(part)
+        self.nodes, self.copies, self.rules = part.nodes, CopyComparison(part), turn_rules(part, self._rules_ahead)
 
     @property
     def moves_before(self) -> Turn | None:
@@ -434,17 +436,21 @@ class Granting:
                 break
             if self._is_elsewhere(self._next):
                 break
-            may_grant = self.depths.may_grant(self._next) and self.prefixes.may_grant(self._next)
-            may_grant = may_grant and self.stopping.may_grant(self._next)
+            may_grant = self.depths.may_grant(self._next) and self.stopping.may_grant(self._next)
+            may_grant = may_grant and all(rule.may_grant(self._next) for rule in self.rules)
             if not may_grant or not self._has_table(self._next, commands):
                 break
-            turn = self.prefixes.decided(self.tables.decided(self.depths.decided(self._next, self.last)))
+            turn = self._ruled(self.tables.decided(self.depths.decided(self._next, self.last)))
             self._next = None
             if turn.kind is StepKind.TRAIN and turn.first_step in turn.unfreeze_at:
                 commands.append(LogUnfreeze(turn.first_step, self.depth(turn, turn.first_step)))
             granted.append(turn)
             self._note(turn)
         return [*commands, Grant(tuple(granted))] if granted else commands
+
+    def _ruled(self, turn: Turn) -> Turn:
+        """The turn with what the techniques of the placement decide of it."""
+        return functools.reduce(lambda turn, rule: rule.decided(turn), self.rules, turn)
 
     def _has_table(self, turn: Turn, commands: list[Command]) -> bool:
         """Whether the table is chosen that a turn carries; if nothing but the choice is missing, it is asked for."""
@@ -490,7 +496,7 @@ class Granting:
         self._ahead_of = (self._ahead_of[0] + turns, self._ahead_of[1] + items)
         if self._next is not None:
             self._next = _shifted(self._next, turns, items)
-        granted = [self.prefixes.decided(_shifted(turn, turns, items)) for turn in again]
+        granted = [self._ruled(_shifted(turn, turns, items)) for turn in again]
         for turn in granted:
             self._note(turn)
         return [Grant(tuple(granted))]
@@ -520,9 +526,10 @@ class Granting:
             return []
         return [LogOperations(step, operations), *self.ahead()]
 
-    def lose_cache(self, node: str, problem: str) -> list[Command]:
-        """Count on what a node keeps no longer, from the next turn on; nothing if that is no news."""
-        return [LogCacheLost(node, problem)] if self.prefixes.lose(node, problem) else []
+    def technique_failed(self, node: str, problem: str) -> list[Command]:
+        """Count on a node for a technique no longer, from the next turn on; nothing if that is no news."""
+        is_news = [rule.lose(node, problem) for rule in self.rules]
+        return [LogTechniqueFailed(node, problem)] if any(is_news) else []
 
     def judge(self, step: int, values: Values) -> list[Command]:
         """Take a complete evaluation: what waited for it may be granted now, or nothing if the run ends with it."""
@@ -551,14 +558,16 @@ class Granting:
         self.open.add(turn, self.nodes)
         self.stopping.granted(turn)
         self.tables.granted(turn)
-        self.prefixes.granted(turn)
+        for rule in self.rules:
+            rule.granted(turn)
 
     def close(self, turn: Turn) -> None:
         """Close a turn that every node has done; turns are closed in their order."""
         self.open.close(turn)
         self.depths.close(turn)
         self.tables.close(turn)
-        self.prefixes.close(turn)
+        for rule in self.rules:
+            rule.close(turn)
 
 
 def _shifted(turn: Turn, turns: int, items: int) -> Turn:

@@ -90,42 +90,6 @@ def name_of(frozen: FrozenWeights | None) -> str:
     return str(frozen) if frozen is not None else AS_COMPUTED
 
 
-MOST_WIDENED_BYTES: Final = 64 << 20
-"""Bytes that a widened matrix may take; a larger one is widened and multiplied so many rows at a time."""
-
-_NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
-_SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
-
-
-def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None) -> int:
-    """Bytes of weights of which the frozen matrices are held small.
-
-    Args:
-        whole_bytes: of all these weights in the type of the computation.
-        params: numbers in their frozen matrices.
-        rows: of these matrices together.
-        item_bytes: of a number in the type of the computation.
-        frozen: how they are held; None = as computed.
-    """
-    if frozen is None:
-        return whole_bytes
-    small_bytes = params * _NUMBER_BYTES[frozen.dtype] + rows * _SCALE_BYTES[frozen.dtype]
-    return whole_bytes - params * item_bytes + small_bytes
-
-
-def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
-    """Bytes of the room in which a frozen matrix is widened; 0 where it is multiplied as it is held.
-
-    Args:
-        largest_params: numbers of the largest frozen matrix.
-        item_bytes: of a number in the type of the computation.
-        frozen: how frozen weights are held.
-    """
-    if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
-        return 0
-    return min(MOST_WIDENED_BYTES, largest_params * (_NUMBER_BYTES[BFLOAT16] if frozen.native else item_bytes))
-
-
 EXACT: Final = "float32"
 PAIRS: Final = (EXACT, "bfloat16", "velora")
 """Forms of pairs on links: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
-from ringtune.schedule.frozen_prefix import why_no_cache
 from ringtune.schedule.migration import check_placements
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Helper, Placement, Slice
@@ -249,6 +248,17 @@ def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> P
     found = Plan(plan.course.decided(steps, operations), plan.placements)
     object.__setattr__(found, "_plain", plan.decided(steps))
     return found
+
+
+def why_no_cache(course: Course, has_helpers: bool) -> str:
+    """Why hosts of a run can't keep what leaves its frozen prefix, with what could be done; empty if they can."""
+    if course.method.full_parameters:
+        return f"{course.method.name} trains all parameters, so that no prefix stays frozen; use an adapter"
+    if course.may_skip:
+        return "operation tables let each micro-batch pass other blocks; use operations.policy = 'standard'"
+    if course.offload is not None or has_helpers:
+        return "helpers fit the adapters of some blocks; use offload.mode = 'off'"
+    return ""
 
 
 def _check(plan: Plan) -> None:

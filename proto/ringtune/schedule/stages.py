@@ -119,6 +119,12 @@ def replicas(placement: Placement, node: str) -> tuple[str, ...]:
     return ()
 
 
+def handed_in(placement: Placement, node: str) -> range:
+    """The blocks that a node hands in at the end: those of its slice, of replicas the first one's."""
+    piece, others = placement.slice_of(node), replicas(placement, node)
+    return range(piece.start, piece.stop) if not others or others[0] == node else range(0)
+
+
 def replica_links(placement: Placement) -> frozenset[tuple[str, str]]:
     """Every pair of replicas of one stage: each sends its gradients to the other."""
     names = ([piece.node for piece in stage] for stage in placement.stages)

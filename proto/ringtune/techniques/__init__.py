@@ -1,1 +1,32 @@
-"""The techniques of a run, a module each: its section of the job, its refusals, and its decisions for each turn."""
+"""The techniques, a module each; ``base`` has their common form."""
+
+from typing import Final
+
+from ringtune.schedule.plan import Plan
+from ringtune.techniques import (
+    activation_cache,
+    activation_checkpointing,
+    frozen_weights,
+    full_parameters,
+    offload,
+    operations,
+    replicas,
+)
+from ringtune.techniques.base import Technique, TurnRule
+
+TECHNIQUES: Final[list[Technique]] = [
+    activation_checkpointing.TECHNIQUE,
+    full_parameters.TECHNIQUE,
+    operations.TECHNIQUE,
+    frozen_weights.TECHNIQUE,
+    offload.TECHNIQUE,
+    replicas.TECHNIQUE,
+    activation_cache.TECHNIQUE,
+]
+"""Every technique, in the order in which it is asked."""
+
+
+def turn_rules(part: Plan, items_ahead: int) -> tuple[TurnRule, ...]:
+    """What the techniques that a placement uses decide of its turns; see ``Technique.turn_rule``."""
+    rules = (technique.turn_rule(part, items_ahead) for technique in TECHNIQUES)
+    return tuple(rule for rule in rules if rule is not None)

@@ -2,6 +2,12 @@
 
 Hosts keep hidden states of rows that return, in files. With ``float32`` no result depends on it.
 
+``frozen_prefix``: blocks without an update so far. A batch's composition is fixed for the run, so the same rows return
+in every pass over the rows of its owner, and in every evaluation; as long as no block below a boundary was trained, the
+same hidden state enters there. Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3,
+23, 43 and 53. Below the lowest trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves
+3 blocks at three visits.
+
 ``later_visits``: the steps at which a batch returns, by the order of turns and batches. An owner with three batches,
 turns of two steps, two owners that take turns::
 
@@ -25,29 +31,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from ringtune.config.sections import AUTO, check_choice
-from ringtune.errors import JobError
+from ringtune.config.sections import AUTO, Model, check_choice
+from ringtune.errors import JobError, PlanError
+from ringtune.quantities import format_bytes
+from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course, stream_of
-from ringtune.schedule.frozen_prefix import (
-    VISITS_AHEAD,
-    Key,
-    boundary_to_keep,
-    entry_bytes,
-    frozen_prefix,
-    hosts_at,
-    key_of,
-    may_come_again,
-    prefix_after,
-)
 from ringtune.schedule.migration import due
-from ringtune.schedule.placement import DEFAULT_MAX_BYTES, EXACT, ROUNDED, WHOLE, Passage, PrefixCache
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.placement import (
+    DEFAULT_MAX_BYTES,
+    EXACT,
+    ITEM_BYTES,
+    ROUNDED,
+    WHOLE,
+    Passage,
+    Placement,
+    PrefixCache,
+)
+from ringtune.schedule.plan import Plan, why_no_cache
 from ringtune.schedule.run_shape import EQUAL, turn_counts, weights
+from ringtune.schedule.stages import hosts_of_lane, lane_of
 from ringtune.schedule.turns import (
     ITEMS_AHEAD,
     Item,
@@ -58,6 +66,8 @@ from ringtune.schedule.turns import (
     items,
     turn_sequence,
 )
+from ringtune.schedule.versions import trained, weight_version
+from ringtune.techniques.base import DiskTerm, Technique
 
 OFF: Final = "off"
 _PREFIXES: Final = (OFF, AUTO)
@@ -91,6 +101,143 @@ class CacheSettings:
         if self.prefix == OFF:
             return None
         return PrefixCache(max_bytes=self.max_bytes, dtype=self.dtype if self.dtype == ROUNDED else computed)
+
+
+VISITS_AHEAD: Final = 64
+"""Visits of a batch that count for the choice of its boundary."""
+
+_CACHED: Final = (StepKind.TRAIN, StepKind.EVALUATE)
+_HEADER_BYTES: Final = 4096
+
+
+def may_come_again(kind: StepKind) -> bool:
+    """Whether items of this kind are kept, and read."""
+    return kind in _CACHED
+
+
+def frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
+    """How many of the lowest blocks get no gradient in an item and have had no update; the highest block never counts.
+
+    Example: of six blocks the upper two train. Then this is 4, also for an evaluation.
+
+    Args:
+        course: in which the run's decisions are settled.
+        kind: of the item.
+        step: of the item.
+    """
+    return _frozen_prefix(course.plain, kind, step)
+
+
+@functools.lru_cache(maxsize=4096)
+def _frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
+    most = min(course.num_blocks - 1, max(0, trained(course, kind, step).lowest))
+    return next((block for block in range(most) if weight_version(course, block, step)), most)
+
+
+def prefix_after(course: Course, turn: Turn) -> int:
+    """The highest boundary at which a batch is of use after a turn; hidden states kept above it are deleted then.
+
+    Example: of six blocks the upper two train in the last step of a turn. Then this is 4; it never grows.
+
+    Args:
+        course: of the run.
+        turn: as it was granted.
+    """
+    if not may_come_again(turn.kind):
+        return course.num_blocks
+    decided = course.decided(turn.unfreeze_at, turn.operations)
+    return frozen_prefix(decided, turn.kind, max(turn.first_step, turn.end_step - 1))
+
+
+def boundary_to_keep(prefixes: Sequence[int]) -> int:
+    """The boundary at which to keep a batch that is embedded now; 0 if that is of no use.
+
+    A batch that enters at a boundary can't be kept below it, so a later visit that trains a lower block has to begin at
+    the embedding again, and is then kept anew. The boundary is that by which all visits together save the most blocks.
+
+    Args:
+        prefixes: the frozen prefix at this visit and at later ones; it never grows.
+    """
+    found, _ = _best(tuple(prefixes))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _best(prefixes: tuple[int, ...]) -> tuple[int, int]:
+    """The boundary for the first visit, and the blocks that all visits save with the best one at each whole visit."""
+    count = len(prefixes)
+    ends = [at for at in range(count) if at + 1 == count or prefixes[at + 1] < prefixes[at]]
+    saved = [0] * (count + 1)
+    boundary = 0
+    for first in reversed(range(count)):
+        last, most = first, saved[first + 1]
+        for end in ends:
+            if end > first and (value := (end - first) * prefixes[end] + saved[end + 1]) > most:
+                last, most = end, value
+        saved[first] = most
+        boundary = prefixes[last] if last > first else 0
+    return boundary, saved[0]
+
+
+def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> int:
+    """Bytes that a host keeps at most of a batch of so many rows: with hidden state, mask and header of each file.
+
+    Rows are counted with ``max_length`` tokens; what is kept is shorter where the longest row of the batch is. Of
+    replicas each keeps the micro-batches that pass it.
+
+    Args:
+        course: of the run.
+        placement: that has a cache.
+        host: of the boundary where the batch is kept.
+        rows: of the batch.
+    """
+    if placement.cache is None:
+        return 0
+    row_bytes = course.max_length * (course.hidden_size * ITEM_BYTES[placement.cache.dtype] + 1)
+    own = [size for micro, size in enumerate(course.microbatch_sizes(rows)) if _passes(placement, host, micro)]
+    return sum(own) * row_bytes + len(own) * _HEADER_BYTES
+
+
+def _passes(placement: Placement, host: str, micro: int) -> bool:
+    return any(piece.node == host for piece in hosts_of_lane(placement, lane_of(placement, micro)))
+
+
+def most_kept_bytes(course: Course, placement: Placement, host: str) -> int:
+    """Bytes that a host keeps at most: no more than the limit, and than all batches of all owners take."""
+    if placement.cache is None:
+        return 0
+    whole = 0
+    for owner in course.owners:
+        rows, each = course.batch_rows(owner), course.batch_size
+        whole += num_batches(owner.train_rows, rows) * entry_bytes(course, placement, host, rows)
+        parts = [min(each, owner.eval_rows - first) for first in range(0, owner.eval_rows, each)]
+        whole += sum(entry_bytes(course, placement, host, part) for part in parts)
+    return min(placement.cache.max_bytes, whole)
+
+
+def hosts_at(placement: Placement, boundary: int) -> tuple[str, ...]:
+    """The hosts of the block at a boundary, which keep the hidden state that enters it; none if it is private."""
+    return tuple(piece.node for piece in placement.hosts if piece.start <= boundary < piece.stop)
+
+
+class Key(NamedTuple):
+    """The name of a batch with later visits.
+
+    Attributes:
+        owner: of the rows.
+        is_evaluated: whether it is a batch of an evaluation.
+        batch: its id, or its index among the batches of an evaluation.
+    """
+
+    owner: str
+    is_evaluated: bool
+    batch: int
+
+
+def key_of(course: Course, item: Item) -> Key:
+    """The batch of an item."""
+    is_evaluated = item.kind is StepKind.EVALUATE
+    return Key(item.owner, is_evaluated, item.batch if is_evaluated else course.batch_id(item.owner, item.batch))
 
 
 def later_visits(course: Course, item: Item) -> Iterator[int]:
@@ -157,13 +304,13 @@ class TurnPrefixes:
     """The hidden states that hosts of one run keep, by the passages of granted turns.
 
     Args:
-        plan: of the run.
+        plan: of the run, in one placement.
+        cache: of this placement.
         items_ahead: so many items before a turn that reads, the turn that kept has to be done.
     """
 
-    def __init__(self, plan: Plan, *, items_ahead: int) -> None:
-        self._plan, self._items_ahead = plan, items_ahead
-        self._cache: PrefixCache | None = plan.placement.cache
+    def __init__(self, plan: Plan, cache: PrefixCache, *, items_ahead: int) -> None:
+        self._plan, self._cache, self._items_ahead = plan, cache, items_ahead
         self._entries: dict[Key, _Entry] = {}
         self._held_bytes: dict[str, int] = {}
         self._lost: dict[str, str] = {}
@@ -171,30 +318,28 @@ class TurnPrefixes:
         self._useless: dict[int, list[_Entry]] = {}  # turn -> entries that are given up when it is done
         self._prefix = plan.course.num_blocks
 
-    def moved(self, part: Plan) -> TurnPrefixes:
-        """The same for another placement, with empty caches at its hosts."""
-        return TurnPrefixes(part, items_ahead=self._items_ahead)
+    @staticmethod
+    def of(plan: Plan, items_ahead: int) -> TurnPrefixes | None:
+        """Those of a placement, with empty caches at its hosts; None where they keep nothing."""
+        cache = plan.placement.cache
+        return None if cache is None else TurnPrefixes(plan, cache, items_ahead=items_ahead)
 
     def may_grant(self, turn: Turn) -> bool:
         """Whether every turn is done in which what the turn may read was kept."""
-        return self._cache is None or not self._open or self._open[0].end_seq > turn.first_seq - self._items_ahead
+        return not self._open or self._open[0].end_seq > turn.first_seq - self._items_ahead
 
     def decided(self, turn: Turn) -> Turn:
         """The turn with the passages of its items; the very turn where all of them are whole."""
-        if self._cache is None:
-            return turn
         passages: tuple[Passage, ...] = ()
         if may_come_again(turn.kind):
             course = self._plan.course.decided(turn.unfreeze_at, turn.operations)
-            passages = tuple(self._passage(course, turn, item, self._cache) for item in items(course, turn))
+            passages = tuple(self._passage(course, turn, item) for item in items(course, turn))
         if any(passage != WHOLE for passage in passages):
             turn = dataclasses.replace(turn, passages=passages)
         return turn
 
     def granted(self, turn: Turn) -> None:
         """Note a turn that was granted; hosts delete at its end what no later turn can read."""
-        if self._cache is None:
-            return
         self._open.append(turn)
         prefix = prefix_after(self._plan.course, turn)
         if prefix < self._prefix:
@@ -204,28 +349,27 @@ class TurnPrefixes:
 
     def close(self, turn: Turn) -> None:
         """Note that every node has done a turn; turns are closed in their order."""
-        if self._cache is not None:
-            self._open.popleft()
-            for entry in self._useless.pop(turn.index, ()):
-                self._hold(entry, -1)
+        self._open.popleft()
+        for entry in self._useless.pop(turn.index, ()):
+            self._hold(entry, -1)
 
-    def lose(self, host: str, problem: str) -> bool:
+    def lose(self, node: str, problem: str) -> bool:
         """Count on a host no longer, which could not keep a batch or found it damaged; whether that is news."""
-        if self._cache is None or host in self._lost:
+        if node in self._lost:
             return False
-        self._lost[host] = problem
-        self._entries = {key: entry for key, entry in self._entries.items() if host not in entry.size_bytes}
+        self._lost[node] = problem
+        self._entries = {key: entry for key, entry in self._entries.items() if node not in entry.size_bytes}
         return True
 
-    def _passage(self, course: Course, turn: Turn, item: Item, cache: PrefixCache) -> Passage:
+    def _passage(self, course: Course, turn: Turn, item: Item) -> Passage:
         key, prefix = key_of(course, item), frozen_prefix(course, item.kind, item.step)
         entry = self._entries.get(key)
         if entry is not None and entry.boundary <= prefix:
             is_ready = entry.end_seq <= turn.first_seq - self._items_ahead
             return Passage(enters=entry.boundary) if is_ready else WHOLE
-        return self._keep(course, turn, item, cache, prefix)
+        return self._keep(course, turn, item, prefix)
 
-    def _keep(self, course: Course, turn: Turn, item: Item, cache: PrefixCache, prefix: int) -> Passage:
+    def _keep(self, course: Course, turn: Turn, item: Item, prefix: int) -> Passage:
         """Keep a batch that has to begin at the embedding, if it has later visits and its host has room."""
         if prefix <= 0:
             return WHOLE
@@ -233,7 +377,8 @@ class TurnPrefixes:
         placement = self._plan.placement
         hosts = hosts_at(placement, boundary) if boundary else ()
         size_bytes = {host: entry_bytes(course, placement, host, item.rows) for host in hosts}
-        full = [host for host, size in size_bytes.items() if self._held_bytes.get(host, 0) + size > cache.max_bytes]
+        most = self._cache.max_bytes
+        full = [host for host, size in size_bytes.items() if self._held_bytes.get(host, 0) + size > most]
         if not hosts or full or any(host in self._lost for host in hosts):
             return WHOLE
         key = key_of(course, item)
@@ -287,18 +432,20 @@ def expect_prefixes(plan: Plan, *, start: StartPoint | None = None) -> ExpectedP
     Where the losses of the run decide what trains, nothing more trains in this expectation.
     """
     found, part = ExpectedPrefixes(), plan.at(plan.placement.placement_number)
-    prefixes = TurnPrefixes(part, items_ahead=ITEMS_AHEAD)
+    prefixes = TurnPrefixes.of(part, ITEMS_AHEAD)
     under_way: list[Turn] = []
     for turn in itertools.takewhile(lambda turn: turn.first_seq < MOST_ITEMS, turn_sequence(plan.course, start=start)):
         if (placement_number := due(plan.course, plan.placements, turn)) != part.placement.placement_number:
             part, under_way = plan.at(placement_number), []
-            prefixes = prefixes.moved(part)
+            prefixes = TurnPrefixes.of(part, ITEMS_AHEAD)
+        found.items += turn.num_items
+        if prefixes is None:
+            continue
         while under_way and not prefixes.may_grant(turn):
             prefixes.close(under_way.pop(0))
         decided = prefixes.decided(turn)
         prefixes.granted(decided)
         under_way.append(decided)
-        found.items += turn.num_items
         for item in items(plan.course, decided) if decided.passages else ():
             found.entering += bool(item.passage.enters)
             found.blocks += item.passage.enters
@@ -306,3 +453,98 @@ def expect_prefixes(plan: Plan, *, start: StartPoint | None = None) -> ExpectedP
                 for host in hosts_at(part.placement, item.passage.keeps):
                     found.kept[host] += 1
     return found
+
+
+class JobSections(Protocol):
+    """The sections of a job that have to do with the cache."""
+
+    @property
+    def model(self) -> Model:
+        """``[model]``."""
+
+    @property
+    def cache(self) -> CacheSettings:
+        """``[cache]``."""
+
+
+def with_prefix_cache(job: JobSections, plan: Plan) -> Plan:
+    """Return a plan with the cache that its job asks for.
+
+    Raises:
+        PlanError: no batch would be read.
+    """
+    cache = job.cache.of_placement(job.model.dtype)
+    if cache is None or not plan.course.num_steps:
+        return plan
+    if problem := why_no_cache(plan.course, bool(plan.placement.helpers)):
+        raise PlanError(problem)
+    cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
+    if not expect_prefixes(cached).entering:
+        raise PlanError(
+            "no batch comes again while the blocks below stay frozen, or none has room; train longer on fewer rows, "
+            "unfreeze later, or raise cache.max_bytes"
+        )
+    return cached
+
+
+def cache_terms(plan: Plan, node: str) -> list[DiskTerm]:
+    """What a host keeps in its folder."""
+    return [DiskTerm("hidden states", most_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")]
+
+
+def check_given_cache(job: JobSections, plan: Plan) -> None:
+    """Refuse a given plan with hosts that keep what the job does not ask for.
+
+    Raises:
+        PlanError: says what the plan has and what the job says.
+    """
+    wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
+    for cache in (one.cache for one in plan.placements if one.cache is not None):
+        if cache != wanted:
+            says = "cache.prefix = 'off'" if wanted is None else _text(wanted)
+            raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {remedy}")
+
+
+def _text(cache: PrefixCache) -> str:
+    return f"{format_bytes(cache.max_bytes)} of {cache.dtype} at most"
+
+
+def cache_lines(plan: Plan) -> list[str]:
+    """Describe what hosts keep, and what that saves; nothing without a cache."""
+    return [] if plan.placement.cache is None else [_saving(plan, expect_prefixes(plan))]
+
+
+def _saving(plan: Plan, expected: ExpectedPrefixes) -> str:
+    course = plan.course
+    share = expected.blocks / max(1, expected.items * course.num_blocks)
+    hosts = ", ".join(sorted(expected.kept)) or "no host"
+    return (
+        f"hidden states of rows that come again are kept at {hosts}: {expected.entering:,} of {expected.items:,} "
+        f"batches enter where they were kept, which spares {share:.0%} of the forwards of blocks"
+    )
+
+
+def cache_price(plan: Plan, _: Sequence[object]) -> list[str]:
+    """Say what it means that hosts keep hidden states; nothing without a cache, and with one node."""
+    cache = plan.placement.cache
+    if cache is None or len(plan.nodes) == 1:
+        return []
+    rounds = "; bfloat16 rounds them, so that the result depends on what was kept" if cache.dtype == ROUNDED else ""
+    return [
+        "until the run ends hosts keep hidden states of others' rows on their disks (cache.prefix = 'auto'), from "
+        f"which much of the rows can be told{rounds}"
+    ]
+
+
+TECHNIQUE: Final = Technique(
+    name="activation_cache",
+    later_keys={f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
+    placed=with_prefix_cache,
+    left_out="hidden states are not kept",
+    disk_terms=cache_terms,
+    check_plan=check_given_cache,
+    plan_lines=cache_lines,
+    notes=cache_price,
+    turn_rule=TurnPrefixes.of,
+    totals={"cache_reads": operator.add, "cache_read_bytes": operator.add, "cache_most_kept_bytes": max},
+)

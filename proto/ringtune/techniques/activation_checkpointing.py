@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, INITS, LAYERS, ranges_to_json, within
 from ringtune.schedule.units import Range
+from ringtune.techniques.base import Technique
 
 NONE: Final = "none"
 VELORA: Final = "velora"
@@ -156,3 +157,16 @@ def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> 
     if velora is not None:
         velora.check_trained(adapter)
     return velora
+
+
+def smaller_settings(memory: Memory) -> Iterator[tuple[str, object]]:
+    """What makes each slice fit, for a job of which blocks keep everything or projections."""
+    if memory.activations in (NONE, VELORA):
+        yield "memory.activations", AUTO
+
+
+TECHNIQUE: Final = Technique(
+    name="activation_checkpointing",
+    later_keys={"memory.activations": NONE},
+    smaller_settings=lambda job: smaller_settings(job.memory),
+)

@@ -1,15 +1,33 @@
-"""Frozen weights held small: refusals for ``runtime.frozen`` of a job, and the forms that a planner may choose."""
+"""Frozen weights held small: ``runtime.frozen`` of a job, the forms that a planner may choose, and their bytes.
+
+The type follows from the job, from what the nodes can compute and from their memory. ``auto`` rounds as little as it
+can: float32 where a plan fits, else bfloat16, else int8. Products are computed in bfloat16 only where every node that
+takes part does so fast, whoever hosts which blocks in the end.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
 
 from ringtune.config.sections import AUTO, Adapter, Model, Runtime, Train
-from ringtune.errors import JobError
+from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
-from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, FrozenWeights
+from ringtune.schedule.course import (
+    AS_COMPUTED,
+    BFLOAT16,
+    FROZEN_DTYPES,
+    INT8,
+    Course,
+    FrozenWeights,
+    dtype_of,
+    name_of,
+)
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.operation_tables import Policy, Score
+from ringtune.schedule.plan import Plan
+from ringtune.techniques.base import Technique
 from ringtune.techniques.operations import OperationsSettings
 
 
@@ -35,6 +53,30 @@ class JobSections(Protocol):
     @property
     def runtime(self) -> Runtime:
         """``[runtime]``."""
+
+
+class Shape(Protocol):
+    """How a node was timed."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it was."""
+
+    @property
+    def frozen(self) -> str:
+        """How frozen weights were held, as ``name_of`` says."""
+
+
+class Node(Protocol):
+    """The facts of a node that have to do with frozen weights."""
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 fast."""
+
+    @property
+    def shape(self) -> Shape:
+        """How it was timed."""
 
 
 def check_frozen(job: JobSections) -> None:
@@ -93,3 +135,121 @@ def _score_by_gradient(operations: OperationsSettings) -> str:
             scores = (operations.backward_score, *([operations.forward_score] if counts else []))
             return next((score for score in scores if Score(score).needs_gradient), "")
     return ""
+
+
+def frozen_of(job: JobSections, nodes: Iterable[Node]) -> tuple[FrozenWeights | None, ...]:
+    """The ways of holding frozen weights to be tried on these nodes, in order; None is float32."""
+    is_native = all(node.fast_bfloat16 for node in nodes)
+    return frozen_choices(job, is_native=is_native)
+
+
+def courses(job: JobSections, course: Course, nodes: Sequence[Node]) -> tuple[Course, ...]:
+    """The course with frozen weights held in each of these ways."""
+    return tuple(dataclasses.replace(course, frozen=frozen) for frozen in frozen_of(job, nodes))
+
+
+def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
+    """Smaller types than the job's."""
+    if job.runtime.frozen == AS_COMPUTED and not why_not_small(job):
+        yield "runtime.frozen", BFLOAT16
+    if job.runtime.frozen in (AS_COMPUTED, BFLOAT16) and not why_not_small(job):
+        yield "runtime.frozen", INT8
+
+
+def check_given_frozen(job: JobSections, plan: Plan) -> None:
+    """Refuse a given plan with frozen weights in another type than the job asks for.
+
+    How they are multiplied is the plan's matter: every node can do both.
+
+    Raises:
+        PlanError: names both types.
+    """
+    has = dtype_of(plan.course.frozen)
+    if job.runtime.frozen not in (AUTO, has):
+        raise PlanError(
+            f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or plan anew "
+            "with 'ringtune plan JOB --save FILE'"
+        )
+
+
+def timed_otherwise(course: Course, node: Node) -> str:
+    """Say how a node was timed with frozen weights held in another way; empty if it was not."""
+    timed, wanted = node.shape.frozen, name_of(course.frozen)
+    return "" if timed == wanted else f"frozen weights in {timed}, the run has them in {wanted} (runtime.frozen)"
+
+
+def rough_times(plan: Plan, nodes: Iterable[Node]) -> list[str]:
+    """Say that nodes were timed with frozen weights held in another way; nothing if they were not."""
+    timed = {node.shape.frozen for node in nodes if node.shape.is_measured} - {name_of(plan.course.frozen)}
+    if not timed:
+        return []
+    return [
+        f"the nodes were timed with frozen weights in {' and '.join(sorted(timed))}, the plan has them in "
+        f"{name_of(plan.course.frozen)}: predicted times are rough"
+    ]
+
+
+def frozen_lines(course: Course) -> list[str]:
+    """Say how frozen weights are held, if not as computed."""
+    frozen = course.frozen
+    if frozen is None:
+        return []
+    how = "multiplied in bfloat16" if frozen.native else "widened to float32 a matrix at a time"
+    scale = ", a scale for each row" if frozen.dtype == "int8" else ""
+    return [f"frozen weights in {frozen.dtype}{scale}, {how}"]
+
+
+def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) -> str:
+    """Say why ``auto`` took a type: what the types before it lacked. Empty where there was nothing to choose."""
+    if too_large is None:
+        return ""
+    why = "; ".join(f"in {name_of(way.frozen)} {lacking}" for way, lacking in too_large) or "they fit unrounded"
+    return f"  frozen weights in {name_of(course.frozen)}: {why}"
+
+
+MOST_WIDENED_BYTES: Final = 64 << 20
+"""Bytes that a widened matrix may take; a larger one is widened and multiplied so many rows at a time."""
+
+_NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
+_SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
+
+
+def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None) -> int:
+    """Bytes of weights of which the frozen matrices are held small.
+
+    Args:
+        whole_bytes: of all these weights in the type of the computation.
+        params: numbers in their frozen matrices.
+        rows: of these matrices together.
+        item_bytes: of a number in the type of the computation.
+        frozen: how they are held; None = as computed.
+    """
+    if frozen is None:
+        return whole_bytes
+    small_bytes = params * _NUMBER_BYTES[frozen.dtype] + rows * _SCALE_BYTES[frozen.dtype]
+    return whole_bytes - params * item_bytes + small_bytes
+
+
+def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
+    """Bytes of the room in which a frozen matrix is widened; 0 where it is multiplied as it is held.
+
+    Args:
+        largest_params: numbers of the largest frozen matrix.
+        item_bytes: of a number in the type of the computation.
+        frozen: how frozen weights are held.
+    """
+    if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
+        return 0
+    return min(MOST_WIDENED_BYTES, largest_params * (_NUMBER_BYTES[BFLOAT16] if frozen.native else item_bytes))
+
+
+TECHNIQUE: Final = Technique(
+    name="frozen_weights",
+    check_job=check_frozen,
+    courses=courses,
+    smaller_settings=smaller_settings,
+    check_plan=check_given_frozen,
+    timed_otherwise=timed_otherwise,
+    course_lines=frozen_lines,
+    notes=rough_times,
+)

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ringtune.config.sections import Adapter, Privacy, Train
 from ringtune.errors import JobError
@@ -21,9 +22,11 @@ from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MOST_BLOCKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import method_class, method_names
-from ringtune.schedule.methods.hift import ALWAYS, BOTTOM_UP, MEMORY, ORDERS, STATES
+from ringtune.schedule.methods.hift import ALWAYS, BOTTOM_UP, DISK, MEMORY, ORDERS, STATES
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weights
 from ringtune.storage.strict import nearest
+from ringtune.techniques.base import Copies, Technique
 from ringtune.techniques.operations import OperationsSettings
 
 MOST_UNITS = MOST_BLOCKS + 2
@@ -191,3 +194,28 @@ def _owners(course: Course) -> Iterator[str]:
     """The owner of each step for ever."""
     for index in owner_indices(weights(course.owners, course.turns), 0):
         yield from itertools.repeat(course.owners[index].node, course.local_iterations)
+
+
+def smaller_settings(settings: HiftSettings | None) -> Iterator[tuple[str, object]]:
+    """State on the disk, and one unit a step."""
+    if settings is not None and settings.state == MEMORY:
+        yield "hift.state", DISK
+    if settings is not None and settings.group_size > 1:
+        yield "hift.group_size", 1
+
+
+def copies(plan: Plan) -> Iterator[Copies]:
+    """Embedding and head of several owners."""
+    owners = tuple(owner.node for owner in plan.course.owners)
+    if plan.course.method.full_parameters and plan.course.num_steps and len(owners) > 1:
+        yield Copies("embedding and head", owners, "let one node own all rows (data.owners = 1)")
+
+
+TECHNIQUE: Final = Technique(
+    name="full_parameters",
+    check_job=lambda job: check_full_parameters(
+        train=job.train, adapter=job.adapter, operations=job.operations, privacy=job.privacy
+    ),
+    smaller_settings=lambda job: smaller_settings(job.hift),
+    copies=copies,
+)

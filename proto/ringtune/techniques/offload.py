@@ -42,6 +42,7 @@ from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import nearest
 from ringtune.techniques.activation_checkpointing import BOTH, VELORA, Memory, VeloraSettings
+from ringtune.techniques.base import Technique
 from ringtune.techniques.operations import OperationsSettings
 
 OFF: Final = "off"
@@ -424,3 +425,18 @@ def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[s
         before = ends[-1][0] if ends else 0
         ends.append((before + (user.train_rows if is_training else user.eval_rows), user.name))
     return [next(name for end, name in ends if row < end) for row in rows]
+
+
+TECHNIQUE: Final = Technique(
+    name="offload",
+    later_keys={f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
+    check_job=lambda job: check_offload(
+        job.offload,
+        method=job.method,
+        adapter=job.adapter,
+        train=job.train,
+        operations=job.operations,
+        memory=job.memory,
+        velora=job.velora,
+    ),
+)

@@ -75,6 +75,7 @@ from ringtune.schedule.operation_tables import (
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due
 from ringtune.storage.strict import read_given
+from ringtune.techniques.base import Technique
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -680,3 +681,10 @@ def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None
 
 def _position(entry: BlockScores) -> tuple[str, int, int, int]:
     return entry[:4]
+
+
+TECHNIQUE: Final = Technique(
+    name="operations",
+    later_keys={f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
+    check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train, privacy=job.privacy),
+)

@@ -1,4 +1,4 @@
-"""Digests that compare what several nodes hold alike: copies of embedding and head, and blocks of replicas.
+"""Replicas, several hosts of the same blocks: what they send each other and hold alike; digests that compare copies.
 
 Blocks of replicas (``schedule.lowering``) are compared after their last update of a turn, copies once a sweep. Where
 all parameters train, every owner does the same update of its own copy (``schedule.stages``). After the last update of a
@@ -14,17 +14,19 @@ Source: HiFT trains on one machine and has no copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from ringtune.errors import IntegrityError
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import is_replicated, item_updates
+from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import other_owners, replicas, replicated_units
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, unit_name
-from ringtune.schedule.versions import trained
+from ringtune.schedule.versions import ever_trained, trained
+from ringtune.techniques.base import Copies, Parcel, Technique
 
 
 class CopyDigest(NamedTuple):
@@ -145,3 +147,40 @@ def _check(node: str, turn: Turn, digests: Sequence[CopyDigest], *, owed: tuple[
             f"node {node} reports digests of units {list(units)} at the end of turn {turn.index}, expected are those "
             f"of {list(owed)}; use one version on all machines"
         )
+
+
+class Sizes(Protocol):
+    """The sizes of a course at a node that have to do with replicas."""
+
+    @property
+    def adapter_bytes(self) -> int:
+        """What trains of a block."""
+
+
+def parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
+    """The gradients of each stage with several hosts."""
+    for stage in _shared_stages(plan.placement):
+        nodes = tuple(piece.node for piece in stage)
+        ranges = ever_trained(plan.course).ranges_within(stage[0].start, stage[0].stop)
+        num_blocks = max((stop - start for start, stop in ranges), default=0)
+        yield Parcel(
+            f"the gradient of blocks {stage[0].text}, which nodes {', '.join(nodes)} send each other, has",
+            nodes,
+            num_blocks * sizes.adapter_bytes,
+            "give each other blocks, or take smaller adapters",
+        )
+
+
+def copies(plan: Plan) -> Iterator[Copies]:
+    """The blocks of each stage with several hosts, in every placement."""
+    for placement in plan.placements:
+        for stage in _shared_stages(placement):
+            nodes = tuple(piece.node for piece in stage)
+            yield Copies(f"blocks {stage[0].text}", nodes, "plan anew with placement.replicas = 'never'")
+
+
+def _shared_stages(placement: Placement) -> Iterator[tuple[Slice, ...]]:
+    return (stage for stage in placement.stages if len(stage) > 1)
+
+
+TECHNIQUE: Final = Technique(name="replicas", parcels=parcels, copies=copies)

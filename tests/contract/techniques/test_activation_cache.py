@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ringtune.schedule.frozen_prefix import key_of, may_come_again
 from ringtune.schedule.turns import items, turn_sequence
-from ringtune.techniques.activation_cache import later_visits
+from ringtune.techniques.activation_cache import key_of, later_visits, may_come_again
 from tests.support.plans import changed, random_plan
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
-from coordinator.planner.planned import Planned, cache_lines
+from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.frozen_prefix import most_kept_bytes
 from ringtune.schedule.placement import PrefixCache
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.activation_cache import cache_lines, most_kept_bytes
 from tests.support.planner_rings import MIB, device
 
 

@@ -331,7 +331,7 @@ def test_report_of_a_run_that_moves_has_the_most_of_all_placements() -> None:
         books.add_totals("a", {**totals, "peak_version_bytes": 100 * versions, **cache})
     entry = books.nodes["a"]
     assert (entry.peak_versions, entry.peak_version_bytes) == (3, 300)
-    assert entry.cache == {"cache_reads": 6, "cache_read_bytes": 60, "cache_most_kept_bytes": 700}
+    assert entry.figures == {"cache_reads": 6, "cache_read_bytes": 60, "cache_most_kept_bytes": 700}
 
 
 SLICES = [("a", 0, 2), ("b", 2, 4)]

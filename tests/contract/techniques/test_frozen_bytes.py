@@ -10,7 +10,8 @@ import pytest
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
-from ringtune.schedule.course import MOST_WIDENED_BYTES, FrozenWeights, frozen_bytes, widened_bytes
+from ringtune.schedule.course import FrozenWeights
+from ringtune.techniques.frozen_weights import MOST_WIDENED_BYTES, frozen_bytes, widened_bytes
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 

@@ -8,12 +8,12 @@ import random
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.schedule.frozen_prefix import boundary_to_keep, entry_bytes, frozen_prefix, hosts_at, most_kept_bytes
 from ringtune.schedule.placement import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import trained, weight_version
+from ringtune.techniques.activation_cache import boundary_to_keep, entry_bytes, frozen_prefix, hosts_at, most_kept_bytes
 from tests.support.plans import changed, make_plan, random_operations, random_plan
 
 AB = [("a", 0, 2), ("b", 2, 4)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.runtime.activation_cache import read_hidden, write_hidden
+from edge.techniques.activation_cache import read_hidden, write_hidden
 from ringtune.errors import IntegrityError
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import shutil
 import struct
 import zlib
 from collections import deque
@@ -26,13 +25,14 @@ from typing import Any, Final
 
 import torch
 
-from edge.runtime.micro_batches import Flows, OpenItem
+from edge.techniques.base import Handler, MicroBatches, OpenItem
 from ringtune.errors import IntegrityError
-from ringtune.schedule.actions import Action, Payload, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.frozen_prefix import Key, key_of, may_come_again, prefix_after
+from ringtune.schedule.placement import PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
+from ringtune.techniques.activation_cache import Key, key_of, may_come_again, prefix_after
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,12 +42,13 @@ class Prefixes:
 
     Args:
         plan: of the run.
+        cache: of its placement.
         node: which node of it.
         flows: its micro-batches that are under way.
     """
 
-    def __init__(self, plan: Plan, node: str, flows: Flows) -> None:
-        self._course, self._node, self._cache = plan.course, node, plan.placement.cache
+    def __init__(self, plan: Plan, cache: PrefixCache, node: str, flows: MicroBatches) -> None:
+        self._course, self._cache, self._node = plan.course, cache, node
         self._flows = flows
         self._folder: Path | None = None
         self._upcoming: _Upcoming | None = None
@@ -58,16 +59,20 @@ class Prefixes:
         self._is_told = False
         self.reads = self.held_bytes = self.most_held_bytes = self.read_bytes = 0
 
+    @staticmethod
+    def of(plan: Plan, node: str, flows: MicroBatches) -> Prefixes | None:
+        """Those of a node; None where the placement has no cache."""
+        cache = plan.placement.cache
+        return None if cache is None else Prefixes(plan, cache, node, flows)
+
     @property
-    def is_on(self) -> bool:
-        """Whether the placement has hosts keep the hidden states of later visits."""
-        return self._cache is not None
+    def handlers(self) -> dict[Op, Handler]:
+        """Of hidden states that are kept and read."""
+        return {Op.KEEP: self.keep, Op.READ: self.read}
 
     @property
     def figures(self) -> dict[str, int]:
-        """Micro-batches that were read, their bytes, and the most bytes that were kept at once; none if it is off."""
-        if not self.is_on:
-            return {}
+        """Micro-batches that were read, their bytes, and the most bytes that were kept at once."""
         return {
             "cache_reads": self.reads,
             "cache_read_bytes": self.read_bytes,
@@ -92,21 +97,14 @@ class Prefixes:
         if self._folder is None:
             self._lose(problem or "it has no folder; start it with --state DIR")
 
-    def close(self) -> None:
-        """Delete what is kept."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._files.clear()
-
     def grant(self, turn: Turn) -> None:
         """Note a granted turn."""
-        if self.is_on:
-            self._turns[turn.index] = turn
+        self._turns[turn.index] = turn
 
     def keep(self, action: Action, entry: OpenItem) -> tuple[()]:
         """Keep the hidden state of a micro-batch; where that fails the run continues, and the node reports it."""
         flow = self._flows.of(action)
-        if self._folder is None or self._cache is None or flow.hidden is None or flow.mask is None or self._problem:
+        if self._folder is None or flow.hidden is None or flow.mask is None or self._problem:
             return ()
         key, place = key_of(self._course, entry.item), (action.start, action.micro)
         hidden = flow.hidden.detach().to(device="cpu", dtype=DTYPES[self._cache.dtype])
