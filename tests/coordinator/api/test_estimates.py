@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import ringtune
+from coordinator.api import train
 from coordinator.api.arguments import parse_changes
 from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate_note, estimated_facts
-from coordinator.api.train import make_submission
 from coordinator.cli.plan import app
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
-from coordinator.planner.limits import NO_CHOICES
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import block_flop
 from coordinator.screen.plan_text import plan_json, plan_text, table_text
@@ -50,7 +50,9 @@ def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
     assert {node.memory_bytes for node in facts.values()} == {GIB}
 
 
-def test_estimates_read_each_file_once_before_a_local_run(wanted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_read_each_file_once_before_a_local_run(
+    wanted: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is to be known of the rows comes with their counts."""
     paths = list[str]()
 
@@ -59,21 +61,8 @@ def test_estimates_read_each_file_once_before_a_local_run(wanted: Job, monkeypat
         return table_rows(path, *more, **options)
 
     monkeypatch.setattr(rows, "table_rows", counted)
-    make_submission(
-        wanted,
-        None,
-        local=2,
-        coordinator="",
-        insecure=False,
-        nodes=0,
-        join_s=1.0,
-        replace=False,
-        resume=False,
-        profile=None,
-        plan=None,
-        choices=NO_CHOICES,
-        coordinator_wait_s=0.0,
-    )
+    monkeypatch.setattr(train, "_follow", lambda *_, **__: (tmp_path / "out").mkdir())
+    ringtune.train(wanted, local=2, out=tmp_path / "out")
     assert paths == ["train.csv", "eval.csv"]
 
 
