@@ -91,7 +91,7 @@ The file that the user has named for this; rows, or a job that is there, are ref
     coordinator/cli/init.py: init
     coordinator/cli/measure.py: measure
     coordinator/cli/coordinator.py: token
-    coordinator/cli/what_if.py: _sweep
+    coordinator/cli/what_if.py: _show_sweep
     coordinator/api/predict.py: writer_to
     coordinator/api/prediction_text.py: write_plot
 The folder that the user has named, absent or empty, or one with an earlier prediction
