@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+import functools
+import inspect
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from ringtune.errors import JobError, RingTuneError, UsageError
 from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths
-from ringtune.techniques.operations import with_table_read
+from ringtune.transport.speaker import speaker, speaking_as
 
-
-def changed_job(path: Path, changes: Iterable[str]) -> Job:
-    """Read a job file and change it; a file that ``--set operations.table=FILE`` names is read too.
-
-    A model that the job names by its id on a hub is a folder of this machine from here on.
-
-    Raises:
-        JobError: of the file, or of a changed value.
-        UsageError: a change is not ``KEY=VALUE``.
-        ConnectionFailedError: the model is not in the cache and can't be fetched.
-    """
-    from coordinator.client.hub import with_model_here
-
-    job = with_model_here(load_job(path).with_overrides(parse_changes(changes)))
-    return dataclasses.replace(job, operations=with_table_read(job.operations, Path.cwd()))
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, object]:
@@ -61,12 +49,26 @@ JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
 """A job file, its sections as a mapping, a job, or nothing where keywords say it all."""
 
 
+def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
+    """Read a job that is to be carried out; arguments as ``read_job``.
+
+    A model that it names by its id on a hub is a folder of this machine from here on.
+
+    Raises:
+        JobError, UsageError: as ``read_job``.
+        ConnectionFailedError: the model is not in the cache and can't be fetched.
+    """
+    from coordinator.client.hub import with_model_here
+
+    return with_model_here(read_job(job, keys))
+
+
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
     """Make a job from what was given; keywords win.
 
     Args:
         job: a file (its paths are relative to its folder), or the sections of one as a mapping.
-        keys: keywords ``SECTION__KEY``, as ``train__rounds``; relative paths are relative to the current folder.
+        keys: ``train__rounds``, or ``train.rounds`` of ``--set``; relative paths are relative to the current folder.
 
     Raises:
         JobError: the job is wrong; names the key.
@@ -85,11 +87,13 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
 
 
 def _dotted(keyword: str) -> str:
-    """The key of a job that a keyword names: ``train__rounds`` is ``train.rounds``.
+    """The key of a job that a keyword names: ``train__rounds`` is ``train.rounds``, as is ``train.rounds`` itself.
 
     Raises:
         UsageError: it names none; with the nearest that does.
     """
+    if "." in keyword:
+        return keyword
     section, underscores, key = keyword.partition("__")
     if underscores and section and key:
         return f"{section}.{key}"
@@ -136,7 +140,7 @@ def _plain(value: object) -> object:
     return value
 
 
-_OPTION: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (?=[A-Z])|=)?")
+_OPTION: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (?=[A-Z0-9])|=)?")
 _COMMAND: Final = "ringtune "
 
 
@@ -157,24 +161,43 @@ def folder_of(run: RunLike) -> Path:
 
 
 @contextmanager
-def python_words(names: Mapping[str, str] | None = None) -> Iterator[None]:
+def python_words() -> Iterator[None]:
     """Say errors with arguments of Python: ``--data FILE`` is ``data=FILE``, ``--column`` an entry of ``columns``.
 
     A command that a message tells to type stays as it is.
-
-    Args:
-        names: parts of messages -> what stands in their place, such as a temporary file.
     """
+    with reworded(_in_python):
+        yield
+
+
+@contextmanager
+def reworded(words: Callable[[str], str]) -> Iterator[None]:
+    """Let errors of a block say what ``words`` makes of their messages."""
     try:
         yield
     except RingTuneError as error:
-        error.args = tuple(_in_python(part, names or {}) if isinstance(part, str) else part for part in error.args)
+        error.args = tuple(words(part) if isinstance(part, str) else part for part in error.args)
         raise
 
 
-def _in_python(text: str, names: Mapping[str, str]) -> str:
-    for name, instead in names.items():
-        text = text.replace(name, instead)
+def _in_python(text: str) -> str:
     before, command, rest = text.partition(_COMMAND)
+    before = before.replace("--detach", "wait=False")
     before = re.sub(r"--column (\w+)=([\w.]+)", r"columns={'\1': '\2'}", before)
     return _OPTION.sub(lambda found: found[1].replace("-", "_") + "=", before) + command + rest
+
+
+def for_python(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function of the Python API: its errors name arguments, and an identity on connections ends with it."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with python_words(), speaking_as(speaker()):
+            return function(*args, **kwargs)
+
+    return called
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of the Python API as a command calls it: its errors name options, and the identity stays."""
+    return cast(Callable[P, R], inspect.unwrap(function))

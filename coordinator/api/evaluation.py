@@ -22,7 +22,7 @@ from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError,
 from ringtune.job.job import Data, Job
 from ringtune.job.rows import check_rows
 from ringtune.storage.durable import write_durably
-from ringtune.transport.speaker import is_encrypted
+from ringtune.transport.speaker import is_encrypted, speaking_as
 
 _POLL_S = 0.1
 _STOP_S = 8.0
@@ -48,15 +48,12 @@ def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path
     return rows
 
 
-def evaluate_alone(
-    run: SavedRun, data: Path | None, *, progress: Progress, join_s: float, model: Path | None
-) -> dict[str, Any]:
+def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Path | None) -> dict[str, Any]:
     """Evaluate in one process on this machine, and leave nothing behind.
 
     Args:
         run: the one with the adapter or model.
         data: rows, as the job's columns name them; None = those that the job holds out of its training rows.
-        progress: where it is shown.
         join_s: how long the process may take to start, seconds.
         model: folder that replaces the job's.
 
@@ -67,11 +64,10 @@ def evaluate_alone(
         RingTuneError: whatever it failed with.
     """
     job = evaluation_job(run, data, model=model)
-    for note in check_rows(job.model.task, job.data):
-        progress.note(note)
-    with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
+    check_rows(job.model.task, job.data)
+    with speaking_as(None), CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
-            return _evaluate(run, job, server.address, progress=progress, join_s=join_s, options=[OWN_COORDINATOR])
+            return _evaluate(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR])
         finally:
             server.coordinator.stop("the evaluation is over", _STOP_S)
 
@@ -81,7 +77,6 @@ def evaluate_on_ring(
     data: Path | None,
     address: str,
     *,
-    progress: Progress,
     join_s: float,
     model: Path | None,
     insecure: bool,
@@ -92,7 +87,6 @@ def evaluate_on_ring(
         run: the one with the adapter or model.
         data: rows; they stay on this machine. None = those that the nodes have for evaluation.
         address: ``host:port`` of the coordinator.
-        progress: where it is shown.
         join_s: how long the node here may take to join, seconds.
         model: folder that replaces the job's, on this machine; other nodes use their own.
         insecure: whether the coordinator may be on another machine, without encryption.
@@ -105,16 +99,15 @@ def evaluate_on_ring(
     """
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
-            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.saved, progress=progress)
+            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.saved, progress=Progress())
         return _figures(came)
     options = ["--guest"]  # rows to evaluate on: no training run may take them
     options += ["--insecure"] if insecure else []
     if model is not None:
         options += ["--model", str(model.resolve())]
     job = evaluation_job(run, data)
-    for note in check_rows(job.model.task, job.data):
-        progress.note(note)
-    return _evaluate(run, job, address, progress=progress, join_s=join_s, insecure=insecure, options=options)
+    check_rows(job.model.task, job.data)
+    return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options)
 
 
 def _evaluate(
@@ -122,7 +115,6 @@ def _evaluate(
     job: Job,
     address: str,
     *,
-    progress: Progress,
     join_s: float,
     insecure: bool | None = None,
     options: list[str] | None = None,
@@ -150,7 +142,7 @@ def _evaluate(
     ):
         _await_member(client, owner, ended, join_s)
         try:
-            came = client.evaluate(job, owner=owner, saved=run.saved, progress=progress)
+            came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
         except RingTuneError as error:
             raise (ended or [error])[0] from error
     return _figures(came)

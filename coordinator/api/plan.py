@@ -10,11 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.arguments import JobLike, python_words, read_job
+from coordinator.api.arguments import JobLike, for_python, job_here
 from coordinator.planner.explain import Explanation
 from coordinator.planner.explain import explain as explained
 from coordinator.planner.given_plan import GivenPlan, require_plan_place
-from coordinator.planner.limits import NO_CHOICES, Choices, read_choices
+from coordinator.planner.limits import Choices, read_choices
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import JobTime, Planned, guessed_time, measured_time
 from coordinator.run.run_text import rows_lines
@@ -31,7 +31,6 @@ from ringtune.quantities import parse_bytes
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_durably
 from ringtune.texts import printable
-from ringtune.transport.speaker import speaker, speaking_as
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -116,20 +115,8 @@ class PlannedJob:
         return "\n".join(self.lines())
 
 
-def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
-    """Plan for equal nodes that are not there; nothing is started.
-
-    Args:
-        job: to be planned.
-        num_nodes: how many; 0 = as many as the job has owners.
-        memory: budget of each, such as ``512MiB``; empty = they share what is free here.
-        choices: what the planner may choose in place of the job's values.
-        why: whether reasons are wanted.
-
-    Raises:
-        UsageError: nothing was measured to choose by.
-        RingTuneError: it can't be planned.
-    """
+def _plan_assumed(job: Job, num_nodes: int, memory: str, choices: Choices, *, why: bool) -> PlannedJob:
+    """Plan for equal nodes that are not there; nothing is started."""
     from coordinator.api.estimates import estimate, estimate_note
 
     if max(map(len, choices)) > 1:
@@ -142,12 +129,8 @@ def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO
     return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why, rows=assumed.rows)
 
 
-def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
-    """Plan for the nodes of a profile; arguments as ``plan_assumed``.
-
-    Raises:
-        RingTuneError: the profile can't be used, or it can't be planned.
-    """
+def _plan_measured(job: Job, profile: Path, choices: Choices, *, why: bool) -> PlannedJob:
+    """Plan for the nodes of a profile."""
     from coordinator.planner.given_plan import read_profile
 
     found = read_profile(profile)
@@ -155,38 +138,6 @@ def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why
     with Waiting("planning"):
         planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
     return _with_words(job, planned, found, "", is_measured=True, why=why)
-
-
-def plan_there(
-    job: Job,
-    coordinator: str,
-    *,
-    insecure: bool,
-    num_nodes: int,
-    join_s: float,
-    choices: Choices = NO_CHOICES,
-    why: bool,
-) -> PlannedJob:
-    """Plan for the nodes of a coordinator, which measure themselves.
-
-    Args:
-        job: to be planned.
-        coordinator: ``host:port``.
-        insecure: whether it may be on another machine, without encryption.
-        num_nodes: wait until so many have joined; 0 = take those that are there.
-        join_s: how long to wait for them, in seconds.
-        choices: what the planner may choose in place of the job's values.
-        why: whether reasons are wanted.
-
-    Raises:
-        RingTuneError: whatever measuring or planning failed with.
-    """
-    from coordinator.client.submit import Client
-
-    with Client(coordinator, insecure=insecure) as client, Waiting(f"asking {coordinator}") as waiting:
-        made, found, note = client.plan(job, progress=waiting, num_nodes=num_nodes, join_s=join_s, choices=choices)
-    planned = planned_as(job, made, found, again=why, **choices._asdict())
-    return _with_words(job, planned, found, note, is_measured=True, why=why)
 
 
 def _with_words(
@@ -243,6 +194,7 @@ def _classifier_lines(job: Job, num_classes: int) -> list[str]:
     ]
 
 
+@for_python
 def plan(
     job: JobLike = None,
     *,
@@ -279,18 +231,21 @@ def plan(
     Raises:
         RingTuneError: the job is wrong, or can't be planned for these nodes.
     """
-    with python_words():
-        wanted = read_job(job, keys)
-        choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
-        if bool(coordinator) + (profile is not None) + bool(assume or memory) > 1:
-            raise UsageError("give one of coordinator=, profile= and assume= with memory=: they name the nodes")
-        if nodes and not coordinator:
-            raise UsageError(f"nodes= is for coordinator=; for nodes that are not there: assume={nodes}")
-        if profile is not None:
-            return plan_measured(wanted, Path(profile), choices=choices, why=explain)
-        if not coordinator:
-            return plan_assumed(wanted, assume, memory, choices=choices, why=explain)
-        with speaking_as(speaker()):
-            return plan_there(
-                wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
-            )
+    wanted = job_here(job, keys)
+    choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
+    if coordinator and profile:
+        raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
+    if (profile or coordinator) and (assume or memory):
+        raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
+    if nodes and not coordinator:
+        raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
+    if profile:
+        return _plan_measured(wanted, Path(profile), choices, why=explain)
+    if not coordinator:
+        return _plan_assumed(wanted, assume, memory, choices, why=explain)
+    from coordinator.client.submit import Client
+
+    with Client(coordinator, insecure=insecure) as client, Waiting(f"asking {coordinator}") as waiting:
+        made, found, note = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
+    planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
+    return _with_words(wanted, planned, found, note, is_measured=True, why=explain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -25,11 +26,11 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
 
-from coordinator.api.arguments import RunLike, folder_of, python_words
+from coordinator.api.arguments import RunLike, folder_of, for_python, reworded
 from coordinator.api.output import Table
 from coordinator.api.user_adapters import adapter_of, require_user
-from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file
-from coordinator.screen.progress import Progress
+from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file, with_data
+from coordinator.screen.progress import Progress, Waiting
 from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import account_of, input_columns, is_plain_text, list_pictures, task_rows
@@ -466,6 +467,7 @@ Rows: TypeAlias = str | PathLike[str] | Sequence[Mapping[str, Any]] | Sequence[s
 """A file of rows, the rows themselves, or texts."""
 
 
+@for_python
 def predict(
     run: RunLike,
     data: Rows,
@@ -478,42 +480,47 @@ def predict(
     max_new_tokens: int = 50,
     temperature: float = 0.0,
     seed: int = 0,
+    tell: Callable[[str], object] = _LOG.warning,
+    take: Callable[[Predicted], object] | None = None,
 ) -> Table:
     """Predict for rows with the adapter or model of a run, as ``ringtune predict`` does; see ``Run.predict``.
+
+    ``tell`` gets what is to be known of rows that are left out or cut; ``take`` gets each row in place of the table.
 
     Raises:
         RingTuneError: whatever it failed with.
     """
-    from coordinator.client.saved_run import read_run, with_data
-
-    with python_words():
-        saved = with_data(read_run(folder_of(run)), columns or {}, missing)
+    folder = folder_of(run)
+    saved = with_data(read_run(folder), columns or {}, missing)
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     base = Path(model) if model is not None else None
-    with _file_of(data, saved.job) as (rows, names), python_words(names):
+    table: list[Mapping[str, Any]] = []
+    with _file_of(data, saved.job) as rows:
         for note in check_request(saved, rows, how, user):
-            _LOG.warning("%s", note)
-        with writer_to(Path(save), rows, _LOG.warning) if save is not None else nullcontext() as writer:
-            found = []
-            for each in predict_rows(saved, rows, how, model=base, user=user, tell=_LOG.warning):
-                found.append(joined(each))
+            tell(note)
+        with writer_to(Path(save), rows, tell) if save is not None else nullcontext() as writer:
+            every = predict_rows(saved, rows, how, model=base, user=user, tell=tell)
+            with Waiting(f"loading the model of {folder}"):
+                first = list(itertools.islice(every, 1))
+            for found in itertools.chain(first, every):
                 if writer is not None:
-                    writer.add(each)
-    return Table(found)
+                    writer.add(found)
+                if take is not None:
+                    take(found)
+                else:
+                    table.append(joined(found))
+    return Table(table)
 
 
 @contextmanager
-def _file_of(data: Rows, job: Job) -> Iterator[tuple[Path, Mapping[str, str]]]:
-    """Give the file of rows; rows that are given lie in one of their own meanwhile, on this machine.
-
-    Returns:
-        The file, and what it is called in messages where it is none of the user's.
+def _file_of(data: Rows, job: Job) -> Iterator[Path]:
+    """Give the file of rows; rows that are given lie in one of their own meanwhile, which no error names.
 
     Raises:
         UsageError: what is given is neither.
     """
     if isinstance(data, str | PathLike):
-        yield Path(data), {}
+        yield Path(data)
         return
     if job.model.task == IMAGE_CLASSIFICATION:
         raise UsageError("rows are a folder of pictures or an .npz file; give its path")
@@ -530,4 +537,5 @@ def _file_of(data: Rows, job: Job) -> Iterator[tuple[Path, Mapping[str, str]]]:
             path.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
         except (TypeError, ValueError) as error:
             raise UsageError("a row has a value that JSON has no form for; give texts and numbers") from error
-        yield path, {str(path): "the rows"}
+        with reworded(lambda text: text.replace(str(path), "the rows")):
+            yield path

@@ -11,14 +11,13 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.api.arguments import RunLike, folder_of, python_words
+from coordinator.api.arguments import RunLike, folder_of, for_python
 from coordinator.api.output import Metrics, Plot, Table, choose_progress
 from coordinator.api.predict import Rows, predict
 from coordinator.client.connection import Connection
@@ -122,53 +121,32 @@ _SHOWN: Final = (STEP_KIND, "evaluation", "unfreeze", "operations")
 _UNKNOWN_CODE: Final = 1
 
 
-@dataclass(slots=True)
-class Left:
-    """A run by its folder: detached, or over.
+def place_of(run: Run) -> RunPlace:
+    """Read where a run is driven.
 
-    Attributes:
-        folder: of the run.
-        insecure: whether its coordinator may be on another machine, without encryption.
-        process: that trains, where this one has started it.
+    Raises:
+        UsageError: its folder does not tell.
     """
-
-    folder: Path
-    insecure: bool = False
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The totals of a run that is done; empty before."""
-        path = self.folder / "report.json"
-        return read_run_file(path) if path.is_file() else {}
-
-    @property
-    def place(self) -> RunPlace:
-        """Where the run is driven.
-
-        Raises:
-            UsageError: the folder does not tell.
-        """
-        place = read_place(self.folder)
-        if place is None:
-            raise UsageError(f"{self.folder} does not tell where its run is driven; it has not begun, or is old")
-        return place
-
-    @property
-    def has_place(self) -> bool:
-        """Whether the folder tells where the run is driven; one of 0.1 does not."""
-        return (self.folder / PLACE).is_file()
+    place = read_place(run.folder)
+    if place is None:
+        raise UsageError(f"{run.folder} does not tell where its run is driven; it has not begun, or is old")
+    return place
 
 
-def state_of(run: Left) -> str:
+def _has_place(run: Run) -> bool:
+    """Whether the folder tells where the run is driven; one of 0.1 does not."""
+    return (run.folder / PLACE).is_file()
+
+
+def state_of(run: Run) -> str:
     """Tell whether a run is ``running``, ``done`` or ``stopped``.
 
     Raises:
         RingTuneError: its coordinator can't be asked.
     """
-    if not run.has_place:
+    if not _has_place(run):
         return DONE if run.report else STOPPED
-    place = run.place
+    place = place_of(run)
     if _is_done(run, place):
         return DONE
     if place.is_local and not is_running(place.pid):
@@ -180,15 +158,15 @@ def state_of(run: Left) -> str:
         return RUNNING if status.run_id == place.run_id and not status.is_over else STOPPED
 
 
-def follow(run: Left, *, progress: bool) -> None:
+def follow(run: Run, *, progress: bool) -> None:
     """Wait for the end of a run, and show what it does.
 
     Raises:
         RingTuneError: whatever it ended with.
     """
-    if not run.has_place and run.report:
+    if not _has_place(run) and run.report:
         return
-    place = run.place
+    place = place_of(run)
     if _is_done(run, place):
         return
     with choose_progress(progress) as shown:
@@ -198,14 +176,14 @@ def follow(run: Left, *, progress: bool) -> None:
             _follow_kept(run, place, shown)
 
 
-def stop(run: Left, *, now: bool, wait_s: float) -> None:
+def stop(run: Run, *, now: bool, wait_s: float) -> None:
     """Stop a run, and wait until its files are written.
 
     Raises:
         UsageError: it is not under way.
         DeadlineError: it has not ended after ``wait_s`` seconds.
     """
-    place, deadline_s = run.place, time.monotonic() + wait_s
+    place, deadline_s = place_of(run), time.monotonic() + wait_s
     with _connected(run, place) as client:
         if client is None:
             raise UsageError(f"the run in {run.folder} is not under way")
@@ -219,12 +197,12 @@ def stop(run: Left, *, now: bool, wait_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _is_done(run: Left, place: RunPlace) -> bool:
+def _is_done(run: Run, place: RunPlace) -> bool:
     """Whether the report in the folder is that of the run; one of an earlier part of it is another's."""
     return run.report.get("run_id") == place.run_id
 
 
-def _follow_process(run: Left, place: RunPlace, shown: Progress) -> None:
+def _follow_process(run: Run, place: RunPlace, shown: Progress) -> None:
     """Show what a local run adds to its metrics, until its process has ended."""
     plan = Plan.from_json(read_run_file(run.folder / "plan.json"))
     shown.plan(plan, {})
@@ -243,14 +221,14 @@ def _follow_process(run: Left, place: RunPlace, shown: Progress) -> None:
     shown.report(run.report)
 
 
-def _code_of(run: Left, place: RunPlace) -> int | None:
+def _code_of(run: Run, place: RunPlace) -> int | None:
     """Exit code of a local run's process; None while it runs. Of a process that is not ours it is not known."""
-    if run.process is not None:
-        return run.process.poll()
+    if run._process is not None:
+        return run._process.poll()
     return None if is_running(place.pid) else _UNKNOWN_CODE
 
 
-def _follow_kept(run: Left, place: RunPlace, shown: Progress) -> None:
+def _follow_kept(run: Run, place: RunPlace, shown: Progress) -> None:
     with _connected(run, place) as client:
         if client is None:
             raise ConnectionFailedError(
@@ -264,11 +242,11 @@ def _follow_kept(run: Left, place: RunPlace, shown: Progress) -> None:
 
 
 @contextmanager
-def _connected(run: Left, place: RunPlace) -> Iterator[Connection | None]:
+def _connected(run: Run, place: RunPlace) -> Iterator[Connection | None]:
     """Connect to the coordinator of a run; None if a local one has ended."""
     with speaking_as(None if place.is_local else speaker()):
         try:
-            client = Connection(place.coordinator, insecure=None if place.is_local else run.insecure)
+            client = Connection(place.coordinator, insecure=None if place.is_local else run._insecure)
         except ConnectionFailedError:
             if not place.is_local:
                 raise
@@ -278,6 +256,7 @@ def _connected(run: Left, place: RunPlace) -> Iterator[Connection | None]:
             yield client
 
 
+@for_python
 def evaluate(
     run: RunLike,
     data: str | PathLike[str] | None = None,
@@ -289,6 +268,7 @@ def evaluate(
     user: str = "",
     join_s: float = 60.0,
     insecure: bool = False,
+    tell: Callable[[str], object] = str,
 ) -> dict[str, Any]:
     """Evaluate the adapter or model of a run as ``ringtune eval`` does.
 
@@ -303,6 +283,7 @@ def evaluate(
         user: the one with the adapters, where each user has their own.
         join_s: how long the process that is started here may take to join, in seconds.
         insecure: whether the coordinator may be on another machine, without encryption.
+        tell: gets a line with what is evaluated, on which rows and where.
 
     Returns:
         ``count``, ``loss``, ``accuracy`` and whatever else the task counts.
@@ -312,21 +293,21 @@ def evaluate(
     """
     from coordinator.api.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
     from coordinator.api.user_adapters import adapter_of, require_user
-    from coordinator.client.saved_run import read_run, with_data
-    from coordinator.screen.progress import Progress
+    from coordinator.client.saved_run import with_data
 
-    with python_words():
-        saved = with_data(read_run(folder_of(run)), columns or {}, missing)
-        require_user(saved, user)
-        given = Path(data) if data is not None else None
-        rows = rows_to_evaluate(given, saved.job.data, on_ring=bool(coordinator))
+    folder = folder_of(run)
+    saved = with_data(read_run(folder), columns or {}, missing)
+    require_user(saved, user)
+    rows = rows_to_evaluate(Path(data) if data is not None else None, saved.job.data, on_ring=bool(coordinator))
     base = Path(model) if model is not None else None
-    with python_words(), speaking_as(speaker() if coordinator else None), adapter_of(saved, user) as chosen:
+    where = f"the nodes of {coordinator}" if coordinator else "this machine"
+    whose = f", user {user}," if user else ""
+    theirs = "the rows of the nodes" if coordinator else f"the held-out rows of {saved.job.data.train}"
+    tell(f"evaluating {folder}{whose} on {rows or theirs}, with {where} ...")
+    with adapter_of(saved, user) as chosen:
         if not coordinator:
-            return evaluate_alone(chosen, rows or Path(), progress=Progress(), join_s=join_s, model=base)
-        return evaluate_on_ring(
-            chosen, rows, coordinator, progress=Progress(), join_s=join_s, model=base, insecure=insecure
-        )
+            return evaluate_alone(chosen, rows, join_s=join_s, model=base)
+        return evaluate_on_ring(chosen, rows, coordinator, join_s=join_s, model=base, insecure=insecure)
 
 
 _PLAN, _JOB = "plan.json", "job.toml"
@@ -341,6 +322,7 @@ class Run:
     Args:
         folder: of the run: the ``out`` of ``train``, the ``--out`` of ``ringtune train``.
         insecure: whether its coordinator may be on another machine, without encryption.
+        process: that trains, where this one has started it.
 
     Attributes:
         folder: where the run's files are.
@@ -349,9 +331,14 @@ class Run:
         UsageError: there is no such folder.
     """
 
-    def __init__(self, folder: str | PathLike[str], *, insecure: bool = False) -> None:
-        self.folder = Path(folder)
-        self._left = Left(self.folder, insecure)
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        insecure: bool = False,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.folder, self._insecure, self._process = Path(folder), insecure, process
         if not self.folder.is_dir():
             raise UsageError(f"{self.folder} is no folder; give the out= of a train(), or an --out of 'ringtune train'")
 
@@ -375,7 +362,8 @@ class Run:
     @property
     def report(self) -> dict[str, Any]:
         """The totals of a run that is done; empty before."""
-        return self._left.report
+        path = self.folder / "report.json"
+        return read_run_file(path) if path.is_file() else {}
 
     @property
     def metrics(self) -> Metrics:
@@ -414,7 +402,7 @@ class Run:
     @property
     def state(self) -> str:
         """``running``; ``done``, with a report; or ``stopped``: it may have checkpoints to resume from."""
-        return state_of(self._left)
+        return state_of(self)
 
     def plot(self) -> Plot:
         """Draw the loss over the steps, with the steps from which more blocks train; needs matplotlib.
@@ -464,7 +452,7 @@ class Run:
         Raises:
             RingTuneError: whatever the run ended with; ``InterruptedRunError`` if it was stopped.
         """
-        follow(self._left, progress=progress)
+        follow(self, progress=progress)
         return self
 
     def stop(self, *, now: bool = False, wait_s: float = STOP_S) -> Run:
@@ -481,7 +469,7 @@ class Run:
             UsageError: it is not under way.
             DeadlineError: it has not ended in time.
         """
-        stop(self._left, now=now, wait_s=wait_s)
+        stop(self, now=now, wait_s=wait_s)
         return self
 
     def _needed(self, name: str) -> Path:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import logging
 import os
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import typer
-
-from coordinator.api.arguments import JobLike, python_words, read_job
+from coordinator.api.arguments import JobLike, for_python, job_here
 from coordinator.api.estimates import estimate
 from coordinator.api.output import choose_progress
 from coordinator.api.plan import PlannedJob
@@ -26,8 +24,9 @@ from coordinator.api.predict import show_sample
 from coordinator.api.run import Run
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.connection import Connection
-from coordinator.client.detached_runs import bring_up_to_date, lines_of_detached, start_in_background
+from coordinator.client.detached_runs import bring_up_to_date, start_in_background
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup, node_name
+from coordinator.client.run_files import require_tensorboard
 from coordinator.client.run_folder import (
     ASKED,
     LOG,
@@ -41,8 +40,8 @@ from coordinator.client.run_folder import (
 )
 from coordinator.client.saved_run import RunPlace
 from coordinator.client.submit import Client, heard_interrupts
-from coordinator.planner.given_plan import GivenPlan, read_given_plan, read_profile, require_members
-from coordinator.planner.limits import Choices, read_choices
+from coordinator.planner.given_plan import read_given_plan, read_profile, require_members
+from coordinator.planner.limits import read_choices
 from coordinator.run.events import EventSink
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
@@ -54,7 +53,7 @@ from ringtune.job.rows import check_rows
 from ringtune.schedule.migration import all_owners
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_durably
-from ringtune.transport.speaker import speaker, speaking_as
+from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -65,11 +64,11 @@ _STOP_S = 8.0
 def local_ring(
     job: Job,
     num_nodes: int,
+    progress: Progress,
     *,
-    logs: Path | None = None,
-    states: Path | None = None,
+    folder: RunFolder | None = None,
     goes_on: Plan | None = None,
-    beside: Callable[[Coordinator], AbstractContextManager[object]] = contextlib.nullcontext,
+    page: tuple[str, Path | None] | None = None,
 ) -> Iterator[Client]:
     """Start a coordinator, agents and a client, and end them all with the context.
 
@@ -78,22 +77,27 @@ def local_ring(
     Args:
         job: names the data, and how many nodes own it.
         num_nodes: how many.
-        logs: folder for what they print; None = it is not kept.
-        states: folder in which each node gets one for its parts of checkpoints; None = their own default.
+        progress: where it is shown.
+        folder: of the run, for what they print and their parts of checkpoints; None = neither is kept there.
         goes_on: the plan of the run to resume; None = begin.
-        beside: made with the coordinator before a node joins, and ended after the nodes.
+        page: ``host:port`` of a page that shows the run, and the file with its token; None = there is none.
 
     Raises:
         RingTuneError: it can't be started here.
     """
+    progress.state(f"starting {num_nodes} local node{'s' if num_nodes > 1 else ''}")
     setup = LocalSetup.of(job, num_nodes)
     if goes_on is not None:
         _require_nodes(goes_on, setup)
-    with contextlib.ExitStack() as stack:
-        logs = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
+    with speaking_as(None), contextlib.ExitStack() as stack:
+        if folder is None:
+            logs, states = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-"))), None
+        else:
+            logs, states = folder.path / "logs", folder.checkpoints.node_states()
         server = stack.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s))
         server.coordinator.awaits_nodes = False  # nobody would start one again
-        stack.enter_context(beside(server.coordinator))
+        if page is not None:
+            stack.enter_context(_shown_on_page(server.coordinator, *page, progress))
         failed = server.coordinator.node_failed
         nodes = LocalNodes(
             setup, job, server.address, logs=logs, on_exit=failed, options=[OWN_COORDINATOR], states=states
@@ -126,77 +130,54 @@ def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """What is to be trained, and where.
+class Face:
+    """How a run is shown, and what is said of it, by whoever calls ``train``.
 
     Attributes:
-        request: what is wanted.
-        local: nodes to start on this machine; 0 = those of ``coordinator``.
-        coordinator: ``host:port``; empty with ``local``.
-        insecure: whether it may be on another machine, without encryption.
-        replace: whether the files of a run in the folder may be put aside.
-        coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
-        web: ``host:port`` of the page of a local run; empty = none.
-        web_token: file with its token; None = a new one.
-        log: ``tensorboard``, or empty.
+        show: makes what shows the run, once what is printed is guarded against a closed terminal.
+        how_to_resume: writes for the step of the newest checkpoint how to resume.
+        say: takes a line on a run that is left, or on files that were put aside.
+        words: arguments of the command that is typed, to start it anew in the background; none in Python.
     """
 
-    request: RunRequest
-    local: int
-    coordinator: str
-    insecure: bool
-    replace: bool
-    coordinator_wait_s: float = 0.0
-    web: str = ""
-    web_token: Path | None = None
-    log: str = ""
+    show: Callable[[], Progress]
+    how_to_resume: Callable[[int], str]
+    say: Callable[[str], object] = str
+    words: Sequence[str] = ()
 
 
-def follow_run(
-    asked: Submission,
-    out: Path,
+Ring: TypeAlias = Callable[[Progress], AbstractContextManager[Client]]
+"""Connects to the coordinator of a run; one of this machine is started, and says so."""
+
+
+def _follow(
+    request: RunRequest,
+    folder: RunFolder,
+    ring: Ring,
+    face: Face,
     notes: Sequence[str],
     *,
-    how_to_resume: Callable[[int], str],
-    show: Callable[[], Progress],
-    after: Callable[[Progress], object] = lambda progress: None,
+    local: int,
+    coordinator_wait_s: float,
+    log: str,
 ) -> None:
-    """Run a job and follow it to its end; in the main thread, signals end it in order.
-
-    Args:
-        asked: what, and where.
-        out: folder of the run.
-        notes: to be shown first.
-        how_to_resume: writes for the step of the newest checkpoint how to resume.
-        show: makes what shows the run, once what is printed is guarded against a closed terminal.
-        after: called once the run is done and its folder is complete.
-
-    Raises:
-        RingTuneError: whatever the run failed with.
-    """
-    with (
-        heard_interrupts(log=out / LOG) as interrupts,
-        RunFolder(
-            out,
-            replace=asked.replace,
-            resume=asked.request.resume is not None,
-            say=lambda line: progress.note(line),  # of what is made next
-        ) as folder,
-        show() as progress,
-    ):
+    """Run a job and follow it to its end; in the main thread, signals end it in order."""
+    out = folder.path
+    with heard_interrupts(log=out / LOG) as interrupts, folder, face.show() as progress:
+        folder.say = progress.note
         for note in (*notes, *_of_replaced(folder)):
             progress.note(note)
         goes_on = False
         try:
-            with _ring(asked, folder, progress) as client, _log(asked, out) as logs:
+            with ring(progress) as client, _log(log, out) as logs:
                 try:
                     client.run(
-                        asked.request,
+                        request,
                         progress=progress,
                         folder=folder,
                         interrupts=interrupts,
-                        sinks=[_place_writer(out, client.address, asked), *logs],
-                        coordinator_wait_s=0.0 if asked.local else asked.coordinator_wait_s,
+                        sinks=[_place_writer(out, client.address, local), *logs],
+                        coordinator_wait_s=0.0 if local else coordinator_wait_s,
                     )
                 finally:
                     goes_on = client.goes_on
@@ -204,9 +185,9 @@ def follow_run(
             if RunCheckpoints(out).steps() and not goes_on:
                 if isinstance(error, DivergedError):
                     progress.note(_ONLY_A_FAULT)
-                progress.note(how_to_resume(RunCheckpoints(out).steps()[0]))
+                progress.note(face.how_to_resume(RunCheckpoints(out).steps()[0]))
             raise
-        after(progress)
+        show_sample(request.job, out, progress)
         progress.note(f"the run's files are in {out}")
 
 
@@ -218,213 +199,84 @@ def _of_replaced(folder: RunFolder) -> list[str]:
     return [f"the files of the earlier run are in {folder.replaced}"] if folder.replaced else []
 
 
-def _ring(asked: Submission, folder: RunFolder, progress: Progress) -> AbstractContextManager[Client]:
-    if not asked.local:
-        return Client(asked.coordinator, insecure=asked.insecure)
-    plan = asked.request.resume.plan if asked.request.resume else None
-    states = folder.checkpoints.node_states()
-    progress.state(f"starting {asked.local} local node{'s' if asked.local > 1 else ''}")
-    return local_ring(
-        asked.request.job,
-        asked.local,
-        logs=folder.path / "logs",
-        states=states,
-        goes_on=plan,
-        beside=lambda coordinator: _page(asked, coordinator, progress),
-    )
-
-
 @contextlib.contextmanager
-def _page(asked: Submission, coordinator: Coordinator, progress: Progress) -> Iterator[None]:
-    """Show a local run on a page while it is running, if that is asked for."""
-    if not asked.web:
-        yield
-        return
+def _shown_on_page(coordinator: Coordinator, bind: str, token: Path | None, progress: Progress) -> Iterator[None]:
+    """Show a local run on a page while it is running."""
     from coordinator.web.feeds import watch
     from coordinator.web.server import PageServer
 
-    with PageServer(watch(coordinator), asked.web, token_file=asked.web_token) as page:
+    with PageServer(watch(coordinator), bind, token_file=token) as page:
         for line in page.lines():
             progress.note(line)
         yield
 
 
 @contextlib.contextmanager
-def _log(asked: Submission, out: Path) -> Iterator[list[EventSink]]:
+def _log(log: str, out: Path) -> Iterator[list[EventSink]]:
     """Write what else is asked for beside ``metrics.jsonl``."""
-    if not asked.log:
+    if not log:
         yield []
         return
     from coordinator.client.run_files import TensorBoardLog
 
-    with contextlib.closing(TensorBoardLog(out)) as log:
-        yield [log]
+    with contextlib.closing(TensorBoardLog(out)) as written:
+        yield [written]
 
 
-def _place_writer(out: Path, address: str, asked: Submission) -> EventSink:
+def _place_writer(out: Path, address: str, local: int) -> EventSink:
     def write(event: control_pb2.RunEvent) -> None:
         if event.WhichOneof("event") == "run_id":
-            _place(event.run_id, address, asked).write(out)
+            _write_place(out, event.run_id, address, local)
 
     return write
 
 
-def _place(run_id: str, address: str, asked: Submission) -> RunPlace:
-    return RunPlace(
-        run_id=run_id,
-        coordinator=address,
-        is_local=bool(asked.local),
-        pid=os.getpid(),
-        local_nodes=asked.local,
-    )
+def _write_place(out: Path, run_id: str, address: str, local: int) -> None:
+    RunPlace(run_id=run_id, coordinator=address, is_local=bool(local), pid=os.getpid(), local_nodes=local).write(out)
 
 
-def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[str], *, as_json: bool) -> None:
-    """Start a detached run, and print its id and the commands for it.
-
-    Args:
-        asked: what, and where.
-        out: folder of the run; None = it will be fetched into one.
-        arguments: of this command, to start a local run anew in the background.
-        as_json: print one JSON line.
-
-    Raises:
-        RingTuneError: the run can't be started.
-    """
-    say = _say_nothing if as_json else typer.echo
-    if asked.local and out is not None:
-        begin_in_background(asked, out, say)
-        place = start_in_background(out, [word for word in arguments if word != "--replace"])[0]
-    else:
-        place = submit(asked, out, say=say)
-    if as_json:
-        typer.echo(json.dumps({"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}))
-        return
-    for line in lines_of_detached(place, out):
-        typer.echo(line)
-
-
-def begin_in_background(asked: Submission, out: Path, say: Callable[[str], object]) -> None:
-    """Refuse a local run's folder here, and put an earlier run aside before the log of this one is opened.
-
-    The folder has the job then; that of a run that is resumed stays as it is.
-
-    Args:
-        asked: what, and where.
-        out: folder of the run.
-        say: takes a line.
-
-    Raises:
-        RingTuneError: the folder can't be used.
-    """
-    resumes = asked.request.resume is not None
-    with RunFolder(out, replace=asked.replace, resume=resumes, say=say) as folder:
-        for line in _of_replaced(folder):
-            say(line)
-        if not resumes:
-            folder.write_job(asked.request.job.to_toml())
-
-
-def _say_nothing(line: str) -> None:
-    """Take a line that is not to be shown."""
-
-
-def submit(asked: Submission, out: Path | None, *, say: Callable[[str], object] = _say_nothing) -> RunPlace:
+def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callable[[str], object]) -> None:
     """Start a run on a coordinator that keeps it, and return as soon as it trains.
 
-    Args:
-        asked: what, and where.
-        out: folder of the run, which gets nothing but where the run is driven; None = none.
-        say: takes a line.
-
-    Returns:
-        Where it is driven.
+    The folder gets nothing but where the run is driven.
 
     Raises:
         RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
     """
-    resume = asked.request.resume is not None
-    with Client(asked.coordinator, insecure=asked.insecure) as client, contextlib.ExitStack() as held:
-        if out is not None:
-            folder = held.enter_context(RunFolder(out, replace=asked.replace, resume=resume))
-            for line in _of_replaced(folder):
-                say(line)
-        run_id = client.start(asked.request)
-        place = _place(run_id, client.address, asked)
-        if out is not None:
-            place.write(out)
-        return place
+    with client, folder:
+        for line in _of_replaced(folder):
+            say(line)
+        _write_place(folder.path, client.start(request), client.address, 0)
 
 
-def make_submission(
-    job: Job,
-    out: Path | None,
-    *,
-    local: int,
-    coordinator: str,
-    insecure: bool,
-    nodes: int,
-    join_s: float,
-    replace: bool,
-    resume: bool,
-    profile: Path | None,
-    plan: GivenPlan | None,
-    choices: Choices,
-    coordinator_wait_s: float,
-) -> tuple[Submission, list[str]]:
-    """Put together what is to be trained, and where.
-
-    Args:
-        job: that is wanted.
-        out: folder of the run; None = it will be fetched into one.
-        local: nodes to start on this machine; 0 = those of ``coordinator``.
-        coordinator: ``host:port``; empty with ``local``.
-        insecure: whether it may be on another machine, without encryption.
-        nodes: wait until so many have joined it; 0 = take those that are there.
-        join_s: how long to wait for them, in seconds.
-        replace: whether the files of a run in ``out`` may be put aside.
-        resume: whether the run in ``out`` is resumed.
-        profile: file of times that were measured before.
-        plan: to be carried out; None = plan.
-        choices: what the planner may choose in place of the job's values.
-        coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
-
-    Returns:
-        What to submit, and sentences for the user.
+def require_place(local: int, coordinator: str, nodes: int) -> None:
+    """Refuse a command for nodes of this machine and of a coordinator, or of neither.
 
     Raises:
-        RingTuneError: profile, plan or folder can't be used; or with ``local`` the model or the rows.
+        UsageError: names the options.
     """
-    given = read_profile(profile) if profile else None
-    if plan is not None and local:
-        require_members(plan.plan, [node_name(index, local) for index in range(local)])
-    if out is not None:
-        _require_usable(out, job, replace=replace, resume=resume)
-    notes = []
-    if local:  # as the nodes would read it all, before they are started and anything is written
-        notes = check_rows(job.model.task, job.data) if resume else estimate(job, local).notes
-    if resume and out is not None and coordinator:
-        with Connection(coordinator, insecure=insecure) as client:
-            notes += filter(None, [bring_up_to_date(client, out)])
-    start = find_resume(out, job, notes.append) if resume and out is not None else None
-    request = RunRequest(
-        job=job,
-        num_nodes=local or nodes,
-        join_s=join_s,
-        resume=start,
-        profile=given,
-        plan=plan,
-        choices=choices,
-    )
-    submission = Submission(
-        request=request,
-        local=local,
-        coordinator=coordinator,
-        insecure=insecure,
-        replace=replace or resume,
-        coordinator_wait_s=coordinator_wait_s,
-    )
-    return submission, notes
+    if bool(local) == bool(coordinator):
+        raise UsageError("give one of --local N and --coordinator HOST:PORT")
+    if nodes and local:
+        raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
+
+
+def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
+    """Refuse a page or a log that can't be had, before anything is started.
+
+    Raises:
+        UsageError: a page of a coordinator's run, an unknown log, or libraries that are missing.
+    """
+    if web:
+        from coordinator.web.server import require_web
+
+        if not local:
+            raise UsageError("--web is for --local; start the coordinator with 'ringtune coordinator --web HOST:PORT'")
+        require_web()
+    if log:
+        require_tensorboard(log)
+        if not (wait or local):
+            raise UsageError("--log is written by the command that follows the run; leave out --detach")
 
 
 def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None:
@@ -444,6 +296,7 @@ def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None
 PlanLike: TypeAlias = str | PathLike[str] | PlannedJob | None
 
 
+@for_python
 def train(
     job: JobLike = None,
     *,
@@ -451,7 +304,7 @@ def train(
     coordinator: str = "",
     out: str | PathLike[str] | None = None,
     wait: bool = True,
-    progress: bool = True,
+    progress: bool | Face = True,
     resume: bool = False,
     replace: bool = False,
     plan: PlanLike = None,
@@ -462,6 +315,9 @@ def train(
     join_s: float = 60.0,
     insecure: bool = False,
     coordinator_wait_s: float = 300.0,
+    web: str = "",
+    web_token: str | PathLike[str] | None = None,
+    log: str = "",
     **keys: Any,
 ) -> Run:
     """Train a job as ``ringtune train`` does, and return the run.
@@ -478,7 +334,7 @@ def train(
         out: folder for the run's files; None = a new one, ``run-1``, ``run-2`` and so on.
         wait: whether to follow the run to its end. False = return as soon as it trains; it then is detached, even
             without this process, as with ``--detach``.
-        progress: whether it is shown.
+        progress: whether it is shown; or, of the command line, how.
         resume: resume the run in ``out``, from its newest checkpoint.
         replace: put an earlier run's files aside, into ``<out>.replaced-<time>``.
         plan: carry out this plan, the result of ``ringtune.plan`` or a file that it saved.
@@ -489,93 +345,70 @@ def train(
         join_s: how long to wait for them, in seconds.
         insecure: whether the coordinator may be on another machine, without encryption.
         coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
+        web: show a local run on a page there, ``host:port``; beyond this machine a token is needed.
+        web_token: file with the token of the page, made if it is not there; None = a new token each time.
+        log: ``tensorboard`` writes the metrics to ``tensorboard`` in the run's folder, too.
         keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they win over ``job``.
 
     Raises:
         RingTuneError: the job is wrong, or whatever the run failed with; ``InterruptedRunError`` if it was stopped.
     """
-    with python_words():
-        _check(local, coordinator, out, nodes, resume, replace, chosen=bool(microbatches or wire), plan=plan)
-        if resume and job is None and out is not None:
-            job = Path(out) / "job.toml"
-        wanted = read_job(job, keys)
-        with (
-            speaking_as(None if local else speaker()),
-            _folder(out) as folder,
-            held_for_resume(folder) if resume and wait else contextlib.nullcontext(),
-        ):
-            submission, notes = make_submission(
-                wanted,
-                folder,
-                local=local,
-                coordinator=coordinator,
-                insecure=insecure,
-                nodes=nodes,
-                join_s=join_s,
-                replace=replace,
-                resume=resume,
-                profile=Path(profile) if profile is not None else None,
-                plan=_given(plan),
-                choices=read_choices(microbatches, wire, batch_size=wanted.train.batch_size),
-                coordinator_wait_s=coordinator_wait_s,
-            )
-            if wait:
-                follow_run(
-                    submission,
-                    folder,
-                    notes,
-                    how_to_resume=lambda step: _how_to_resume(step, folder),
-                    show=lambda: choose_progress(progress),
-                    after=lambda shown: show_sample(submission.request.job, folder, shown),
-                )
-                return Run(folder, insecure=insecure)
-            if not local:
-                submit(submission, folder)
-                return Run(folder, insecure=insecure)
-            words = [*_words("--profile", profile), *_words("--microbatches", microbatches), *_words("--wire", wire)]
-            return _in_background(submission, folder, words, _given(plan), resume=resume)
-
-
-def _check(
-    local: int,
-    coordinator: str,
-    out: object,
-    nodes: int,
-    resume: bool,
-    replace: bool,
-    *,
-    chosen: bool,
-    plan: object,
-) -> None:
-    """Refuse options that make no sense together.
-
-    Raises:
-        UsageError: names them.
-    """
-    if bool(local) == bool(coordinator):
-        raise UsageError("give one of local=N, nodes on this machine, and coordinator='HOST:PORT'")
-    if nodes and local:
-        raise UsageError("nodes= is for coordinator=; local= says how many nodes there are")
+    require_place(local, coordinator, nodes)
     if resume and (replace or out is None):
         raise UsageError("resume=True goes on with the run in out=DIR; replace=True would put it aside")
-    if plan is not None and chosen:
-        raise UsageError("a plan has its micro-batches and wire dtype; leave out microbatches= and wire=")
-    if resume and (plan is not None or chosen):
-        raise UsageError("resume=True goes on with the run's own plan; leave out plan=, microbatches= and wire=")
+    if plan is not None and (microbatches or wire):
+        raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
+    if resume and (plan is not None or microbatches or wire):
+        raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
+    _require_extras(web, log, local=local, wait=wait)
+    if resume and job is None and out is not None:
+        job = Path(out) / "job.toml"
+    wanted = job_here(job, keys)
+    choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
+    with _folder(out) as folder, held_for_resume(folder) if resume and wait else contextlib.nullcontext():
+        given = plan.given if isinstance(plan, PlannedJob) else read_given_plan(Path(plan)) if plan else None
+        times = read_profile(Path(profile)) if profile else None
+        if given is not None and local:
+            require_members(given.plan, [node_name(index, local) for index in range(local)])
+        _require_usable(folder, wanted, replace=replace, resume=resume)
+        notes = []
+        if local:  # as the nodes would read it all, before they are started and anything is written
+            notes = check_rows(wanted.model.task, wanted.data) if resume else estimate(wanted, local).notes
+        elif resume:
+            with Connection(coordinator, insecure=insecure) as client:
+                notes += filter(None, [bring_up_to_date(client, folder)])
+        start = find_resume(folder, wanted, notes.append) if resume else None
+        request = RunRequest(
+            wanted, num_nodes=local or nodes, join_s=join_s, resume=start, profile=times, plan=given, choices=choices
+        )
+        face = progress if isinstance(progress, Face) else _python_face(folder, is_shown=progress)
+        files = RunFolder(folder, replace=replace or resume, resume=resume, say=face.say)
+
+        def ring(shown: Progress) -> AbstractContextManager[Client]:
+            if not local:
+                return Client(coordinator, insecure=insecure)
+            page = (web, Path(web_token) if web_token else None) if web else None
+            return local_ring(wanted, local, shown, folder=files, goes_on=start.plan if start else None, page=page)
+
+        process = None
+        if wait:
+            _follow(request, files, ring, face, notes, local=local, coordinator_wait_s=coordinator_wait_s, log=log)
+        elif not local:
+            _submit(request, files, Client(coordinator, insecure=insecure), face.say)
+        else:
+            options = {"--profile": profile, "--microbatches": microbatches, "--wire": wire}
+            options |= {"--web": web, "--web-token": web_token, "--log": log}
+            process = _in_background(request, files, face, options)
+        return Run(folder, insecure=insecure, process=process)
 
 
-def _given(plan: PlanLike) -> GivenPlan | None:
-    if isinstance(plan, PlannedJob):
-        return plan.given
-    return None if plan is None else read_given_plan(Path(plan))
-
-
-def _words(option: str, value: object) -> list[str]:
-    return [option, str(value)] if value else []
-
-
-def _how_to_resume(step: int, folder: Path) -> str:
-    return f"saved up to step {step}; go on with train(out={str(folder)!r}, resume=True) and the same nodes"
+def _python_face(folder: Path, *, is_shown: bool) -> Face:
+    again = f"go on with train(out={str(folder)!r}, resume=True) and the same nodes"
+    return Face(
+        show=lambda: choose_progress(is_shown),
+        how_to_resume=lambda step: f"saved up to step {step}; {again}",
+        say=_LOG.warning,
+    )
 
 
 @contextmanager
@@ -602,23 +435,27 @@ def _new_folder() -> Path:
 
 
 def _in_background(
-    submission: Submission, folder: Path, words: list[str], given: GivenPlan | None, *, resume: bool
-) -> Run:
-    """Start ``ringtune train`` as a process of its own, which has the job from a file in the run's folder.
+    request: RunRequest, files: RunFolder, face: Face, options: Mapping[str, object]
+) -> subprocess.Popen[bytes]:
+    """Start ``ringtune train`` as a process of its own: as it was typed, or with the job in a file of the run's folder.
 
     ``job.toml`` of a resumed run has the job with which it began, so the job asked for now is in another file.
     """
-    job = folder / (ASKED if resume else "job.toml")
-    begin_in_background(submission, folder, _LOG.warning)
-    if resume:
-        write_durably(job, submission.request.job.to_toml().encode())
-    words = ["train", str(job), "--local", str(submission.local), "--out", str(folder), *words]
+    with files:  # an earlier run is put aside before the log of this one is opened
+        for line in _of_replaced(files):
+            face.say(line)
+        if not request.resume:
+            files.write_job(request.job.to_toml())
+    if face.words:
+        return start_in_background(files.path, [word for word in face.words if word != "--replace"])[1]
+    job = files.path / (ASKED if request.resume else "job.toml")
+    if request.resume:
+        write_durably(job, request.job.to_toml().encode())
+    words = ["train", str(job), "--local", str(request.num_nodes), "--out", str(files.path)]
+    words += [word for option, value in options.items() if value for word in (option, str(value))]
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
-        if given is not None:
+        if request.plan is not None:
             path = Path(name) / "plan.json"
-            write_durably(path, json.dumps(given.to_json()).encode())
+            write_durably(path, json.dumps(request.plan.to_json()).encode())
             words += ["--plan", str(path)]
-        _, process = start_in_background(folder, [*words, *(["--resume"] if resume else [])])
-    run = Run(folder)
-    run._left.process = process
-    return run
+        return start_in_background(files.path, [*words, *(["--resume"] if request.resume else [])])[1]

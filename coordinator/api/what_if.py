@@ -3,85 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-from coordinator.api.arguments import JobLike, RunLike, folder_of, read_job
+from coordinator.api.arguments import JobLike, RunLike, folder_of, for_python, read_job
 from coordinator.api.output import Table
 from coordinator.api.prediction_inputs import read_inputs, read_recorded
 from coordinator.api.prediction_text import comparison_json, comparison_lines, sweep_rows
-from coordinator.planner.what_if import PredictedPlan, WhatIf, job_differences
+from coordinator.planner.what_if import CellResult, PredictedPlan, WhatIf, job_differences
 from ringtune.errors import UsageError
-from ringtune.job.job import Job
+from sim.sweep import Axis, check_workers, each_cell, grid, parse_axis
+
+Changes: TypeAlias = Mapping[str, object] | Iterable[str] | None
+"""Values by key, or texts ``KEY=VALUE``."""
 
 
-class Asked(NamedTuple):
-    """A question, and how the job that is planned anew differs from that of the run: key -> both values."""
-
-    question: WhatIf
-    job_changed: dict[str, tuple[str, str]]
-
-
-def make_question(
-    plan: Path,
-    profile: Path | None,
-    *,
-    changes: Sequence[str],
-    drop: Sequence[str],
-    add: Sequence[tuple[str, str]],
-    job: Job | None,
-    trace: Path | None,
-    seed: int,
-) -> Asked:
-    """Read a plan with its profile, and make the question; it is checked.
-
-    Args:
-        plan: ``plan.json``, or a run's folder.
-        profile: ``profile.json``; None = that of the run.
-        changes: ``KEY=VALUE``.
-        drop: nodes that leave.
-        add: (name, like) of nodes that join.
-        job: plan anew for it; None = keep the plan.
-        trace: of a recorded run, the source of the times; None = those of the profile.
-        seed: of draws from recorded times.
-
-    Raises:
-        RingTuneError: something can't be read, or a change makes no sense.
-    """
-    given = read_inputs(plan, profile)
-    question = WhatIf(
-        plan=given.plan,
-        profile=given.profile,
-        optimizer=given.optimizer,
-        dtype=given.dtype,
-        shape=given.shape,
-        changes=tuple(changes),
-        drop=tuple(drop),
-        add=tuple(add),
-        job=job,
-        move_s=given.move_s,
-        recorded=read_recorded(trace, given.plan, seed=seed) if trace else None,
-    )
-    question.check([()])
-    return Asked(question, job_differences(given.job, job) if given.job and job else {})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
     """What a plan does before and after a change.
 
     Attributes:
+        question: that was asked.
         before: the plan as it is, with its prediction.
-        after: the plan with the change.
         cells: a row for each combination of a sweep's values, with ``wall_s`` and what else it does; else no rows.
+        results: of the cells, as they were computed.
+        axes: of the sweep.
+        job_changed: how the job that is planned anew differs from that of the run: key -> both values.
     """
 
+    question: WhatIf
     before: PredictedPlan
-    after: PredictedPlan
     cells: Table
+    results: Sequence[CellResult]
+    axes: Sequence[Axis]
+    job_changed: dict[str, tuple[str, str]]
+
+    @cached_property
+    def after(self) -> PredictedPlan:
+        """The plan with the change."""
+        return self.question.after()
 
     @property
     def ratio(self) -> float:
@@ -97,18 +61,22 @@ class Comparison:
         return "\n".join([*lines, *([repr(self.cells)] if len(self.cells) else [])])
 
 
+@for_python
 def what_if(
     plan: RunLike,
-    change: Mapping[str, object] | None = None,
+    change: Changes = (),
     *,
     profile: str | PathLike[str] | None = None,
     drop: Sequence[str] = (),
-    add: Mapping[str, str] | None = None,
+    add: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
     replan: JobLike = None,
     trace: RunLike | None = None,
     seed: int = 0,
-    sweep: Mapping[str, Sequence[object] | str] | None = None,
+    sweep: Changes = (),
     jobs: int = -1,
+    backend: str = "loky",
+    cluster: str = "",
+    watch: Callable[[Generator[CellResult], int], Iterable[CellResult]] = lambda cells, count: cells,
 ) -> Comparison:
     """Predict what a change of nodes, links or plan does to the time of training, idle shares and memory.
 
@@ -125,36 +93,58 @@ def what_if(
         seed: of draws from recorded times, where the plan is another.
         sweep: several values: key -> a list of them, or ``FROM:TO:COUNT``; with two keys the grid.
         jobs: workers of a sweep; -1 = one for each core.
+        backend: what runs the cells of a sweep: ``loky``, ``dask`` or ``ray``.
+        cluster: address of a running Dask scheduler or Ray cluster; empty = none.
+        watch: passes the results of a sweep on, of which it is given the number, too.
 
     Raises:
         RingTuneError: something can't be read, a change makes no sense, or its result does not fit.
     """
-    if not (change or drop or add or replan or sweep):
-        raise UsageError("nothing changes; give change=, sweep=, drop=, add= or replan=")
-    question, _ = make_question(
-        folder_of(plan),
-        Path(profile) if profile is not None else None,
-        changes=[f"{key}={value}" for key, value in (change or {}).items()],
-        drop=drop,
-        add=tuple((add or {}).items()),
-        job=read_job(replan, {}) if replan is not None else None,
-        trace=folder_of(trace) if trace is not None else None,
-        seed=seed,
+    if not (change or drop or add or replan is not None or sweep):
+        raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
+    job = read_job(replan, {}) if replan is not None else None
+    given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
+    question = WhatIf(
+        plan=given.plan,
+        profile=given.profile,
+        optimizer=given.optimizer,
+        dtype=given.dtype,
+        shape=given.shape,
+        changes=_texts(change),
+        drop=tuple(drop),
+        add=tuple(add.items() if isinstance(add, Mapping) else add or ()),
+        job=job,
+        move_s=given.move_s,
+        recorded=read_recorded(folder_of(trace), given.plan, seed=seed) if trace is not None else None,
     )
-    before = question.before()
-    cells = _cells(question, before, sweep, jobs) if sweep else Table([])
-    return Comparison(before=before, after=question.after(), cells=cells)
+    question.check([()])
+    axes = [parse_axis(text) for text in _texts(sweep)]
+    cells = grid(axes) if axes else []
+    if axes:
+        check_workers(jobs, backend, cluster)
+        question.check(cells)
+    before, results = question.before(), list[CellResult]()
+    if axes:
+        with contextlib.closing(each_cell(question, cells, jobs=jobs, backend=backend, cluster=cluster)) as running:
+            results.extend(watch(running, len(cells)))
+    found = Comparison(
+        question=question,
+        before=before,
+        cells=Table(sweep_rows(axes, before, results)),
+        results=results,
+        axes=axes,
+        job_changed=job_differences(given.job, job) if given.job and job else {},
+    )
+    if not axes:
+        _ = found.after  # what does not fit is refused
+    return found
 
 
-def _cells(question: WhatIf, before: PredictedPlan, sweep: Mapping[str, Sequence[object] | str], jobs: int) -> Table:
-    from sim.sweep import check_workers, each_cell, grid, parse_axis
-
-    axes = [
-        parse_axis(f"{key}={values if isinstance(values, str) else ','.join(map(str, values))}")
-        for key, values in sweep.items()
-    ]
-    cells = grid(axes)
-    check_workers(jobs, "loky", "")
-    question.check(cells)
-    with contextlib.closing(each_cell(question, cells, jobs=jobs)) as running:
-        return Table(sweep_rows(axes, before, list(running)))
+def _texts(changes: Changes) -> tuple[str, ...]:
+    """Write changes as ``KEY=VALUE``, several values with commas."""
+    if not isinstance(changes, Mapping):
+        return tuple(changes or ())
+    return tuple(
+        f"{key}={value if isinstance(value, str) or not isinstance(value, Iterable) else ','.join(map(str, value))}"
+        for key, value in changes.items()
+    )

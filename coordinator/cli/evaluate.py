@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ringtune import options
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -40,34 +37,30 @@ def evaluate(
     json: options.Json = False,
 ) -> None:
     """Evaluate the adapter or model of a run on a file: accuracy, loss and the number of rows."""
+    import functools
     import json as json_module
 
-    from coordinator.api.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
-    from coordinator.api.user_adapters import adapter_of, require_user
+    from coordinator.api import run as api
+    from coordinator.api.arguments import typed
     from coordinator.cli.columns import parse_columns
-    from coordinator.client.saved_run import read_run, with_data
     from coordinator.run.run_text import all_figures
-    from coordinator.screen.progress import Progress
     from coordinator.screen.tables import class_lines
 
     if coordinator and data is None:
         refuse_options_of_the_node_here(context)
-    run = with_data(read_run(folder), parse_columns(column or []), missing)
-    require_user(run, user)
-    rows = rows_to_evaluate(data, run.job.data, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    progress = Progress()
-    where = f"the nodes of {coordinator}" if coordinator else "this machine"
-    whose = f", user {user}," if user else ""
-    theirs = "the rows of the nodes" if coordinator else f"the held-out rows of {run.job.data.train}"
-    typer.echo(f"evaluating {folder}{whose} on {rows or theirs}, with {where} ...", err=True)
-    with adapter_of(run, user) as chosen:
-        if coordinator:
-            found = evaluate_on_ring(
-                chosen, rows, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
-            )
-        else:
-            found = evaluate_alone(chosen, rows, progress=progress, join_s=join_s, model=model)
+    found = typed(api.evaluate)(
+        folder,
+        data,
+        coordinator=coordinator,
+        model=model,
+        columns=parse_columns(column or []),
+        missing=missing,
+        user=user,
+        join_s=join_s,
+        insecure=insecure,
+        tell=functools.partial(typer.echo, err=True),
+    )
     if json:
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -52,30 +51,25 @@ def measure(
     """
     import json as json_module
 
-    from coordinator.api.arguments import changed_job
+    from coordinator.api.arguments import job_here, parse_changes
     from coordinator.api.output import make_progress
-    from coordinator.api.train import local_ring
+    from coordinator.api.train import local_ring, require_place
     from coordinator.client.submit import Client
     from coordinator.planner.given_plan import require_profile_place
     from coordinator.screen.tables import profile_json, profile_text
-    from ringtune.errors import UsageError
     from ringtune.storage.durable import check_writable, write_durably
 
-    if bool(local) == bool(coordinator):
-        raise UsageError("give one of --local N and --coordinator HOST:PORT")
-    if nodes and local:
-        raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
+    require_place(local, coordinator, nodes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    wanted = changed_job(job, change or [])
+    wanted = job_here(job, parse_changes(change or []))
     if save is not None:
         require_profile_place(save)
         check_writable(save)
-    ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
     told = sys.stderr if json else sys.stdout  # JSON is alone on the standard output
-    with make_progress(as_json=False, live=False, stream=told) as progress, contextlib.ExitStack() as stack:
-        if local:
-            progress.state(f"starting {local} local node{'s' if local > 1 else ''}")
-        client = stack.enter_context(ring)
+    with (
+        make_progress(as_json=False, live=False, stream=told) as progress,
+        local_ring(wanted, local, progress) if local else Client(coordinator, insecure=insecure) as client,
+    ):
         found = client.measure(
             wanted,
             progress=progress,

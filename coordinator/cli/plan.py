@@ -55,32 +55,28 @@ def plan(
     otherwise sizes come from the model's files, nodes are taken as equal, and the time is a rough guess. Where rows
     depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
-    from coordinator.api import plan as planning
-    from coordinator.api.arguments import changed_job
+    from coordinator.api import plan as api
+    from coordinator.api.arguments import parse_changes, typed
     from coordinator.planner.given_plan import require_plan_place
-    from coordinator.planner.limits import read_choices
-    from ringtune.errors import UsageError
     from ringtune.storage.durable import check_writable
 
-    wanted = changed_job(job, change or [])
-    choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
-    if coordinator and profile:
-        raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
-    if (profile or coordinator) and (assume or memory):
-        raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
-    if nodes and not coordinator:
-        raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
     if save is not None:
         require_plan_place(save)
         check_writable(save)
-    if profile:
-        found = planning.plan_measured(wanted, profile, choices=choices, why=explain)
-    elif coordinator:
-        found = planning.plan_there(
-            wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
-        )
-    else:
-        found = planning.plan_assumed(wanted, assume, memory, choices=choices, why=explain)
+    found = typed(api.plan)(
+        job,
+        assume=assume,
+        memory=memory,
+        coordinator=coordinator,
+        profile=profile,
+        explain=explain,
+        microbatches=microbatches,
+        wire=wire_dtypes,
+        nodes=nodes,
+        join_s=join_s,
+        insecure=insecure,
+        **parse_changes(change or []),
+    )
     if save is not None:
         found.save(save)
     if json:

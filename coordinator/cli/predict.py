@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import sys
 from pathlib import Path
@@ -63,46 +62,38 @@ def predict(
 
     Without --save the rows are printed as csv, each with its prediction. All runs in one process on this machine.
     """
+    import functools
     import json as json_module
 
-    from coordinator.api.predict import (
-        CsvWriter,
-        JsonWriter,
-        Sampling,
-        Summary,
-        Writer,
-        check_request,
-        predict_rows,
-        writer_to,
-    )
+    from coordinator.api import predict as api
+    from coordinator.api.arguments import typed
     from coordinator.cli.columns import parse_columns
     from coordinator.client.saved_run import read_run, with_data
-    from coordinator.screen.progress import Waiting
 
-    run = with_data(read_run(folder), parse_columns(column or []), missing)
-    how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    columns = parse_columns(column or [])
+    summary = api.Summary(with_data(read_run(folder), columns, missing).job)
+    writer = api.JsonWriter(sys.stdout, "prediction") if json else api.CsvWriter(sys.stdout)
 
-    def tell(line: str) -> None:
-        typer.echo(line, err=True)
-
-    for note in check_request(run, data, how, user):
-        tell(note)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    summary = Summary(run.job)
-
-    def write(writer: Writer) -> None:
-        every = predict_rows(run, data, how, model=model, user=user, tell=tell)
-        with Waiting(f"loading the model of {folder}"):
-            first = list(itertools.islice(every, 1))
-        for found in itertools.chain(first, every):
+    def take(found: api.Predicted) -> None:
+        if save is None:
             writer.add(found)
-            summary.add(found)
+        summary.add(found)
 
-    if save is None:
-        write(JsonWriter(sys.stdout, "prediction") if json else CsvWriter(sys.stdout))
-    else:
-        with writer_to(save, data, tell) as writer:
-            write(writer)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    typed(api.predict)(
+        folder,
+        data,
+        save=save,
+        model=model,
+        columns=columns,
+        missing=missing,
+        user=user,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        tell=functools.partial(typer.echo, err=True),
+        take=take,
+    )
     if json:
         written = {"file": str(save)} if save else {}
         typer.echo(json_module.dumps({"event": "predicted", **written, **summary.to_json()}))

@@ -40,7 +40,6 @@ def logs(
     Ctrl-C ends this command, not the run.
     """
     from coordinator.api.output import make_progress
-    from coordinator.client.connection import Connection
     from coordinator.client.detached_runs import find_run, only_run
     from coordinator.client.follow import show_events, show_file
     from coordinator.server.restart import last_of
@@ -49,9 +48,7 @@ def logs(
     if found.place is not None and found.folder is not None and found.place.is_local:
         show_file(found.folder, found.place, follow=follow)
         return
-    with Connection(
-        found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
-    ) as client:
+    with found.connect(insecure=insecure) as client:
         records = client.runs()
         run_id = found.run_id or only_run(records, lambda _: True, "run").run_id
         run_id = last_of({record.run_id: record for record in records}, run_id)
@@ -77,16 +74,13 @@ def fetch(
     import dataclasses
     import json as json_module
 
-    from coordinator.client.connection import Connection
     from coordinator.client.detached_runs import fetch_run, find_run, kept_record
     from ringtune.errors import UsageError
 
     found = find_run(run, coordinator)
-    if found.place is not None and found.place.is_local:
+    if found.is_local:
         raise UsageError(f"{run} is the folder of a local run: its files are there already")
-    with Connection(
-        found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
-    ) as client:
+    with found.connect(insecure=insecure) as client:
         record = kept_record(client, found.run_id)
         target = out or found.folder or Path(found.run_id or record.run_id)
         say = (lambda line: None) if json else typer.echo
@@ -110,18 +104,15 @@ def stop(
     """Stop a run after the turns that are under way, with a checkpoint from which it can go on."""
     import json as json_module
 
-    from coordinator.client.connection import Connection
     from coordinator.client.detached_runs import find_run, stop_run
     from ringtune.errors import ConnectionFailedError, UsageError
 
     found = find_run(run, coordinator)
     try:
-        with Connection(
-            found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
-        ) as client:
+        with found.connect(insecure=insecure) as client:
             ended = stop_run(client, found.run_id, now=now, wait_s=wait_s)
     except ConnectionFailedError as error:
-        if found.place is None or not found.place.is_local:
+        if not found.is_local:
             raise
         raise UsageError(f"the run in {run} is not under way; 'ringtune logs {run}' tells how it ended") from error
     typer.echo(json_module.dumps({"event": "stopped", "text": ended}) if json else ended)

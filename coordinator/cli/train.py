@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -71,80 +69,62 @@ def train(
     Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. SIGTERM and a closed
     terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
-    from coordinator.api.arguments import changed_job
+    import contextlib
+    import dataclasses
+    import json as json_module
+    import tempfile
+
+    from coordinator.api import train as api
+    from coordinator.api.arguments import parse_changes, typed
     from coordinator.api.output import make_progress
-    from coordinator.api.predict import show_sample
-    from coordinator.api.train import follow_run, make_submission, submit_and_leave
-    from coordinator.client.run_folder import held_for_resume
-    from coordinator.planner.given_plan import read_given_plan
-    from coordinator.planner.limits import read_choices
+    from coordinator.api.run import place_of
+    from coordinator.client.detached_runs import lines_of_detached
     from ringtune.errors import UsageError
 
-    if bool(local) == bool(coordinator):
-        raise UsageError("give one of --local N and --coordinator HOST:PORT")
-    if nodes and local:
-        raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
     if replace and resume:
         raise UsageError("--replace puts a run aside and --resume goes on with it; give one of them")
-    if plan and (microbatches or wire_dtypes):
-        raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
-    if resume and (plan or microbatches or wire_dtypes):
-        raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
-    check_extras(web=web, local=local, log=log, detach=detach)
     if out is None and (local or resume or not detach):
         raise UsageError("give --out DIR, the folder for the run's files")
-    wanted = changed_job(job, change or [])
-    choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
-    held = held_for_resume(out) if resume and out is not None and not detach else contextlib.nullcontext()
-    with held:
-        submission, notes = make_submission(
-            wanted,
-            out,
+    # what a detached run writes here is only where it is driven
+    with tempfile.TemporaryDirectory(prefix="ringtune-") if out is None else contextlib.nullcontext(out) as given:
+        folder = Path(given)
+        face = api.Face(
+            show=lambda: make_progress(as_json=json),
+            how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, folder, local)),
+            say=str if json else typer.echo,
+            words=sys.argv[1:],
+        )
+        run = typed(api.train)(
+            job,
             local=local,
             coordinator=coordinator,
-            insecure=insecure,
+            out=folder,
+            wait=not detach,
+            progress=face,
+            resume=resume,
+            replace=replace,
+            plan=plan,
+            profile=profile,
+            microbatches=microbatches,
+            wire=wire_dtypes,
             nodes=nodes,
             join_s=join_s,
-            replace=replace,
-            resume=resume,
-            profile=profile,
-            plan=read_given_plan(plan) if plan else None,
-            choices=choices,
+            insecure=insecure,
             coordinator_wait_s=coordinator_wait_s,
+            web=web,
+            web_token=web_token,
+            log=log,
+            **parse_changes(change or []),
         )
-        submission = dataclasses.replace(submission, web=web, web_token=web_token, log=log)
-        if detach:
-            submit_and_leave(submission, out, sys.argv[1:], as_json=json)
-        elif out is not None:
-            follow_run(
-                submission,
-                out,
-                notes,
-                how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
-                show=lambda: make_progress(as_json=json),
-                after=lambda progress: show_sample(submission.request.job, out, progress),
-            )
-
-
-def check_extras(*, web: str, local: int, log: str, detach: bool) -> None:
-    """Refuse a page or a log that can't be had, before anything is started.
-
-    Raises:
-        UsageError: a page of a coordinator's run, an unknown log, or libraries that are missing.
-    """
-    from coordinator.client.run_files import require_tensorboard
-    from ringtune.errors import UsageError
-
-    if web:
-        from coordinator.web.server import require_web
-
-        if not local:
-            raise UsageError("--web is for --local; start the coordinator with 'ringtune coordinator --web HOST:PORT'")
-        require_web()
-    if log:
-        require_tensorboard(log)
-        if detach and not local:
-            raise UsageError("--log is written by the command that follows the run; leave out --detach")
+        if not detach:
+            return
+        place = place_of(run)
+    if json:
+        told = {"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}
+        typer.echo(json_module.dumps(told))
+        return
+    for line in lines_of_detached(place, out):
+        typer.echo(line)
 
 
 def how_to_resume(step: int, words: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,8 @@ from ringtune import options
 from ringtune.plan_keys import PLAN_KEYS
 
 if TYPE_CHECKING:
-    from coordinator.planner.what_if import CellResult, WhatIf
+    from coordinator.api.what_if import Comparison
+    from coordinator.planner.what_if import CellResult
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -67,41 +69,64 @@ def what_if(
     """
     import json as json_module
 
-    from coordinator.api.prediction_text import comparison_json, comparison_lines
-    from coordinator.api.what_if import make_question
+    from coordinator.api import what_if as api
+    from coordinator.api.arguments import typed
+    from coordinator.api.prediction_text import check_plot, comparison_json, comparison_lines, require_sweep_place
     from coordinator.planner.what_if import difference_text
-    from coordinator.screen.progress import Waiting
-    from ringtune.errors import UsageError
-    from ringtune.job.job import load_job
+    from coordinator.screen.progress import Waiting, shown_cells
+    from ringtune.errors import InterruptedRunError, UsageError
+    from ringtune.storage.durable import check_writable
 
-    if not (change or drop or add or replan or sweep):
-        raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
     if (csv or plot) and not sweep:
         raise UsageError("--csv and --plot are for a --sweep")
-    asked = load_job(replan) if replan else None
-    question, other = make_question(
-        plan,
-        profile,
-        changes=change or (),
-        drop=drop or (),
-        add=tuple(zip(add or (), _models(add or [], like or []), strict=True)),
-        job=asked,
-        trace=trace,
-        seed=seed,
-    )
-    if other and not json:
-        typer.echo(f"{replan} is not the job of the run: {difference_text(other)}")
-    told = {"job_changed": {name: list(values) for name, values in other.items()}} if asked else {}
+    if plot is not None:
+        check_plot(plot)
+    if csv is not None:
+        require_sweep_place(csv)
+    for file in filter(None, (csv, plot)):
+        check_writable(file)
     if sweep:
-        _sweep(question, sweep, jobs=jobs, backend=backend, cluster=cluster, csv=csv, plot=plot, json=json, told=told)
-        return
-    with Waiting("predicting"):
-        before, after = question.before(), question.after()
-    if json:
-        typer.echo(json_module.dumps({"event": "what-if", **comparison_json(before, after), **told}))
-        return
-    for line in comparison_lines(before, after):
-        typer.echo(line)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    missing = 0
+
+    def watch(cells: Generator[CellResult], count: int) -> Iterator[CellResult]:
+        nonlocal missing
+        missing = count
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(shown_cells(cells, count, sys.stderr)) as shown:
+            for cell in shown:
+                missing -= 1
+                yield cell
+
+    with contextlib.nullcontext() if sweep else Waiting("predicting"):
+        found = typed(api.what_if)(
+            plan,
+            change,
+            profile=profile,
+            drop=drop or (),
+            add=tuple(zip(add or (), _models(add or [], like or []), strict=True)),
+            replan=replan,
+            trace=trace,
+            seed=seed,
+            sweep=sweep,
+            jobs=jobs,
+            backend=backend,
+            cluster=cluster,
+            watch=watch,
+        )
+    if found.job_changed and not json:
+        typer.echo(f"{replan} is not the job of the run: {difference_text(found.job_changed)}")
+    told = {"job_changed": {name: list(values) for name, values in found.job_changed.items()}} if replan else {}
+    if sweep:
+        _show_sweep(found, {"is_complete": not missing}, told, csv=csv, plot=plot, json=json)
+        if missing:
+            done = len(found.results)
+            raise InterruptedRunError(f"stopped; {done} of {done + missing} cells are done, and they are above")
+    elif json:
+        compared = comparison_json(found.before, found.after)
+        typer.echo(json_module.dumps({"event": "what-if", **compared, **told}))
+    else:
+        for line in comparison_lines(found.before, found.after):
+            typer.echo(line)
 
 
 def _models(add: list[str], like: list[str]) -> list[str]:
@@ -119,77 +144,32 @@ def _models(add: list[str], like: list[str]) -> list[str]:
     return like
 
 
-def _sweep(
-    question: WhatIf,
-    sweep: list[str],
+def _show_sweep(
+    found: Comparison,
+    is_complete: Mapping[str, bool],
+    told: Mapping[str, object],
     *,
-    jobs: int,
-    backend: str,
-    cluster: str,
     csv: Path | None,
     plot: Path | None,
     json: bool,
-    told: Mapping[str, object],
 ) -> None:
-    """Run the cells, then print and write them; after a Ctrl-C those that are done.
-
-    Raises:
-        InterruptedRunError: Ctrl-C, once everything is printed and written.
-    """
+    """Print the cells, then write them."""
     import json as json_module
-    import sys
 
-    from coordinator.api.prediction_text import (
-        check_plot,
-        require_sweep_place,
-        sweep_csv,
-        sweep_lines,
-        sweep_rows,
-        write_plot,
-    )
-    from coordinator.screen.progress import shown_cells
-    from ringtune.errors import InterruptedRunError
-    from ringtune.storage.durable import check_writable, write_durably
-    from sim.sweep import check_workers, each_cell, grid, parse_axis
+    from coordinator.api.prediction_text import sweep_csv, sweep_lines, write_plot
+    from ringtune.storage.durable import write_durably
 
-    axes = [parse_axis(text) for text in sweep]
-    cells = grid(axes)
-    check_workers(jobs, backend, cluster)
-    if plot is not None:
-        check_plot(plot)
-    if csv is not None:
-        require_sweep_place(csv)
-    question.check(cells)
-    for file in filter(None, (csv, plot)):
-        check_writable(file)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    before, is_stopped = question.before(), False
-    found: list[CellResult] = []
-    try:
-        running = each_cell(question, cells, jobs=jobs, backend=backend, cluster=cluster)
-        with contextlib.closing(running), contextlib.closing(shown_cells(running, len(cells), sys.stderr)) as shown:
-            found.extend(shown)  # what came before a Ctrl-C stays
-    except KeyboardInterrupt:
-        is_stopped = True
-    rows = sweep_rows(axes, before, found)
+    axes, before, rows = found.axes, found.before, [dict(row) for row in found.cells]
     if json:
-        value = {
-            "before": before.to_json(),
-            "axes": {axis.key: list(axis.values) for axis in axes},
-            "cells": rows,
-            **told,
-        }
-        typer.echo(json_module.dumps({"event": "sweep", "is_complete": not is_stopped, **value}))
+        value = {"before": before.to_json(), "axes": {axis.key: list(axis.values) for axis in axes}, "cells": rows}
+        typer.echo(json_module.dumps({"event": "sweep", **is_complete, **value, **told}))
     else:
-        for line in sweep_lines(axes, before, found):
+        for line in sweep_lines(axes, before, found.results):
             typer.echo(line)
     if csv is not None:
         write_durably(csv, sweep_csv(axes, rows).encode())
     if plot is not None:
-        course = question.plan.course
-        title = (
-            f"{course.method.name}, {course.num_blocks} blocks, {len(question.plan.nodes)} nodes: predicted training"
-        )
-        write_plot(plot, axes, before.prediction.wall_s, found, title=title)
-    if is_stopped:
-        raise InterruptedRunError(f"stopped; {len(found)} of {len(cells)} cells are done, and they are above")
+        course = before.plan.course
+        nodes = f"{len(before.plan.nodes)} nodes"
+        title = f"{course.method.name}, {course.num_blocks} blocks, {nodes}: predicted training"
+        write_plot(plot, axes, before.prediction.wall_s, found.results, title=title)

@@ -185,6 +185,15 @@ class FoundRun(NamedTuple):
     place: RunPlace | None = None
     folder: Path | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether its coordinator is of this run alone, and ends with it."""
+        return self.place is not None and self.place.is_local
+
+    def connect(self, *, insecure: bool) -> Connection:
+        """Connect to its coordinator; ``insecure`` as in ``Connection``."""
+        return Connection(self.coordinator, insecure=None if self.is_local else insecure)
+
 
 def find_run(text: str, coordinator: str) -> FoundRun:
     """Find where a run is driven.

@@ -103,6 +103,7 @@ class RunFolder:
         say: takes a line about files that were put aside while the run was written; by default the log.
 
     Attributes:
+        say: as the argument; may be set later.
         checkpoints: the manifests.
         tables: the operation tables that the run has chosen.
         replaced: where the files of the earlier run are now; None if there was none.
@@ -125,7 +126,7 @@ class RunFolder:
         self._growing: dict[str, FileJoiner] = {}
         self._written: dict[str, list[int]] = {}
         self._replace, self._resume = replace, resume
-        self._is_copy, self._say = is_copy, say
+        self._is_copy, self.say = is_copy, say
         self.replaced: Path | None = None
         self._undo = contextlib.ExitStack()
 
@@ -190,7 +191,7 @@ class RunFolder:
         others = [name for name in names if not self._is_own(self.path / name, written)]
         if aside := put_run_aside(self.path, others):
             named = ", ".join(name for name in others if os.path.lexists(aside / name))
-            self._say(f"what is not as the run wrote it is in {aside}: {named}")
+            self.say(f"what is not as the run wrote it is in {aside}: {named}")
 
     def _is_own(self, path: Path, written: dict[str, list[int]]) -> bool:
         if path.is_dir() and not path.is_symlink():

@@ -94,7 +94,7 @@ The file that the user has named for this, absent or one that the same command h
     coordinator/api/output.py: Plot.save
     coordinator/api/plan.py: PlannedJob.save
     coordinator/cli/measure.py: measure
-    coordinator/cli/what_if.py: _sweep
+    coordinator/cli/what_if.py: _show_sweep
 The file that the user has named for this; what was there is moved beside it, and told
     coordinator/api/predict.py: writer_to
 The folder that the user has named, absent or empty, or one with an earlier prediction

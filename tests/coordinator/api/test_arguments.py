@@ -40,7 +40,8 @@ def test_job_of_keywords_needs_no_file(here: Path) -> None:
 
 
 def test_job_keywords_win_over_file_and_mapping(here: Path) -> None:
-    """As ``--set`` does: the number of steps clears the number of rounds."""
+    """As ``--set`` does, with a dot: the number of steps clears the number of rounds, paths are of this folder."""
+    assert read_job("jobs/job.toml", {"data.train": "rows.csv"}).data.train == str(here / "rows.csv")
     for job in ("jobs/job.toml", {"model": {"path": "m"}, "train": {"rounds": 3}}, load_job("jobs/job.toml")):
         made = read_job(job, {"train__max_steps": 7, "data__train": "rows.csv"})
         assert (made.train.max_steps, made.train.rounds) == (7, None)
@@ -77,13 +78,14 @@ def test_job_that_is_wrong_is_refused_by_name(
         ("x.csv is not there; give --data FILE", "x.csv is not there; give data=FILE"),
         ("give --replace, or another --out", "give replace=, or another out="),
         ("in predict --column text=NAME", "in predict columns={'text': 'NAME'}"),
+        ("leave out --detach", "leave out wait=False"),
+        ("--local 2 is less; give --local 3", "local=2 is less; give local=3"),
         ("raise --join-s; see ringtune nodes --coordinator X", "raise join_s=; see ringtune nodes --coordinator X"),
-        ("/a/rows.jsonl, line 2: no text", "the rows, line 2: no text"),
         ("a--b is -- no option", "a--b is -- no option"),
     ],
 )
 def test_errors_of_functions_name_arguments_and_no_options(said: str, told: str) -> None:
     """Nobody types options in a notebook; a command that is to be typed keeps its own."""
-    with pytest.raises(DataError) as raised, python_words({"/a/rows.jsonl": "the rows"}):
+    with pytest.raises(DataError) as raised, python_words():
         raise DataError(said)
     assert str(raised.value) == told

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import ringtune
+from coordinator.api import train
 from coordinator.api.arguments import parse_changes
 from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate_note, estimated_facts
-from coordinator.api.plan import plan_assumed
-from coordinator.api.train import make_submission
+from coordinator.api.plan import plan
 from coordinator.cli.plan import app
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
-from coordinator.planner.limits import NO_CHOICES
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import block_flop
 from coordinator.screen.plan_text import plan_json, plan_text, table_text
@@ -54,7 +54,9 @@ def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
     assert {node.memory_bytes for node in facts.values()} == {GIB}
 
 
-def test_estimates_read_each_file_once_before_a_local_run(wanted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_read_each_file_once_before_a_local_run(
+    wanted: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is to be known of the rows comes with their counts."""
     paths = list[str]()
 
@@ -63,21 +65,8 @@ def test_estimates_read_each_file_once_before_a_local_run(wanted: Job, monkeypat
         return table_rows(path, *more, **options)
 
     monkeypatch.setattr(rows, "table_rows", counted)
-    make_submission(
-        wanted,
-        None,
-        local=2,
-        coordinator="",
-        insecure=False,
-        nodes=0,
-        join_s=1.0,
-        replace=False,
-        resume=False,
-        profile=None,
-        plan=None,
-        choices=NO_CHOICES,
-        coordinator_wait_s=0.0,
-    )
+    monkeypatch.setattr(train, "_follow", lambda *_, **__: (tmp_path / "out").mkdir())
+    ringtune.train(wanted, local=2, out=tmp_path / "out")
     assert paths == ["train.csv", "eval.csv"]
 
 
@@ -179,11 +168,11 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
 
 def test_plan_says_that_the_classifier_in_the_folder_is_not_used(wanted: Job, tmp_path: Path) -> None:
     """With its classes and those of the rows; of a folder without one nothing is said."""
-    assert not any("classifier" in line for line in plan_assumed(wanted, 2, "1GiB", why=False).rows)
+    assert not any("classifier" in line for line in plan(wanted, assume=2, memory="1GiB").rows)
     weights = tmp_path / "model" / "model.safetensors"
     content = safetensors.load(weights.read_bytes())
     weights.write_bytes(safetensors.save({**content, "classifier.weight": np.zeros((3, 32), np.float32)}))
-    found = plan_assumed(wanted, 2, "1GiB", why=False)
+    found = plan(wanted, assume=2, memory="1GiB")
     line = (
         f"the classifier in {tmp_path / 'model'}, of 3 classes, is not used: a new one is trained for the 2 classes of "
         "the rows"
@@ -214,7 +203,7 @@ def test_plan_command_saves_over_a_plan_of_its_own_only(wanted: Job, tmp_path: P
         assert str(path) in str(refused.exception) and path.read_bytes() == before
     assert link.is_symlink()
     with pytest.raises(UsageError, match=r"text\.json is there already and is no plan of 'ringtune plan --save'"):
-        plan_assumed(wanted, 2, "1GiB", why=False).save(tmp_path / "text.json")
+        plan(wanted, assume=2, memory="1GiB").save(tmp_path / "text.json")
 
 
 def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
                 run,
                 tmp_path / "rows.csv",
                 cluster.server.address,
-                progress=Progress(),
                 join_s=1.0,
                 model=None,
                 insecure=False,

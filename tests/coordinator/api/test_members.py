@@ -109,6 +109,11 @@ def test_run_that_failed_leaves_no_new_folder(here: Path) -> None:
         ({"local": 2, "out": "x", "resume": True, "replace": True}, "replace=True would put it aside"),
         ({"local": 2, "plan": "p.json", "wire": "float16"}, "leave out microbatches= and wire="),
         ({"local": 2, "plan": "p.json", "resume": True, "out": "x"}, "the run's own plan"),
+        (
+            {"coordinator": "x:1", "web": "127.0.0.1:0"},
+            "web= is for local=; start the coordinator with 'ringtune coord",
+        ),
+        ({"coordinator": "x:1", "log": "tensorboard", "wait": False}, "log= is written by the command that follows"),
     ],
 )
 def test_train_refuses_options_that_contradict_each_other(options: dict[str, object], text: str) -> None:

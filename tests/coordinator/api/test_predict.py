@@ -19,7 +19,7 @@ import pytest
 
 import ringtune
 from coordinator.api import predict
-from coordinator.api.plan import plan_assumed
+from coordinator.api.plan import plan
 from coordinator.api.predict import CsvWriter, JsonWriter, Predicted, Sampling, Summary, _read, writer_to
 from coordinator.cli.init_wizard import NobodyAsked, Wishes, begin
 from coordinator.client.saved_run import read_run
@@ -347,7 +347,7 @@ def ways_to_read_pictures(folder: Path, tmp_path: Path) -> dict[str, Callable[[]
     return {
         "init": lambda: [line.removesuffix(".") for line in begin(wishes, NobodyAsked()).saw],
         "init --eval-data": lambda: [line.removesuffix(".") for line in begin(judged, NobodyAsked()).saw],
-        "plan": lambda: plan_assumed(pictures, 1, "1GiB", why=False).rows,
+        "plan": lambda: plan(pictures, assume=1, memory="1GiB").rows,
         "predict": lambda: predict.check_request(run, folder, Sampling(), ""),
     }
 

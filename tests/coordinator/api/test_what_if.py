@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ringtune
+from coordinator.api import evaluation
+from coordinator.api.arguments import typed
+from coordinator.client.saved_run import SavedRun
 from ringtune.errors import DataError, PlanError, UsageError
+from ringtune.job.job import load_job
 from tests.support.predictions import asked, write_pair, write_run
 from tests.support.saved_runs import write_run as write_saved_run
 
@@ -46,13 +51,21 @@ def test_what_if_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         ringtune.what_if("job.toml", {"bob.compute": 2})
 
 
-def test_plan_refuses_two_sorts_of_nodes() -> None:
-    """In the words of Python."""
-    for options in ({"assume": 2, "profile": "p"}, {"coordinator": "x:1", "profile": "p"}):
-        with pytest.raises(UsageError, match="give one of coordinator="):
-            ringtune.plan(model__path="m", **options)
-    with pytest.raises(UsageError, match="assume=3"):
-        ringtune.plan(model__path="m", nodes=3)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"coordinator": "x:1", "profile": "p"}, "give one of coordinator= and profile="),
+        ({"assume": 2, "profile": "p"}, "assume= and memory= are for nodes that are not there"),
+        ({"coordinator": "x:1", "memory": "1GiB"}, "assume= and memory= are for nodes that are not there"),
+        ({"nodes": 3}, "nodes= is for coordinator=.*assume=3"),
+    ],
+)
+def test_plan_refuses_two_sorts_of_nodes(options: dict[str, Any], text: str) -> None:
+    """In the words of Python; as a command does, in its own."""
+    with pytest.raises(UsageError, match=text):
+        ringtune.plan(model__path="m", **options)
+    with pytest.raises(UsageError, match=r"--"):
+        typed(ringtune.plan)(model__path="m", **options)
 
 
 def test_evaluate_refuses_what_the_command_refuses(tmp_path: Path) -> None:
@@ -65,3 +78,19 @@ def test_evaluate_refuses_what_the_command_refuses(tmp_path: Path) -> None:
         ringtune.evaluate(tmp_path / "run")
     with pytest.raises(UsageError, match="leave user= out"):
         run.evaluate(tmp_path / "run/report.json", user="anna")
+
+
+def test_evaluate_takes_the_rows_that_the_job_holds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file stands for them; what is evaluated, on what and where is told before it begins."""
+    told = list[object]()
+
+    def alone(run: SavedRun, data: Path | None, **_: object) -> dict[str, int]:
+        told.append(data)
+        return {"count": 1}
+
+    monkeypatch.setattr(evaluation, "evaluate_alone", alone)
+    job = write_saved_run(tmp_path / "run") / "job.toml"
+    job.write_text(load_job(job).with_overrides({"data.held_out": 0.1}).to_toml())
+    assert ringtune.evaluate(tmp_path / "run", tell=told.append) == {"count": 1}
+    rows = "the held-out rows of /srv/carol/rows/train.csv"
+    assert told == [f"evaluating {tmp_path / 'run'} on {rows}, with this machine ...", None]

@@ -163,15 +163,6 @@ def test_cli_without_arguments_shows_its_help() -> None:
     assert "error:" not in result.stderr
 
 
-def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
-    """Neither --local nor --coordinator, or both, is a usage error, and no folder is made."""
-    for extra in ([], ["--local", "2", "--coordinator", "127.0.0.1:7"]):
-        result = ringtune("train", "job.toml", "--out", str(tmp_path / "out"), *extra)
-        assert result.returncode == UsageError.exit_code
-        assert "give one of --local N and --coordinator" in result.stderr
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.promise("6 every wait ends")
 def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there: exit code 3 after the connect deadline, which is seconds."""

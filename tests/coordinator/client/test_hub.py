@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.arguments import changed_job
+from coordinator.api.arguments import job_here
 from coordinator.client import hub
 from coordinator.client import hub as download
 from coordinator.client.hub import FILES, HubFile, hub_cache, model_folder, store, wanted_files
@@ -205,10 +205,10 @@ def test_resolve_gives_the_job_a_folder_and_leaves_the_file_as_it_is(
     folder = write_cache(tmp_path / "cache")
     file = tmp_path / "job.toml"
     file.write_text('[model]\npath = "acme/mini-v2"\n', encoding="utf-8")
-    assert changed_job(file, []).model.path == str(folder)
+    assert job_here(file, {}).model.path == str(folder)
     file.write_text('[model]\npath = "gone"\n', encoding="utf-8")
-    assert changed_job(file, ["model.path=acme/mini-v2"]).model.path == str(folder)
-    assert changed_job(file, []).model.path == str(tmp_path / "gone")
+    assert job_here(file, {"model.path": "acme/mini-v2"}).model.path == str(folder)
+    assert job_here(file, {}).model.path == str(tmp_path / "gone")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.train import Submission, begin_in_background
+from coordinator.api import train as training
 from coordinator.client.detached_runs import fetched_folder
 from coordinator.client.run_folder import RunFolder, held_for_resume, require_inputs_elsewhere
 from coordinator.run.requests import RunRequest
+from coordinator.screen.progress import Progress
 from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
 from ringtune.job.job import load_job
 from ringtune.storage.durable import is_claimed
@@ -195,7 +196,9 @@ def test_job_file_that_is_no_job_is_put_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [True, False])
-def test_job_file_is_there_before_a_run_in_the_background_begins(tmp_path: Path, replace: bool) -> None:
+def test_job_file_is_there_before_a_run_in_the_background_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: bool
+) -> None:
     """Also where it is read from the folder and an earlier run is put aside; a user's file is named."""
     out, said = tmp_path / "run", list[str]()
     with RunFolder(out) as folder:
@@ -204,8 +207,14 @@ def test_job_file_is_there_before_a_run_in_the_background_begins(tmp_path: Path,
             folder.write_text("plan.json", "{}")
     (out / "job.toml").write_text("# mine\n" + job().to_toml())
     request = RunRequest(job=job(train__rounds=7))
-    wanted = Submission(request=request, local=1, coordinator="", insecure=False, replace=replace)
-    begin_in_background(wanted, out, said.append)
+
+    def started(folder: Path, words: list[str]) -> tuple[None, None]:
+        assert load_job(folder / "job.toml").train.rounds == 7
+        return None, None
+
+    monkeypatch.setattr(training, "start_in_background", started)
+    face = training.Face(show=Progress, how_to_resume=str, say=said.append)
+    training._in_background(request, RunFolder(out, replace=replace, say=said.append), face, {})
     assert load_job(out / "job.toml").train.rounds == 7
     (aside,) = tmp_path.glob("run.replaced-*")
     assert (aside / "job.toml").read_text().startswith("# mine")
