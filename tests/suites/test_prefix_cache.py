@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from edge.runtime.activation_cache import write_hidden
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.frozen_prefix import entry_bytes
