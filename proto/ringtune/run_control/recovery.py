@@ -1,5 +1,7 @@
 """Recovery of a run on the coordinator: after a lost host, after a bad step, and the wait for a node.
 
+Its parts and rules; the state machine that owns them is ``state_machine.Rounds``.
+
 ::
 
     training -- a host is lost --> halting -----------> moving -------> training, from the last committed turn on
@@ -102,7 +104,7 @@ def why_it_ends(lost: str, course: Course, kept: KeptCopies, policy: RecoveryPol
     return ""
 
 
-class TurnLog:
+class UncommittedLog:
     """The log entries of one run's turns, which are held until their turn is committed.
 
     An item is shown to people as soon as it is done, and once, however often it is repeated.
@@ -330,15 +332,8 @@ class Recovery:
         course: Course | None = None,
         back: tuple[str, ...] = (),
     ) -> None:
-        self.back = back
-        self.placement_number, self.lost, self.began_s, self.step, self.bad_step = (
-            placement_number,
-            lost,
-            began_s,
-            step,
-            bad_step,
-        )
-        self.course = course
+        self.placement_number, self.lost, self.back = placement_number, lost, back
+        self.began_s, self.step, self.bad_step, self.course = began_s, step, bad_step, course
         self.plan: Plan | None = None
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}

@@ -47,7 +47,7 @@ from ringtune.run_control.recovery import (
     BadSteps,
     Recovery,
     RecoveryPolicy,
-    TurnLog,
+    UncommittedLog,
     Waiting,
     is_bad_step,
     why_it_ends,
@@ -152,7 +152,7 @@ class Rounds:
         self._evaluation = EvaluationSums()
         self._recovers, self._policy = recovery is not None, recovery or RecoveryPolicy()
         self.awaited = Waiting(self._policy.awaits_s)
-        self._kept, self._log, self._bad = KeptCopies(), TurnLog(), BadSteps()
+        self._kept, self._log, self._bad = KeptCopies(), UncommittedLog(), BadSteps()
         self._recovery: Recovery | None = None
         self._gone: set[str] = set()
         self._newest_placement_number = 0
