@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, Payload, Scope, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.turns import StepKind, Turn

@@ -22,7 +22,7 @@ from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import CapacityError, DeadlineError, PlanError
 from ringtune.quantities import format_bytes
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.operation_tables import GivenTable
 from ringtune.schedule.placement import Placement

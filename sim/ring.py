@@ -20,8 +20,9 @@ from ringtune.costs.action_costs import Rest
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.run_control.events import Move
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
 from ringtune.schedule.lowering import PARCELS, credit_boundary
 from ringtune.schedule.operation_tables import BlockScores, GivenTable, Operations
@@ -361,7 +362,7 @@ class VirtualRing:
         self._carrier = carrier
         self._observer, self._record = observer, record
         more: dict[str, Any] = {"items_ahead": items_ahead, "patience_evals": patience_evals}
-        self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, start=start, **more)
+        self._rounds = Rounds(lambda facts: plan, wait_s=wait_s, start=start, **more)
         self._wait_s, self._part = wait_s, plan.at(start.placement_number if start else plan.placement.placement_number)
         self._move_s, self._fails_to_move, self._fetches, self._enters = move_s, fails_to_move, fetches, enters
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}

@@ -21,7 +21,7 @@ from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.action_costs import CourseCosts, all_full, done_of
 from ringtune.costs.profile import Profile
 from ringtune.errors import DeadlineError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Everything, Method

@@ -30,7 +30,7 @@ from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, IntegrityError, ModelError
 from ringtune.job.job import Job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard, Whereabouts
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.course import Course
@@ -156,7 +156,7 @@ class Choosing:
     def _course(self, manifest: CheckpointManifest) -> Course | str:
         """The course without the owners that are not there, or why the run waits for them."""
         course = self._resume.plan.course
-        turns = -(-manifest.step // course.local_iterations)
+        turns = course.turns_of(manifest.step)
         for owner in [one.node for one in course.owners if one.node not in self._facts]:
             if self._job.recovery.owners != SKIP_OWNER:
                 return f"node {owner} is not there, whose rows no other node has"
@@ -182,7 +182,7 @@ class Choosing:
             placement = placed_without(rest.parts[0], self._job, self._profile, missing, self._effort)
         except CapacityError as error:
             raise CapacityError(f"node {', '.join(missing)} is not there, and {error}") from error
-        turns, placement_number = -(-manifest.step // course.local_iterations), plan.placements[-1].placement_number + 1
+        turns, placement_number = course.turns_of(manifest.step), plan.placements[-1].placement_number + 1
         after = plan.extended(placement, turns, placement_number=placement_number)
         return after, after.parts[-1], keep_plan(self._job, after.parts[-1], self._facts)
 
@@ -363,9 +363,7 @@ class Checkpointing:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
 
-    def log(
-        self, plan: Plan, command: rounds.LogCheckpoint | rounds.LogKept, emit: EventSink, *, is_kept: bool
-    ) -> None:
+    def log(self, plan: Plan, command: rd.LogCheckpoint | rd.LogKept, emit: EventSink, *, is_kept: bool) -> None:
         """Send the manifest of a checkpoint, or of a turn that nodes keep, for the run that resumes from there.
 
         Args:
@@ -377,14 +375,14 @@ class Checkpointing:
         Raises:
             IntegrityError: a node did not say what it saved.
         """
-        if isinstance(command, rounds.LogCheckpoint):
+        if isinstance(command, rd.LogCheckpoint):
             emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
         elif is_kept:
             known = (command.unfreezing, None, command.evaluations)
             manifest = self._manifest(plan, command.step, command.holder, (), *known)
             emit(control_pb2.RunEvent(kept_turn_json=json.dumps(manifest.to_json())))
 
-    def manifest(self, plan: Plan, saved: rounds.LogCheckpoint) -> CheckpointManifest:
+    def manifest(self, plan: Plan, saved: rd.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node of this part of the plan has saved.
 
         Raises:

@@ -38,7 +38,8 @@ from ringtune.models.result_files import (
     block_of,
     of_user,
 )
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import handed_in
 from ringtune.schedule.turns import Evaluations
@@ -281,11 +282,11 @@ class Results:
 
     def ask(
         self,
-        command: rounds.Collect,
+        command: rd.Collect,
         calls: AgentCalls,
         job: Job,
         part: Plan,
-        put: Callable[[Files | rounds.Progressed], None],
+        put: Callable[[Files | rd.Progressed], None],
         *,
         goes_on: bool = False,
     ) -> None:
@@ -299,7 +300,7 @@ class Results:
             goes_on=goes_on,
             users=user_sets(part.course),
             on_result=lambda files: put(Files(node, files)),
-            on_progress=lambda: put(rounds.Progressed(node)),
+            on_progress=lambda: put(rd.Progressed(node)),
         )
 
     def most_bytes(self, node: str, job: Job, part: Plan) -> int:
@@ -386,7 +387,7 @@ class HandedIn:
         last: what they hand in at the end.
     """
 
-    def __init__(self, job: Job, put: Callable[[Files | BestFiles | rounds.Progressed], None], emit: EventSink) -> None:
+    def __init__(self, job: Job, put: Callable[[Files | BestFiles | rd.Progressed], None], emit: EventSink) -> None:
         self._job, self._put, self._emit = job, put, emit
         self._model: ModelFacts | None = None
         self.last = Results()
@@ -399,7 +400,7 @@ class HandedIn:
 
     def carry_out(
         self,
-        command: rounds.Collect | rounds.CollectBest | rounds.LogBest,
+        command: rd.Collect | rd.CollectBest | rd.LogBest,
         calls: Mapping[str, AgentCalls],
         part: Plan,
     ) -> None:
@@ -414,10 +415,10 @@ class HandedIn:
             IntegrityError: the files are not as the plan has them.
             StorageError: no room.
         """
-        if isinstance(command, rounds.Collect):
+        if isinstance(command, rd.Collect):
             self.last.ask(command, calls[command.node], self._job, part, self._put)
             return
-        if isinstance(command, rounds.CollectBest):
+        if isinstance(command, rd.CollectBest):
             self._ask(command, calls[command.node], part)
             return
         if command.number != self._number:
@@ -426,7 +427,7 @@ class HandedIn:
         self._tell(command.step, is_result=False)
         self._best.drop()
 
-    def _ask(self, command: rounds.CollectBest, calls: AgentCalls, part: Plan) -> None:
+    def _ask(self, command: rd.CollectBest, calls: AgentCalls, part: Plan) -> None:
         node, number = command.node, command.number
         if number != self._number:
             self._best.drop()
@@ -434,24 +435,24 @@ class HandedIn:
             if self._model is not None:
                 self._best.expect(self._model)
         self._best.ask(
-            rounds.Collect(node, command.with_head, command.with_private),
+            rd.Collect(node, command.with_head, command.with_private),
             calls,
             self._job,
             part,
             lambda answer: self._put(
-                answer if isinstance(answer, rounds.Progressed) else BestFiles(node, number, answer.files)
+                answer if isinstance(answer, rd.Progressed) else BestFiles(node, number, answer.files)
             ),
             goes_on=True,
         )
 
-    def take(self, came: Files | BestFiles) -> rounds.Collected | rounds.BestSent:
+    def take(self, came: Files | BestFiles) -> rd.Collected | rd.BestSent:
         """Take a node's part, unless it was asked anew meanwhile; return what the state machine has to know."""
         if isinstance(came, Files):
             self.last.take(came.node, came.files)
-            return rounds.Collected(came.node)
+            return rd.Collected(came.node)
         if came.number == self._number:
             self._best.take(came.node, came.files)
-        return rounds.BestSent(came.node, came.number)
+        return rd.BestSent(came.node, came.number)
 
     def settle(self, best: Evaluations | None, last_step: int) -> bool:
         """Tell the submitter that the best result is that of the run; False if that is the one of the last step."""
@@ -473,7 +474,7 @@ def hand_results_in(
     request: RunRequest,
     books: RunBooks,
     handed_in: HandedIn,
-    state: rounds.BestKeepingRounds,
+    state: Rounds,
     emit: EventSink,
     *,
     part: Plan,

@@ -52,7 +52,7 @@ from ringtune.errors import (
 )
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.migration import why_it_stays, why_it_waits
 from ringtune.schedule.plan import Plan
@@ -233,7 +233,7 @@ class Driver(abc.ABC):
 
     def stop(self, reason: str) -> None:
         """Ask for the end of the work at once, whatever is under way."""
-        self._queue.put(rounds.StopAsked(reason))
+        self._queue.put(rd.StopAsked(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
         """Hand all events to a further reader, too; to be called before ``start``.
@@ -265,7 +265,7 @@ class Driver(abc.ABC):
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Queue that a node has failed or ended."""
-        self._queue.put(rounds.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+        self._queue.put(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Refuse a node's report: only a run takes reports.
@@ -481,7 +481,7 @@ def raise_if_over(entry: object) -> None:
         RingTuneError: a node failed.
     """
     match entry:
-        case rounds.StopAsked(reason) | rounds.DrainAsked(reason):
+        case rd.StopAsked(reason) | rd.DrainAsked(reason):
             raise InterruptedRunError(reason)
-        case rounds.NodeFailed(_, error, message):
+        case rd.NodeFailed(_, error, message):
             raise error_from_name(error, message)

@@ -30,7 +30,8 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PeerLostError, PlanError, RingTuneError
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 
@@ -220,12 +221,12 @@ class Joining:
         run_id: str,
         request: RunRequest,
         members: Members,
-        machine: rounds.Rounds,
+        machine: Rounds,
         reports: Reports,
         *,
         lease_s: float,
         put: Callable[[Comes], None],
-        feed: Callable[[rounds.Event], None],
+        feed: Callable[[rd.Event], None],
         note: Callable[[str], None],
         admit: Callable[[Member, AgentCalls], str],
         addresses: dict[str, str],
@@ -258,8 +259,7 @@ class Joining:
 
     def ask_others(self, needed: Set[str]) -> None:
         """Ask members that have no part in the run whether they have room, if it waits for any node that has."""
-        awaited = self._machine.awaited if isinstance(self._machine, rounds.RecoveringRounds) else None
-        if awaited is not None and awaited.needs_room:
+        if self._machine.awaited.needs_room:
             for member in self._members.living():
                 if member.node not in needed and not member.is_guest:
                     self._put(Joined(member))
@@ -273,7 +273,7 @@ class Joining:
             entry: what happened.
             needed: the nodes that take part and are not lost, as far as that is known.
         """
-        if not self._request.is_training or not isinstance(self._machine, rounds.RecoveringRounds):
+        if not self._request.is_training:
             return
         match entry:
             case Gathered():
@@ -289,7 +289,7 @@ class Joining:
                 if comer is not None:
                     self._refuse(comer, str(error))
                 elif self._instances.get(node) == instance and node in needed:
-                    self._feed(rounds.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+                    self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def _on_joined(self, member: Member, needed: Set[str]) -> None:
         """Ask a node about itself; if it has a part in the run, its former process is lost."""
@@ -298,7 +298,7 @@ class Joining:
             return  # it has joined while nodes were gathered, and is among them
         if node in needed:
             message = lost_message(node, float("inf"), self._lease_s)
-            self._feed(rounds.NodeFailed(node, PeerLostError.__name__, message))
+            self._feed(rd.NodeFailed(node, PeerLostError.__name__, message))
         if self._machine.phase in _OVER:
             return
         if self._known is None:
@@ -328,8 +328,8 @@ class Joining:
 
     def _is_awaited(self, node: str) -> bool:
         """Whether the run waits for this node, or for any with room."""
-        awaited = self._machine.awaited if isinstance(self._machine, rounds.RecoveringRounds) else None
-        return awaited is not None and (node in awaited.owners or awaited.needs_room)
+        awaited = self._machine.awaited
+        return node in awaited.owners or awaited.needs_room
 
     def _ask(self, member: Member, needed: Set[str]) -> None:
         others = [one for one in self._members.living() if one.node in needed]
@@ -380,7 +380,7 @@ class Joining:
             if is_awaited
             else f"node {facts.node} may have blocks of this run; whether they pay is looked at after the next turn"
         )
-        self._feed(rounds.NodeJoined(facts.node))
+        self._feed(rd.NodeJoined(facts.node))
 
     def _refuse(self, comer: Comer, problem: str) -> None:
         node = comer.member.node

@@ -32,7 +32,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PeerLostError, RingTuneError, internal_error
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
@@ -63,7 +63,7 @@ class MoveDriving:
         checkpoints: Checkpointing,
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
-        put: Callable[[NodePrepared | NodeRested | NodeMoved | rounds.Event], None],
+        put: Callable[[NodePrepared | NodeRested | NodeMoved | rd.Event], None],
     ) -> None:
         self.part = part
         self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
@@ -71,7 +71,7 @@ class MoveDriving:
         self._wait_s, self._recovers = job.runtime.wait_s, part.placement.copies
         self._place()
 
-    def prepare(self, command: rounds.Prepare, saved: Mapping[str, Pieces] | None) -> None:
+    def prepare(self, command: rd.Prepare, saved: Mapping[str, Pieces] | None) -> None:
         """Hand a node the plan, with files of a saved result to begin with."""
         node, plan = command
         self._calls[node].prepare(
@@ -80,7 +80,7 @@ class MoveDriving:
             {name: self._addresses[name] for name in plan.nodes},
             timeout_s=self._wait_s,
             on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
-            on_progress=lambda: self._put(rounds.Progressed(node)),
+            on_progress=lambda: self._put(rd.Progressed(node)),
             saved=saved,
             extend=lambda request: self._checkpoints.go_on(node, request),
         )
@@ -90,23 +90,23 @@ class MoveDriving:
         for node in self.part.nodes:
             self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
 
-    def tell(self, command: rounds.FetchAhead | rounds.Rest | rounds.Move | rounds.Halt) -> None:
+    def tell(self, command: rd.FetchAhead | rd.Rest | rd.Move | rd.Halt) -> None:
         """Let a node fetch what it will need, rest, move, or stop as another one is lost, which gives its move up."""
-        if isinstance(command, rounds.FetchAhead):
+        if isinstance(command, rd.FetchAhead):
             self._fetch_ahead(command)
-        elif isinstance(command, rounds.Rest):
+        elif isinstance(command, rd.Rest):
             self._rest(command)
-        elif isinstance(command, rounds.Halt):
+        elif isinstance(command, rd.Halt):
             self._halt(*command)
         else:
             self._move(command)
 
-    def _fetch_ahead(self, command: rounds.FetchAhead) -> None:
+    def _fetch_ahead(self, command: rd.FetchAhead) -> None:
         node, part = command
         placement_number, began_s = part.placement.placement_number, time.monotonic()
 
         def answer(num_bytes: int, problem: str = "") -> None:
-            self._put(rounds.FetchedAhead(node, placement_number, num_bytes, time.monotonic() - began_s, problem))
+            self._put(rd.FetchedAhead(node, placement_number, num_bytes, time.monotonic() - began_s, problem))
 
         self._calls[node].fetch_ahead(
             self._prepare_request(part),
@@ -124,16 +124,16 @@ class MoveDriving:
             checkpoint_run=self._checkpoints.shards_run,
         )
 
-    def _rest(self, command: rounds.Rest) -> None:
+    def _rest(self, command: rd.Rest) -> None:
         node, placement_number = command.node, self.part.placement.placement_number
         self._calls[node].rest(
             placement_number,
             timeout_s=self._wait_s,
-            on_result=lambda reply: self._put(NodeRested(rounds.Rested(node, placement_number), reply.totals_json)),
+            on_result=lambda reply: self._put(NodeRested(rd.Rested(node, placement_number), reply.totals_json)),
             on_failed=self._failed(node, placement_number),
         )
 
-    def _move(self, command: rounds.Move) -> None:
+    def _move(self, command: rd.Move) -> None:
         node, part, start, from_placement_number, sources, from_step, head_from = command
         placement_number = part.placement.placement_number
         request = control_pb2.MoveRequest(
@@ -153,7 +153,7 @@ class MoveDriving:
             request,
             timeout_s=self._wait_s,
             on_result=lambda reply: self._put(
-                NodeMoved(rounds.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
+                NodeMoved(rd.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
             ),
             on_failed=self._failed(node, placement_number),
         )
@@ -161,11 +161,11 @@ class MoveDriving:
     def _halt(self, node: str, placement_number: int) -> None:
         self._calls[node].halt(
             timeout_s=self._wait_s,
-            on_result=lambda: self._put(rounds.Halted(node, placement_number)),
+            on_result=lambda: self._put(rd.Halted(node, placement_number)),
             on_failed=self._failed(node, placement_number),
         )
 
-    def recovered(self, command: rounds.LogRecovery) -> str:
+    def recovered(self, command: rd.LogRecovery) -> str:
         """Grant in the placement of a recovery from now on; return a sentence for the user."""
         self.part = command.part
         self._place()
@@ -186,7 +186,7 @@ class MoveDriving:
             "were fetched"
         ) + shorter
 
-    def log(self, command: rounds.LogMove) -> str:
+    def log(self, command: rd.LogMove) -> str:
         """Grant in the placement that holds from now on; return a sentence for the user."""
         self.part = command.part
         self._place()
@@ -207,14 +207,14 @@ class MoveDriving:
         def failed(error: RingTuneError) -> None:
             name = type(error).__name__
             if self._recovers and isinstance(error, PeerLostError):  # it does not answer, which is more than a failure
-                self._put(rounds.NodeFailed(node, name, str(error)))
+                self._put(rd.NodeFailed(node, name, str(error)))
             else:
-                self._put(rounds.MoveFailed(node, placement_number, name, str(error)))
+                self._put(rd.MoveFailed(node, placement_number, name, str(error)))
 
         return failed
 
 
-def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rounds.Event:
+def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rd.Event:
     """Write the figures of a node's answer down; return the event for the state machine.
 
     Raises:
@@ -360,7 +360,7 @@ class Replanning:
         work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S), comers)
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
-    def take(self, answer: Considered, living: Set[str]) -> rounds.Replanned | None:
+    def take(self, answer: Considered, living: Set[str]) -> rd.Replanned | None:
         """Tell the user what was found, and return the event for the state machine; None if the run stays.
 
         What was looked for beside another placement than that which holds is forgotten.
@@ -381,7 +381,7 @@ class Replanning:
             return None
         self._note(f"{who}the run is to move: {found.line()}")
         self._next = answer.profile
-        return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
+        return rd.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
         """Plan with one more node from now on, or with the new facts of a node that is back.
@@ -403,7 +403,7 @@ class Replanning:
         links = [link for link in self.profile.links if (link.source, link.target) not in pairs]
         return _sorted(profile, missing, links) if missing else profile
 
-    def place_again(self, command: rounds.PlaceAgain, put: Callable[[rounds.Placed | rounds.NotPlaced], None]) -> None:
+    def place_again(self, command: rd.PlaceAgain, put: Callable[[rd.Placed | rd.NotPlaced], None]) -> None:
         """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
         self.profile = without(self.profile, command.lost)
         profile, placement_number = self.profile, command.placement_number
@@ -411,20 +411,16 @@ class Replanning:
         def think() -> None:
             try:
                 effort = Effort(seconds=self._job.runtime.plan_s)
-                put(
-                    rounds.Placed(
-                        placement_number, placed_without(command.part, self._job, profile, command.lost, effort)
-                    )
-                )
+                put(rd.Placed(placement_number, placed_without(command.part, self._job, profile, command.lost, effort)))
             except RingTuneError as error:
-                put(rounds.NotPlaced(placement_number, type(error).__name__, str(error)))
+                put(rd.NotPlaced(placement_number, type(error).__name__, str(error)))
             except Exception as error:
                 _LOG.exception("looking for a placement without lost nodes failed by a bug")
-                put(rounds.NotPlaced(placement_number, RingTuneError.__name__, str(internal_error(error))))
+                put(rd.NotPlaced(placement_number, RingTuneError.__name__, str(internal_error(error))))
 
         threading.Thread(target=think, name="recover", daemon=True).start()
 
-    def moved(self, command: rounds.LogMove) -> PaceWatch | None:
+    def moved(self, command: rd.LogMove) -> PaceWatch | None:
         """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
         if not command.problem:
             self._move_s = command.seconds
@@ -434,7 +430,7 @@ class Replanning:
         self._watch(command.part, command.placement_number)
         return self.pace
 
-    def recovered(self, command: rounds.LogRecovery) -> PaceWatch | None:
+    def recovered(self, command: rd.LogRecovery) -> PaceWatch | None:
         """Begin to watch anew on the placement without lost nodes, and return the watch."""
         self._next, self._told, self._course = None, {}, command.plan.course
         self._watch(command.part, self._last_placement_number)  # no later placement of the plan is left

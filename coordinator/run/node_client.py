@@ -32,7 +32,7 @@ from ringtune.errors import (
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
 from ringtune.storage.chunks import cut_pieces, write_any_files
@@ -515,14 +515,14 @@ class Files(NamedTuple):
 class NodeRested(NamedTuple):
     """A node rests; with the text of its ``totals.json`` of the placement that it leaves."""
 
-    rested: rounds.Rested
+    rested: rd.Rested
     totals_json: str
 
 
 class NodeMoved(NamedTuple):
     """A node has moved; with the bytes of weights that it holds now."""
 
-    moved: rounds.Moved
+    moved: rd.Moved
     hosted_bytes: int
 
 

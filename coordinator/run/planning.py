@@ -40,7 +40,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import DeadlineError, PlanError, RingTuneError, internal_error
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.lowering import links
 from ringtune.schedule.plan import Plan
@@ -145,7 +145,7 @@ class PlanningThread:
         on_done: takes the plan or the error; called on the planning thread.
     """
 
-    def __init__(self, request: RunRequest, on_done: Callable[[PlanReady | rounds.PlanFailed], None]) -> None:
+    def __init__(self, request: RunRequest, on_done: Callable[[PlanReady | rd.PlanFailed], None]) -> None:
         self._request = request
         self._on_done = on_done
         self._cancelled = threading.Event()
@@ -180,10 +180,10 @@ class PlanningThread:
             kept = checkpoints.planned(profile, effort)
             self._on_done(PlanReady(plan_run(self._request, profile, kept, effort), profile))
         except RingTuneError as error:
-            self._on_done(rounds.PlanFailed(type(error).__name__, str(error)))
+            self._on_done(rd.PlanFailed(type(error).__name__, str(error)))
         except Exception as error:
             _LOG.exception("planning failed by a bug")
-            self._on_done(rounds.PlanFailed(RingTuneError.__name__, str(internal_error(error))))
+            self._on_done(rd.PlanFailed(RingTuneError.__name__, str(internal_error(error))))
 
 
 _SHARE_OF_WAIT = 0.5
@@ -282,7 +282,7 @@ class PlanMaking:
         checkpoints: Checkpointing,
         cache: LinkCache,
         *,
-        put: Callable[[Looked | LinkAnswer | PlanReady | rounds.PlanFailed], None],
+        put: Callable[[Looked | LinkAnswer | PlanReady | rd.PlanFailed], None],
         emit: EventSink,
         enter: Callable[[str], None],
     ) -> None:
@@ -360,7 +360,7 @@ class PlanMaking:
         try:
             profile = self._planning.start(self._facts, self._checkpoints, links)
         except RingTuneError as error:
-            self._put(rounds.PlanFailed(type(error).__name__, str(error)))
+            self._put(rd.PlanFailed(type(error).__name__, str(error)))
         else:
             self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 

@@ -17,7 +17,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.engine.events import Span
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import parse_action
 from ringtune.schedule.operation_tables import GivenTable
 from ringtune.schedule.plan import Plan
@@ -27,16 +27,16 @@ from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
 Logged = (
-    rounds.LogStep
-    | rounds.ShowStep
-    | rounds.LogTurn
-    | rounds.LogUnfreeze
-    | rounds.LogOperations
-    | rounds.LogTechniqueFailed
-    | rounds.LogEvaluation
-    | rounds.LogStop
-    | rounds.LogPlan
-    | rounds.LogFetched
+    rd.LogStep
+    | rd.ShowStep
+    | rd.LogTurn
+    | rd.LogUnfreeze
+    | rd.LogOperations
+    | rd.LogTechniqueFailed
+    | rd.LogEvaluation
+    | rd.LogStop
+    | rd.LogPlan
+    | rd.LogFetched
 )
 """What the state machine logs, and a run's books take."""
 
@@ -121,7 +121,7 @@ class RunBooks:
         """The links with the run's own transfers so far."""
         return self._recorded.links
 
-    def moved(self, command: rounds.LogMove, at_unix_s: float) -> None:
+    def moved(self, command: rd.LogMove, at_unix_s: float) -> None:
         """Write into the books that the run has moved, or why it stays; send its line to the submitter."""
         line = self.ledger.moved(command, at_unix_s)
         self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
@@ -147,7 +147,7 @@ class RunBooks:
         else:
             self._comers = (*self._comers, facts.node)
 
-    def recovered(self, command: rounds.LogRecovery, at_unix_s: float) -> None:
+    def recovered(self, command: rd.LogRecovery, at_unix_s: float) -> None:
         """Write into the books that the run continues without a node; send the plan and the line to the submitter."""
         self._plan = command.plan
         self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
@@ -227,16 +227,16 @@ class RunBooks:
     def log(self, command: Logged) -> None:
         """Write what the state machine logs into the books, and send it to the submitter."""
         match command:
-            case rounds.LogStep(turn, seq, step, depth, values):
+            case rd.LogStep(turn, seq, step, depth, values):
                 ended_unix_s = self._ends_unix_s.pop(seq)
                 progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
                 if not self._plan.placement.copies:  # else it was shown when it was done
                     self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
-            case rounds.ShowStep(turn, seq, step, depth, values):
+            case rd.ShowStep(turn, seq, step, depth, values):
                 done = {"seq": seq, "num_steps": self._plan.course.num_steps}
                 line = self.ledger.line_of(turn, seq, step, depth, dict(values))
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(done | line)))
-            case rounds.LogTurn(turn):
+            case rd.LogTurn(turn):
                 self._recorded.turn_done(turn)
                 if self.pace is not None:
                     self.pace.turn_done(turn)
@@ -244,29 +244,29 @@ class RunBooks:
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
                 self._show_activity(turn)
-            case rounds.LogPlan(plan, why):
+            case rd.LogPlan(plan, why):
                 self._plan = plan
                 self.ledger.replanned(plan)
                 self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(replan_line(plan, why))))
-            case rounds.LogFetched():
+            case rd.LogFetched():
                 if told := fetched_text(command):
                     self._emit(control_pb2.RunEvent(note=told))
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(fetched_line(command))))
-            case rounds.LogUnfreeze(step, depth):
+            case rd.LogUnfreeze(step, depth):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
-            case rounds.LogOperations(step, operations):
+            case rd.LogOperations(step, operations):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
                 chosen = GivenTable(step=step, operations=operations, origin=self._plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
-            case rounds.LogTechniqueFailed(_, problem):
+            case rd.LogTechniqueFailed(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))
-            case rounds.LogStop(step, evaluations):
+            case rd.LogStop(step, evaluations):
                 self._emit(
                     control_pb2.RunEvent(note=stop_text(step, evaluations, keeps_best=self._job.train.keep_best))
                 )
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
-            case rounds.LogEvaluation(step, values, is_best):
+            case rd.LogEvaluation(step, values, is_best):
                 line = self.ledger.evaluation_done(step, dict(values), is_best=is_best)
                 text = json.dumps(line)
                 self._emit(control_pb2.RunEvent(step_json=text))

@@ -21,8 +21,9 @@ from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import IntegrityError, PeerLostError, PlanError
 from ringtune.ids import naming_node
 from ringtune.quantities import format_seconds
-from ringtune.run_control import rounds
-from ringtune.run_control.rounds import NodeFailed
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.replicas import CopyDigest
@@ -38,10 +39,10 @@ class Blame:
     """Complaints of nodes about lost peers, each kept until its time is up."""
 
     def __init__(self) -> None:
-        self._complaints: dict[str, tuple[float, NodeFailed]] = {}
+        self._complaints: dict[str, tuple[float, rd.NodeFailed]] = {}
         self._complainers: set[str] = set()
 
-    def add(self, failed: NodeFailed, lost_peer: str, now_s: float) -> None:
+    def add(self, failed: rd.NodeFailed, lost_peer: str, now_s: float) -> None:
         """Take the complaint of ``failed.node`` that its link with ``lost_peer`` broke.
 
         Only the first complaint about a peer is kept.
@@ -49,7 +50,7 @@ class Blame:
         self._complainers.add(failed.node)
         self._complaints.setdefault(lost_peer, (now_s + GRACE_S, failed))
 
-    def verdict(self, now_s: float) -> NodeFailed | None:
+    def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Take out a complaint that is ``GRACE_S`` old, first one about a peer that has not complained itself.
 
         Example: a complains about b, and b about c. Only c has not complained, so b's complaint about c is chosen.
@@ -97,7 +98,7 @@ class Reports:
 
     def take(
         self, request: control_pb2.ReportRequest, books: RunBooks, placement_number: int = 0
-    ) -> Iterator[rounds.Event]:
+    ) -> Iterator[rd.Event]:
         """Write a report into the books; a report with a number that was taken before is ignored.
 
         Args:
@@ -123,19 +124,19 @@ class Reports:
         for step in request.steps:
             books.note_end(step.seq, step.at_unix_s)
             values = numbers_from_proto(step.values)
-            yield rounds.StepReported(request.node, step.seq, step.step, step.kind, values)
+            yield rd.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
         self._note_scores(request)
         self._note_copies(request)
         if request.cache_problem:
-            yield rounds.TechniqueFailed(request.node, printable(request.cache_problem))
+            yield rd.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
         if request.error and books.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
                 message = with_role(message, request.lost_peer or request.node, books.plan)
-            failed = rounds.NodeFailed(request.node, request.error, message, request.lost_peer)
+            failed = rd.NodeFailed(request.node, request.error, message, request.lost_peer)
             if request.lost_peer:
                 self._blame.add(failed, request.lost_peer, self._now_s())
             else:
@@ -162,9 +163,9 @@ class Reports:
                     f"node {request.node} reports digests of copies without end; use one version on all machines"
                 )
 
-    def _turn_reported(self, node: str, turn: int) -> rounds.TurnReported:
+    def _turn_reported(self, node: str, turn: int) -> rd.TurnReported:
         scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
-        return rounds.TurnReported(node, turn, tuple(scores), tuple(copies))
+        return rd.TurnReported(node, turn, tuple(scores), tuple(copies))
 
     def forget(self, node: str) -> None:
         """Count the reports of a node from 1 again: another process of its name sends them."""
@@ -174,12 +175,12 @@ class Reports:
         """Forget who complained about whom: the run continues without those that were lost."""
         self._blame = Blame()
 
-    def verdict(self, now_s: float) -> rounds.NodeFailed | None:
+    def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Return the failure of a node that others complain about, once its time to report itself is up."""
         return self._blame.verdict(now_s)
 
 
-def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestKeepingRounds:
+def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> Rounds:
     """Make the state machine that a request wants: where the plan has copies it continues without lost nodes.
 
     Args:
@@ -188,21 +189,23 @@ def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestK
     """
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
-        return rounds.BestKeepingRounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+        return Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
     recovery = request.job.recovery
-    return rounds.RecoveringRounds(
+    return Rounds(
         None,
         plan_only=plan_only,
         plan_s=runtime.plan_s,
         wait_s=runtime.wait_s,
-        leaves_out=recovery.owners == SKIP_OWNER,
         patience_evals=request.job.train.patience_evals,
         keeps_best=request.job.train.keep_best,
-        awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
+        recovery=RecoveryPolicy(
+            leaves_out=recovery.owners == SKIP_OWNER,
+            awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
+        ),
     )
 
 
-def await_nodes(command: rounds.AwaitNodes, board: StatusBoard, now_s: float) -> str:
+def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str:
     """Show on the board for whom the run waits; return the sentence for the user."""
     nodes, why, until_s = command
     left_s = max(0.0, until_s - now_s)
@@ -214,7 +217,7 @@ def await_nodes(command: rounds.AwaitNodes, board: StatusBoard, now_s: float) ->
 
 
 def recover(
-    command: rounds.LogMove | rounds.PlaceAgain | rounds.LogRecovery,
+    command: rd.LogMove | rd.PlaceAgain | rd.LogRecovery,
     moving: MoveDriving | None,
     books: RunBooks | None,
     replanning: Replanning | None,
@@ -231,10 +234,10 @@ def recover(
     """
     if moving is None or books is None or replanning is None:
         raise PlanError("a run recovers that has no plan yet; please report this")
-    if isinstance(command, rounds.PlaceAgain):
+    if isinstance(command, rd.PlaceAgain):
         replanning.place_again(command, answers.put)
         return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
-    if isinstance(command, rounds.LogMove):
+    if isinstance(command, rd.LogMove):
         told = moving.log(command)
         books.moved(command, now_unix_s())
         books.pace = replanning.moved(command)

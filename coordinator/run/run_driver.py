@@ -56,7 +56,7 @@ from ringtune.errors import (
     internal_error,
 )
 from ringtune.machine.resources import busy_text
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.v1 import control_pb2
@@ -68,7 +68,7 @@ def choose_beside(
     course: Course,
     step: int,
     scores: Sequence[BlockScores],
-    put: Callable[[rounds.OperationsChosen | rounds.OperationsFailed], None],
+    put: Callable[[rd.OperationsChosen | rd.OperationsFailed], None],
 ) -> threading.Thread:
     """Begin to choose the table that holds from a step on, on a thread of its own.
 
@@ -83,12 +83,12 @@ def choose_beside(
         try:
             # loads numpy, which no other part of the coordinator needs
             room = importlib.import_module("ringtune.techniques.knapsacks")
-            put(rounds.OperationsChosen(step, room.choose_table(course, scores, step=step)))
+            put(rd.OperationsChosen(step, room.choose_table(course, scores, step=step)))
         except RingTuneError as error:
-            put(rounds.OperationsFailed(step, type(error).__name__, str(error)))
+            put(rd.OperationsFailed(step, type(error).__name__, str(error)))
         except Exception as error:
             _LOG.exception("choosing operations failed by a bug")
-            put(rounds.OperationsFailed(step, RingTuneError.__name__, str(internal_error(error))))
+            put(rd.OperationsFailed(step, RingTuneError.__name__, str(internal_error(error))))
 
     thread = threading.Thread(target=work, name="choose", daemon=True)
     thread.start()
@@ -152,13 +152,13 @@ class RunDriver(Driver):
         self._phase = ("joining", self._started_s)
         self._phases_s: dict[str, float] = {}
         self._released: list[Future[None]] = []
-        self._finish: rounds.Finish | None = None
+        self._finish: rd.Finish | None = None
 
     # ---- from other threads -----------------------------------------------------------------------
 
     def drain(self, reason: str) -> None:
         """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
-        self._queue.put(rounds.DrainAsked(reason))
+        self._queue.put(rd.DrainAsked(reason))
 
     def joined(self, member: Member) -> None:
         """Queue that a node has joined the coordinator."""
@@ -201,7 +201,7 @@ class RunDriver(Driver):
         self._addresses |= {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         self._making.begin(members, self._calls)
-        self._feed(rounds.Started(tuple(sorted(self._addresses))))
+        self._feed(rd.Started(tuple(sorted(self._addresses))))
         try:
             while self._finish is None:
                 entry = self._next()
@@ -220,7 +220,7 @@ class RunDriver(Driver):
     # ---- events -----------------------------------------------------------------------------------
 
     def _take(
-        self, entry: rounds.Event | Answer | BestFiles | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
+        self, entry: rd.Event | Answer | BestFiles | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
     ) -> None:
         match entry:
             case Reported(request):
@@ -230,7 +230,7 @@ class RunDriver(Driver):
             case NodePrepared(node, hosted_bytes):
                 if self._books is not None:
                     self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
-                self._feed(rounds.Prepared(node))
+                self._feed(rd.Prepared(node))
             case Files() | BestFiles():
                 self._feed(self._handed_in.take(entry))
             case PlanReady():
@@ -258,13 +258,13 @@ class RunDriver(Driver):
             self._making.look_at(facts)
         else:
             self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
-            self._feed(rounds.Inspected(entry.node, facts))
+            self._feed(rd.Inspected(entry.node, facts))
 
     def _on_first_look(self, looked: Looked) -> None:
         """Let the nodes measure themselves, or end a run for which no plan is possible."""
         self._making.end_look()
         if looked.error is not None:
-            self._feed(rounds.PlanFailed(type(looked.error).__name__, str(looked.error)))
+            self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return
         self._timed_frozen = looked.frozen
         for node in sorted(self._addresses):
@@ -282,7 +282,7 @@ class RunDriver(Driver):
         for node, message in self._silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
             self._needed -= {node}
-            self._queue.put(rounds.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
+            self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
     def _fire_timers(self) -> None:
         if not self._queue.empty():
@@ -292,54 +292,54 @@ class RunDriver(Driver):
             del self._timers[timer]
             self._feed(TimerFired(timer))
 
-    def _feed(self, event: rounds.Event) -> None:
+    def _feed(self, event: rd.Event) -> None:
         for command in self._rounds.handle(event, self._now_s()):
             self._carry_out(command)
 
     # ---- commands ---------------------------------------------------------------------------------
 
-    def _carry_out(self, command: rounds.Command) -> None:
+    def _carry_out(self, command: rd.Command) -> None:
         match command:
-            case rounds.EnterPhase(phase):
+            case rd.EnterPhase(phase):
                 self._enter(phase)
-            case rounds.Inspect(node):
+            case rd.Inspect(node):
                 self._inspect(node)
-            case rounds.MakePlan(facts):
+            case rd.MakePlan(facts):
                 self._making.plan(facts)
-            case rounds.Prepare(node, plan):
+            case rd.Prepare(node, plan):
                 self._require_moving().prepare(command, self._request.saved_for(node, plan))
-            case rounds.FetchAhead() | rounds.Rest() | rounds.Move() | rounds.Halt():
+            case rd.FetchAhead() | rd.Rest() | rd.Move() | rd.Halt():
                 self._require_moving().tell(command)
-            case rounds.AwaitNodes():
+            case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
                 self._joining.ask_others(self._needed)
-            case rounds.LogMove() | rounds.PlaceAgain() | rounds.LogRecovery():
+            case rd.LogMove() | rd.PlaceAgain() | rd.LogRecovery():
                 self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
-            case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
+            case rd.LogTurn(turn) if self._books is not None and self._replanning is not None:
                 self._books.log(command)
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
                 self._replanning.turn_done(part, turn, self._books, prepare_s=prepare_s, living=self._needed)
-            case rounds.Grant(turns):
+            case rd.Grant(turns):
                 if self._books is not None:
                     self._books.granted(turns)
                 self._require_moving().grant(turns)
-            case rounds.Collect() | rounds.CollectBest() | rounds.LogBest():
+            case rd.Collect() | rd.CollectBest() | rd.LogBest():
                 self._handed_in.carry_out(command, self._calls, self._require_moving().part)
-            case rounds.Release(node, reason, is_finished):
+            case rd.Release(node, reason, is_finished):
                 self._needed -= {node}
                 self._released.append(self._calls[node].release(reason, is_finished=is_finished))
             case SetTimer(timer, at_s):
                 self._timers[timer] = at_s
             case CancelTimer(timer):
                 self._timers.pop(timer, None)
-            case rounds.Finish():
+            case rd.Finish():
                 self._finish, self._releases = command, self._released
-            case rounds.ChooseOperations(step, scores):
+            case rd.ChooseOperations(step, scores):
                 choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
-            case rounds.LogCheckpoint() | rounds.LogKept():
+            case rd.LogCheckpoint() | rd.LogKept():
                 part, is_kept = self._require_moving().part, self._keeper is not None
                 self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
-                if self._books is not None and isinstance(command, rounds.LogCheckpoint):
+                if self._books is not None and isinstance(command, rd.LogCheckpoint):
                     self._books.emit_profile()  # for a submitter or coordinator that does not live to see the end
             case _:
                 if self._books is not None:
@@ -406,7 +406,7 @@ class RunDriver(Driver):
             self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._books.pace, self._books.onlooker = self._replanning.pace, self._onlooker
             self._joining.begin(Known(plan, made.profile.by_name), self._books, self._replanning)
-        self._feed(rounds.PlanMade(plan, start))
+        self._feed(rd.PlanMade(plan, start))
 
     def _require_plan(self) -> Planned:
         if self._planned is None:

@@ -267,7 +267,7 @@ def training_facts(course: Course) -> dict[str, Any]:
         "steps": course.num_steps,
         "turns": course.turns,
         "steps_of_turn": course.local_iterations,
-        "rounds": -(-course.turns_of_owners(-(-course.num_steps // course.local_iterations)) // len(course.owners)),
+        "rounds": -(-course.turns_of_owners(course.turns_of(course.num_steps)) // len(course.owners)),
         "rows": rows,
         "used_rows": used,
         "used_share": round(used / rows, 6),

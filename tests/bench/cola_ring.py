@@ -18,7 +18,7 @@ from edge.runtime.executor import NodeExecutor
 from edge.techniques.offload.sites import adapter_weights
 from ringtune.job.job import Job, OffloadSettings, parse_job
 from ringtune.models.folder import model_dimensions, read_config
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import COLLABORATION, EXACT, JOINT, Course, Offload
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Helper, Placement, Slice

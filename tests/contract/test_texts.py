@@ -17,7 +17,7 @@ from coordinator.screen.progress import PlainProgress
 from coordinator.screen.tables import table_lines
 from coordinator.server.server import member_of
 from ringtune.errors import DataError, error_from_name
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.texts import (
     LIBRARY_LOGS,
     MOST_CHARACTERS,
@@ -146,6 +146,6 @@ def test_failures_and_problems_in_reports_are_printable(text: str) -> None:
     """They go to the submitter's screen, to the record of the run and to the log."""
     request = control_pb2.ReportRequest(node="a", number=1, error="DataError", message=text, cache_problem=text)
     (lost, failed) = Reports(Checkpointing("r", job(), None)).take(request, _Books())  # type: ignore[arg-type]
-    assert isinstance(lost, rounds.TechniqueFailed) and isinstance(failed, rounds.NodeFailed)
+    assert isinstance(lost, rd.TechniqueFailed) and isinstance(failed, rd.NodeFailed)
     for told in (lost.problem, failed.message):
         assert told.isprintable() and len(told) < MOST_CHARACTERS + 200

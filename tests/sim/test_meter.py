@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.run_control.rounds import LogStep, LogTurn
+from ringtune.run_control.events import LogStep, LogTurn
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import EMBEDDING

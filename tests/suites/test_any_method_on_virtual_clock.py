@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.costs.memory_estimate import node_memory
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Graph
 from ringtune.schedule.methods import Method
 from ringtune.schedule.plan import Plan

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 
 from edge.runtime.executor import NodeExecutor
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.turns import StartPoint
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of

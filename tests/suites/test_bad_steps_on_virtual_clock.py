@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
@@ -146,7 +148,7 @@ def test_each_turn_has_a_second_try_of_its_own() -> None:
 
 def test_resumed_run_ends_at_a_bad_step_before_a_turn_was_committed() -> None:
     """What it began with is on disks, and nowhere in memory."""
-    ring = ring_of(small_plan(), random.Random(9), rounds={"begins_anew": False})
+    ring = ring_of(small_plan(), random.Random(9), recovery=RecoveryPolicy(begins_anew=False))
     ring.is_bad = bad_at(random.Random(9), [1])
     result = ring.run()
     assert result.finish is not None
@@ -157,7 +159,7 @@ def test_run_without_copies_ends_at_its_first_bad_step() -> None:
     """There is nothing to go back to; the error says which setting would have kept it."""
     plan = small_plan()
     ring = ring_of(plan, random.Random(9))
-    ring._rounds = rd.RecoveringRounds(lambda facts: plan)
+    ring._rounds = Rounds(lambda facts: plan, recovery=RecoveryPolicy())
     assert not plan.placement.copies
     ring.is_bad = bad_at(random.Random(9), [30])
     result = ring.run()

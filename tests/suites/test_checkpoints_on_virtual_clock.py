@@ -7,7 +7,8 @@ import random
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
@@ -133,7 +134,7 @@ def test_drain_does_not_save_a_step_twice(step: int) -> None:
 
 def test_drain_before_training_stops_at_once() -> None:
     """While nothing is trained there is nothing to save."""
-    rounds = rd.Rounds(lambda facts: make_plan(THREE, ["a"]))
+    rounds = Rounds(lambda facts: make_plan(THREE, ["a"]))
     rounds.handle(rd.Started(("a", "b", "c")), 0.0)
     assert rounds.handle(rd.DrainAsked("Ctrl-C"), 0.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
 
@@ -141,7 +142,7 @@ def test_drain_before_training_stops_at_once() -> None:
 def test_drain_twice_stops_at_once() -> None:
     """Whoever asks again does not want to wait."""
     plan = make_plan(THREE, ["a"])
-    rounds = rd.Rounds(lambda facts: plan)
+    rounds = Rounds(lambda facts: plan)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     for node in plan.nodes:
         rounds.handle(rd.Inspected(node, None), 0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.operation_tables import BlockScores, Choice, Operations, Score
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn

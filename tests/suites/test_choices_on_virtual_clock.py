@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.lowering import links

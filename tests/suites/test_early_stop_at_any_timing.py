@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, StartPoint
 from sim.ring import RingResult

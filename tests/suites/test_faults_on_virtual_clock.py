@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.turns import Turn
 from sim.ring import VirtualNode
 from tests.suites.test_recovery_on_virtual_clock import placing, plan_of, story
@@ -80,7 +81,7 @@ class FaultyRing(RecoveringRing):
             copy_s=lambda: rng.choice([0.0, 0.5, 20.0]) * rng.random(),
             place=placing(rng, plan.nodes),
             back_s=lambda node: self._away_s[node],
-            rounds={"awaits_s": WAIT_S},
+            recovery=RecoveryPolicy(awaits_s=WAIT_S),
         )
         self.when = self._happens
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from tests.suites.test_families import SPLITS, Slices, collected, run
 from tests.support import reference

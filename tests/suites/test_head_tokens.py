@@ -12,7 +12,7 @@ import torch
 from edge.model.owner import OwnerParts
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence

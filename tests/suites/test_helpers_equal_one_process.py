@@ -18,7 +18,7 @@ from safetensors.torch import load
 
 from edge.runtime.executor import NodeExecutor
 from ringtune.config.sections import learning_rate
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.course import Offload
 from ringtune.schedule.placement import Helper

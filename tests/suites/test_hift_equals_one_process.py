@@ -18,7 +18,7 @@ from edge.runtime.executor import NodeExecutor
 from ringtune.costs.memory_sizes import embedding_grad_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.models.families import FAMILIES
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Range

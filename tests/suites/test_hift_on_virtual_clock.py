@@ -11,7 +11,7 @@ import pytest
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import Hift, Method

@@ -12,7 +12,7 @@ import pytest
 from edge.runtime.executor import NodeExecutor
 from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import StorageError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint

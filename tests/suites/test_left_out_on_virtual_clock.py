@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.plan import Plan
@@ -19,7 +20,7 @@ from tests.suites.test_unfreezing_on_virtual_clock import Losses, loss_at
 from tests.support.plans import changed, make_plan
 from tests.support.recovering_ring import RecoveringRing
 
-SKIPS = {"leaves_out": True}
+SKIPS = RecoveryPolicy(leaves_out=True)
 
 
 def train_items(course: Course) -> list[tuple[str, int]]:
@@ -87,7 +88,7 @@ def test_runs_that_lose_owners_at_any_moment_do_what_is_left(block: int) -> None
     for seed in range(block * 30, block * 30 + 30):
         rng = random.Random(f"left out {seed}")
         plan = plan_of(rng)
-        ring = ring_of(plan, rng, rounds=SKIPS)
+        ring = ring_of(plan, rng, recovery=SKIPS)
         lose_any(ring, rng, sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2]))))
         result = ring.run()
         assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
@@ -121,7 +122,7 @@ def test_owner_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> N
         eval_every=4,
         checkpoint_every=4,
     )
-    ring = ring_of(plan, rng, rounds=SKIPS)
+    ring = ring_of(plan, rng, recovery=SKIPS)
     after = {"prepare": -1, "collect": 0}.get(moment, rng.randint(0, 60))
     first = rng.choice(["a", "d", "c"])
 
@@ -152,7 +153,7 @@ def test_run_that_has_ended_early_trains_no_more_without_a_lost_owner(seed: int)
     """The decision to end holds: the owner is lost while results are collected, and all others only send theirs."""
     slices, owners = [("a", 0, 2), ("b", 2, 4)], ["a", "c"]
     plan = make_plan(slices, owners, num_blocks=4, num_steps=40, local_iterations=2, eval_every=4)
-    ring = ring_of(plan, random.Random(seed), rounds={**SKIPS, "patience_evals": 2})
+    ring = ring_of(plan, random.Random(seed), recovery=SKIPS, rounds={"patience_evals": 2})
     ring.when = lambda what, node: "c" if what == "collect" and not ring.lost else None
     result = ring.run()
     assert result.finish == rd.Finish("", "") and ring.lost == ["c"]
@@ -175,7 +176,7 @@ def test_run_waits_for_an_owner_unless_it_is_told_otherwise() -> None:
 def test_last_owner_is_never_left_out() -> None:
     """Then nobody has rows."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_blocks=4, num_steps=12)
-    ring = ring_of(plan, random.Random(0), rounds=SKIPS)
+    ring = ring_of(plan, random.Random(0), recovery=SKIPS)
     ring.when = lambda what, node: "c" if len(ring.moments) == 40 else None
     finish = ring.run().finish
     assert finish is not None and "no other node than c owns rows" in finish.message
@@ -189,7 +190,7 @@ def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str) ->
     plan = changed(plan, turns=turns)
     decided = after = 0
     for seed in range(12):
-        ring = ring_of(plan, random.Random(seed), rounds=SKIPS, carrier=Losses(plan, seed))
+        ring = ring_of(plan, random.Random(seed), recovery=SKIPS, carrier=Losses(plan, seed))
         ring.when = lambda what, node, ring=ring: "b" if len(ring.moments) == 250 else None  # type: ignore[misc]
         result = ring.run()
         assert result.finish == rd.Finish("", ""), seed

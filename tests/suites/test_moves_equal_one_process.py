@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult, VirtualRing
 from tests.support.moves import moving, random_slices, slices_of

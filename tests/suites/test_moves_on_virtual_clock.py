@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Scope
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.migration import due

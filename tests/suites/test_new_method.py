@@ -21,7 +21,7 @@ from ringtune.config.sections import learning_rate
 from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
 from ringtune.job.job import parse_job
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan

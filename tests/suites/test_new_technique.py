@@ -27,8 +27,9 @@ from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.engine.events import SetTimer
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.run_control.continuation import job_digest
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS
@@ -322,7 +323,7 @@ def noted(plan: Plan) -> Plan:
 
 def granted(plan: Plan) -> list[int]:
     """The turns that are granted as soon as training begins."""
-    rounds = rd.Rounds(lambda facts: plan)
+    rounds = Rounds(lambda facts: plan)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     for node in plan.nodes:
         rounds.handle(rd.Inspected(node, None), 0.0)

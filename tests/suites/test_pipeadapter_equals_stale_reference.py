@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from tests.suites.test_ring_equals_one_process import distance_to_reference, run
 from tests.support.resumed import holder_of, rebuilt, same_bits

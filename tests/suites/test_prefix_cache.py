@@ -15,7 +15,7 @@ import torch
 
 from edge.runtime.executor import NodeExecutor
 from edge.techniques.activation_cache import Prefixes, write_hidden
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.placement import PrefixCache

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringtune.engine.events import TurnGranted
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.migration import due

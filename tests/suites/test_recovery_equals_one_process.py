@@ -10,7 +10,8 @@ import pytest
 
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.plan import Plan
 from ringtune.storage.tensor_files import TensorFile
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of
@@ -124,7 +125,9 @@ def losing_an_owner(folder: Path, name: str, rng: random.Random, seed: int, **ho
 @pytest.mark.sampled(1)
 def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment: one process that trains on what was left, at the rates of the shorter run since then."""
-    loss = losing_an_owner(folder, name, random.Random(f"owner {name} {seed}"), seed, rounds={"leaves_out": True})
+    loss = losing_an_owner(
+        folder, name, random.Random(f"owner {name} {seed}"), seed, recovery=RecoveryPolicy(leaves_out=True)
+    )
     case, plan, carrier, ring, result, recovery, lost = loss
     assert recovery.left_out == (lost,)
     trained = reference.train(
@@ -149,7 +152,12 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
 def test_run_that_waits_for_an_owner_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
     loss = losing_an_owner(
-        folder, name, random.Random(f"waits {name} {seed}"), seed, rounds={"awaits_s": 100.0}, back_s=lambda node: 5.0
+        folder,
+        name,
+        random.Random(f"waits {name} {seed}"),
+        seed,
+        recovery=RecoveryPolicy(awaits_s=100.0),
+        back_s=lambda node: 5.0,
     )
     case, _, carrier, ring, result, recovery, lost = loss
     assert recovery.back == (lost,)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.run_control import rounds as rd
-from ringtune.run_control.recovery import RecoveringRounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -228,5 +227,4 @@ def test_items_are_shown_when_they_are_done_and_once() -> None:
     assert shown == items(rd.LogStep) and len(set(shown)) == len(shown)
     before = [entry for entry in logged[: logged.index(recovery)] if isinstance(entry, rd.ShowStep)]
     assert any(entry.step >= recovery.step for entry in before), "some step was done that had to be repeated"
-    assert isinstance(ring._rounds, RecoveringRounds)
-    assert len(ring._rounds._shown) < len(shown) / 2, "what is committed is never repeated, so it is forgotten"
+    assert len(ring._rounds._log._shown) < len(shown) / 2, "what is committed is never repeated, so it is forgotten"

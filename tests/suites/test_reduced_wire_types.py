@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from edge.transport import tensors
-from ringtune.run_control.rounds import LogStep
+from ringtune.run_control.events import LogStep
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import StepKind, turn_sequence
 from sim.ring import VirtualRing

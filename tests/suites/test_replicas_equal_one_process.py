@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan

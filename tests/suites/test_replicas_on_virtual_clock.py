@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from ringtune.costs.memory_estimate import node_memory
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.lowering import most_waiting
 from ringtune.schedule.placement import Slice

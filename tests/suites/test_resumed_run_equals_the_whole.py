@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from tests.support.resumed import holder_of, rebuilt, run, same_bits

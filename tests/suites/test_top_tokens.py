@@ -13,7 +13,7 @@ from edge.model.families import family_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASSIFICATION
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import turn_sequence

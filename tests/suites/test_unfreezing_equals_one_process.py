@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import Manner
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.base import Patience

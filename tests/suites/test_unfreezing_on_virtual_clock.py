@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.base import Patience

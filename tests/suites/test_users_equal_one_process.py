@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights, Manner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from coordinator.run.result_files import users_folders
 from ringtune.job.job import result_of_user
 from ringtune.models.result_files import part_files
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights
 from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.techniques.offload import users_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ringtune.errors import IntegrityError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.plan import Plan

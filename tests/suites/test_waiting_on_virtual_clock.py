@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
@@ -20,7 +21,7 @@ from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
 
 WAIT_S = 50.0
-WAITS = {"awaits_s": WAIT_S}
+WAITS = RecoveryPolicy(awaits_s=WAIT_S)
 COURSE: dict[str, Any] = {"num_blocks": 6, "num_steps": 18, "eval_every": 4, "checkpoint_every": 4}
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "d", "c"], **COURSE)
 
@@ -72,7 +73,7 @@ def test_runs_whose_lost_nodes_come_back_log_what_undisturbed_ones_do(block: int
         rng = random.Random(f"back {seed}")
         plan = plan_of(rng)
         wanted = ring_of(plan, random.Random(seed)).run()
-        ring = ring_of(plan, rng, rounds=WAITS, back_s=lambda node, rng=rng: 20 * rng.random())
+        ring = ring_of(plan, rng, recovery=WAITS, back_s=lambda node, rng=rng: 20 * rng.random())
         moments = sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2])))
         lose_some(ring, [(at, rng.choice(plan.nodes)) for at in moments])
         result = ring.run()
@@ -93,7 +94,7 @@ def test_owner_that_is_lost_at_every_kind_of_moment_is_waited_for(moment: str, o
     """With the head or without: it comes back, has its old place, and the run does what it would have done."""
     rng = random.Random(f"{moment} {owner}")
     wanted = ring_of(PLAN, rng).run()
-    ring = ring_of(PLAN, rng, rounds=WAITS, back_s=lambda node: 10.0)
+    ring = ring_of(PLAN, rng, recovery=WAITS, back_s=lambda node: 10.0)
     after = {"prepare": -1, "collect": 0}.get(moment, rng.randint(0, 60))
     ring.when = lambda what, node: owner if what == moment and len(ring.moments) > after and not ring.came else None
     result = ring.run()
@@ -111,7 +112,7 @@ def test_owner_that_is_lost_at_every_kind_of_moment_is_waited_for(moment: str, o
 
 def test_run_that_waits_in_vain_ends_and_can_be_resumed() -> None:
     """When time is up it says for whom it waited, why, and what to do."""
-    ring = ring_of(PLAN, random.Random(0), rounds=WAITS)
+    ring = ring_of(PLAN, random.Random(0), recovery=WAITS)
     lose_some(ring, [(60, "d")])
     ended: list[float] = []
     once(ring, lambda: ring._rounds.phase == "failed", lambda: ended.append(ring.clock.now_s))
@@ -141,7 +142,7 @@ def test_second_owner_that_is_lost_while_the_first_is_awaited_is_awaited_too(see
     rng = random.Random(seed)
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["d", "e", "f"], **COURSE)
     wanted = ring_of(plan, rng).run()
-    ring = ring_of(plan, rng, rounds=WAITS, back_s=lambda node: {"d": 30.0, "f": 35.0}[node])
+    ring = ring_of(plan, rng, recovery=WAITS, back_s=lambda node: {"d": 30.0, "f": 35.0}[node])
     lose_some(ring, [(rng.randint(20, 90), "d")])
     once(ring, is_waiting(ring), lambda: ring.clock.at(ring.clock.now_s + 10.0, ring.lose, "f"))
     result = ring.run()
@@ -158,7 +159,7 @@ def test_host_that_is_lost_while_an_owner_is_awaited_is_placed_around() -> None:
     """The owner comes back, and the run goes on without the host."""
     rng = random.Random(1)
     wanted = ring_of(PLAN, rng).run()
-    ring = ring_of(PLAN, rng, rounds=WAITS, back_s=lambda node: 30.0 if node == "d" else None)
+    ring = ring_of(PLAN, rng, recovery=WAITS, back_s=lambda node: 30.0 if node == "d" else None)
     lose_some(ring, [(60, "d")])
     once(ring, is_waiting(ring), lambda: ring.lose("b"))
     result = ring.run()
@@ -172,7 +173,7 @@ def test_host_that_is_lost_while_an_owner_is_awaited_is_placed_around() -> None:
 @pytest.mark.parametrize("event", [rd.DrainAsked("stopped by the user"), rd.StopAsked("stopped by the user")])
 def test_run_that_waits_can_be_stopped(event: rd.Event) -> None:
     """At once: nothing is under way that could be saved, and the last checkpoint is there."""
-    ring = ring_of(PLAN, random.Random(0), rounds=WAITS)
+    ring = ring_of(PLAN, random.Random(0), recovery=WAITS)
     lose_some(ring, [(60, "d")])
     once(ring, is_waiting(ring), lambda: ring._tell_rounds(event))
     assert ring.run().finish == rd.Finish("InterruptedRunError", "stopped by the user")
@@ -180,7 +181,7 @@ def test_run_that_waits_can_be_stopped(event: rd.Event) -> None:
 
 def test_run_that_is_being_stopped_waits_for_nobody() -> None:
     """Ctrl-C came before the loss: the turns under way can't end, so the run ends."""
-    ring = ring_of(PLAN, random.Random(0), rounds=WAITS, drain_at_s=15.0)
+    ring = ring_of(PLAN, random.Random(0), recovery=WAITS, drain_at_s=15.0)
     once(ring, lambda: bool(ring._rounds._drain_reason), lambda: ring.lose("d"))
     result = ring.run()
     assert result.finish is not None and result.finish.error == "InterruptedRunError" and not waits(result)
@@ -212,7 +213,7 @@ def test_run_waits_for_any_node_with_room_where_nothing_fits(comer: str) -> None
     """The host that was lost, or a new one: the others place the blocks on it."""
     rng = random.Random(3)
     wanted = ring_of(PLAN, rng).run()
-    ring = ring_of(PLAN, rng, rounds=WAITS)
+    ring = ring_of(PLAN, rng, recovery=WAITS)
     needs(ring, 4)
     lose_some(ring, [(60, "b")])
     once(ring, is_waiting(ring), lambda: ring.come(comer))
@@ -228,7 +229,7 @@ def test_run_waits_for_any_node_with_room_where_nothing_fits(comer: str) -> None
 
 def test_run_that_waits_for_room_in_vain_ends_with_what_is_missing() -> None:
     """A node that comes and does not help changes neither the time nor the end."""
-    ring = ring_of(PLAN, random.Random(3), rounds=WAITS)
+    ring = ring_of(PLAN, random.Random(3), recovery=WAITS)
     needs(ring, 5)
     lose_some(ring, [(60, "b")])
     ring.clock.at(70.0, ring.come, "small")
@@ -254,7 +255,7 @@ def test_new_node_takes_blocks_and_its_loss_never_ends_the_run(lost: str) -> Non
     """It comes, the planner finds a placement with it, the run moves; where it dies the run stays or goes back."""
     rng = random.Random(f"new {lost}")
     wanted = ring_of(PLAN, rng).run()
-    ring = ring_of(PLAN, rng, rounds=WAITS, replans=[(wanted.wall_s * 0.3, with_comer(PLAN, "new"))])
+    ring = ring_of(PLAN, rng, recovery=WAITS, replans=[(wanted.wall_s * 0.3, with_comer(PLAN, "new"))])
     ring.clock.at(wanted.wall_s * 0.25, ring.come, "new")
 
     def when(what: str, node: str) -> str | None:
@@ -279,7 +280,7 @@ def test_host_that_was_lost_takes_blocks_again() -> None:
     rng = random.Random(5)
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "c"], **COURSE)
     wanted = ring_of(plan, rng).run()
-    ring = ring_of(plan, rng, rounds=WAITS, back_s=lambda node: 8.0)
+    ring = ring_of(plan, rng, recovery=WAITS, back_s=lambda node: 8.0)
     lose_some(ring, [(60, "b")])
     is_back = lambda: ring.came == ["b"] and ring._rounds.phase == "training"  # noqa: E731
     once(ring, is_back, lambda: ring._tell_rounds(rd.Replanned(ring.plan.placement)))
@@ -297,7 +298,7 @@ def test_placement_with_a_node_that_is_still_lost_is_not_taken() -> None:
     rng = random.Random(5)
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "c"], **COURSE)
     at_s = ring_of(plan, rng).run().wall_s
-    ring = ring_of(plan, rng, rounds=WAITS, replans=[(at_s * 0.8, plan.placement)])
+    ring = ring_of(plan, rng, recovery=WAITS, replans=[(at_s * 0.8, plan.placement)])
     lose_some(ring, [(60, "b")])
     result = ring.run()
     assert result.finish == rd.Finish("", "")

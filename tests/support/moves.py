@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.migration import due
 from ringtune.schedule.placement import Placement, Slice

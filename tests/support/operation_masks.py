@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ringtune.config.sections import learning_rate
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations, pattern_of
 from ringtune.schedule.plan import Plan

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from ringtune.engine import events as ev
 from ringtune.errors import DivergedError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -51,7 +53,8 @@ class RecoveringRing(VirtualRing):
         back_s: seconds from then on until it is back; None = it stays away.
         copy_s: seconds until a copy has come to its holder.
         keeper: keeps real tensors.
-        rounds: further arguments of ``RecoveringRounds``.
+        recovery: how the run recovers.
+        rounds: further arguments of ``Rounds``.
         values: arguments of ``VirtualRing``.
     """
 
@@ -65,13 +68,14 @@ class RecoveringRing(VirtualRing):
         copy_s: Callable[[], float] = lambda: 0.0,
         keeper: KeepingCarrier | None = None,
         wait_s: float = 1e6,
+        recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008 - it is frozen
         rounds: dict[str, Any] | None = None,
         **values: Any,
     ) -> None:
         plan = plan.with_copies(True)
         super().__init__(plan, wait_s=wait_s, **values)
-        self._rounds = rd.RecoveringRounds(
-            lambda facts: plan, wait_s=wait_s, start=values.get("start"), **(rounds or {})
+        self._rounds = Rounds(
+            lambda facts: plan, wait_s=wait_s, start=values.get("start"), recovery=recovery, **(rounds or {})
         )
         self._place, self._notice_s, self._copy_s, self._keeper = place, notice_s, copy_s, keeper
         self._back_s = back_s

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint

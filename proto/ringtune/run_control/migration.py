@@ -182,7 +182,7 @@ class Moving:
         course = self.plan.course
         if any(piece.node in self._lost for piece in found.placement.slices):
             return None
-        turn = -(-last.end_step // course.local_iterations) if last is not None else 0
+        turn = course.turns_of(last.end_step) if last is not None else 0
         if not turn or turn * course.local_iterations >= course.num_steps:
             return None
         plan = self.plan.extended(found.placement, turn)

@@ -1,5 +1,7 @@
 """Recovery of a run on the coordinator: after a lost host, after a bad step, and the wait for a node.
 
+Its parts and rules; the state machine that owns them is ``state_machine.Rounds``.
+
 ::
 
     training -- a host is lost --> halting -----------> moving -------> training, from the last committed turn on
@@ -33,46 +35,131 @@ others have stopped and keep what they had at the end of the last committed turn
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
 
-from ringtune.engine.events import SetTimer, TimerFired
-from ringtune.errors import (
-    CapacityError,
-    ConnectionFailedError,
-    DeadlineError,
-    DivergedError,
-    PeerLostError,
-    PlanError,
-    StorageError,
-    error_from_name,
-    needed,
-)
-from ringtune.run_control import events as rd
+from ringtune.errors import CapacityError, DivergedError, PeerLostError, StorageError, needed
 from ringtune.run_control.events import (
     AwaitNodes,
     Command,
+    Finish,
     Halt,
     Halted,
+    LogEvaluation,
     LogRecovery,
+    LogStep,
+    LogTurn,
     Move,
     Moved,
-    MoveFailed,
     NodeFailed,
-    NodeJoined,
-    NotPlaced,
     PlaceAgain,
-    Placed,
-    Replanned,
-    Rested,
     ShowStep,
 )
-from ringtune.run_control.state_machine import PHASE_TIMER, BestKeepingRounds, Planner
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import KeptCopies, Source, why_it_stays, why_it_waits, without_owner
+from ringtune.schedule.migration import KeptCopies, Source, why_it_waits
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
+
+RESUME: Final = "start it again and --resume the run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveryPolicy:
+    """How a run recovers whose nodes keep copies of what they have trained.
+
+    Attributes:
+        begins_anew: whether the weights at step 0 are those that every node makes by itself.
+        leaves_out: whether the run continues without a lost owner, and without its rows.
+        awaits_s: longest time to wait for a node that the run can't continue without, in seconds; 0 = it ends at once.
+    """
+
+    begins_anew: bool = True
+    leaves_out: bool = False
+    awaits_s: float = 0.0
+
+
+def why_it_ends(lost: str, course: Course, kept: KeptCopies, policy: RecoveryPolicy) -> str:
+    """The reason why the run can't continue without a node; empty if it can.
+
+    Args:
+        lost: the node, which keeps nothing any more.
+        course: of the run.
+        kept: who keeps what.
+        policy: of the run.
+    """
+    if course.owner(lost) is not None and not policy.awaits_s:
+        if not policy.leaves_out:
+            return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
+        if why := why_it_waits(course, lost):
+            return f"the run can't leave out the rows of {lost}: {why}; {RESUME}"
+    if kept.step is None:
+        return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"
+    if missing := kept.missing:
+        blocks = f"block{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        return f"no living node keeps what was trained of {blocks}; {RESUME}"
+    if kept.step and not kept.holder:
+        return f"no living node keeps the head as it was after step {kept.step}; {RESUME}"
+    return ""
+
+
+class UncommittedLog:
+    """The log entries of one run's turns, which are held until their turn is committed.
+
+    An item is shown to people as soon as it is done, and once, however often it is repeated.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[LogStep | LogTurn] = []
+        self._shown: set[tuple[StepKind, str, int, int]] = set()
+
+    def pass_on(self, command: Command, passed: list[Command]) -> Turn | None:
+        """Append to ``passed`` what a command becomes; return the turn that is committed with it, if one is."""
+        match command:
+            case LogStep(turn, seq):
+                self._held.append(command)
+                item = _item_of(turn, seq)
+                if item not in self._shown:
+                    self._shown.add(item)
+                    passed.append(ShowStep(*command))
+            case LogTurn(turn):
+                self._held.append(command)
+                if turn.kind is not StepKind.EVALUATE:
+                    return self._commit(turn, passed)
+            case LogEvaluation():
+                ended = [each.turn for each in self._held if isinstance(each, LogTurn)]
+                committed = self._commit(ended[-1], passed) if ended else None
+                passed.append(command)
+                return committed
+            case Finish():
+                passed += [*self._held, command]
+                self._held = []
+            case _:
+                passed.append(command)
+        return None
+
+    def _commit(self, ended: Turn, passed: list[Command]) -> Turn:
+        """Log the held entries of the turns up to this one: they are never repeated."""
+        committed = [each for each in self._held if each.turn.index <= ended.index]
+        self._shown.difference_update(_item_of(each.turn, each.seq) for each in committed if isinstance(each, LogStep))
+        passed += committed
+        self._held = [each for each in self._held if each.turn.index > ended.index]
+        return ended
+
+    def forget_held(self) -> None:
+        """Drop the entries of turns that are not committed: these are repeated, or may be of a bad step."""
+        self._held = []
+
+    def forget_shown(self) -> None:
+        """Show every item once more: steps have other numbers from now on."""
+        self._shown.clear()
+
+
+def _item_of(turn: Turn, seq: int) -> tuple[StepKind, str, int, int]:
+    """By what a step is known that is done again with another number."""
+    return turn.kind, turn.owner, turn.first_step, seq - turn.first_seq
+
 
 NOTHING_KEPT: Final = "it was not done once more, because the plan keeps no turns to go back to (recovery.copies)"
 
@@ -116,7 +203,6 @@ class BadSteps:
         self._is_going_back = False
 
 
-RESUME: Final = "start it again and --resume the run"
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 
@@ -246,15 +332,8 @@ class Recovery:
         course: Course | None = None,
         back: tuple[str, ...] = (),
     ) -> None:
-        self.back = back
-        self.placement_number, self.lost, self.began_s, self.step, self.bad_step = (
-            placement_number,
-            lost,
-            began_s,
-            step,
-            bad_step,
-        )
-        self.course = course
+        self.placement_number, self.lost, self.back = placement_number, lost, back
+        self.began_s, self.step, self.bad_step, self.course = began_s, step, bad_step, course
         self.plan: Plan | None = None
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
@@ -267,11 +346,31 @@ class Recovery:
         """Let every living node stop."""
         return [Halt(node, self.placement_number) for node in self._nodes]
 
-    def look(self, part: Plan, gone: tuple[str, ...]) -> Command:
-        """Look for a placement without all that are gone."""
+    def find_placement(self, part: Plan, gone: tuple[str, ...]) -> Command:
+        """Ask for a placement without all that are gone."""
         self.is_old = False
         asked = part if self.course is None else Plan(self.course, part.placements)
         return PlaceAgain(self.placement_number, asked, gone, self.step)
+
+    def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
+        """Take a placement in which the run continues.
+
+        Args:
+            before: the plan until now.
+            placement: that was found, or the present one.
+            gone: nodes that are lost.
+
+        Raises:
+            CapacityError: it needs one of them.
+            PlanError: the run can't move to it.
+        """
+        course = self.course or before.course
+        plan = Plan(course, before.placements).extended(
+            placement, course.turns_of(self.step), placement_number=self.placement_number
+        )
+        if any(node in gone for node in plan.parts[-1].nodes):
+            raise CapacityError(f"the placement that was found has a lost node; {RESUME}")
+        self.plan = plan
 
     def join(self, node: str) -> None:
         """Add a node that has joined: it is sent where all are sent, unless they are on their way already."""
@@ -352,372 +451,3 @@ class Recovery:
         else:
             text = f"waited {wait_s:g} s for a placement without node {', '.join(self.lost)}"
         return f"{text}: {self.problem}" if self.problem else text
-
-
-_RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
-_UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
-
-
-class RecoveringRounds(BestKeepingRounds):
-    """``BestKeepingRounds`` with recovery where nodes keep copies of what they have trained; that alone where not.
-
-    Args:
-        planner: as for ``Rounds``, as are the others.
-        begins_anew: whether the weights at step 0 are those that every node makes by itself.
-        leaves_out: whether the run continues without a lost owner, and without its rows.
-        awaits_s: longest time to wait for a node that the run can't continue without, in seconds; 0 = it ends at once.
-        rounds: further arguments of ``Rounds``.
-    """
-
-    def __init__(
-        self,
-        planner: Planner | None,
-        *,
-        begins_anew: bool = True,
-        leaves_out: bool = False,
-        awaits_s: float = 0.0,
-        **rounds: Any,
-    ) -> None:
-        super().__init__(planner, **rounds)
-        self._begins_anew, self._leaves_out = begins_anew, leaves_out
-        self.awaited = Waiting(awaits_s)
-        self._kept = KeptCopies()
-        self._held: list[rd.Command] = []
-        self._shown: set[tuple[StepKind, str, int, int]] = set()
-        self._recovery: Recovery | None = None
-        self._bad = BadSteps()
-        self._gone: set[str] = set()
-        self._newest_placement_number = 0
-        self._before: Turn | None = None  # the last turn that was granted before the last recovery
-
-    def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
-        """Take one event; log entries of turns follow when they are committed."""
-        commands = super().handle(event, now_s)
-        if not self._keeps_copies:
-            return commands
-        passed: list[rd.Command] = []
-        for command in commands:
-            self._pass_on(command, passed)
-        return passed
-
-    @property
-    def _keeps_copies(self) -> bool:
-        return self.plan is not None and self.plan.placement.copies
-
-    # ---- what is logged when ----------------------------------------------------------------------
-
-    def _pass_on(self, command: rd.Command, passed: list[rd.Command]) -> None:
-        match command:
-            case rd.LogStep(turn, seq):
-                self._held.append(command)
-                item = _item_of(turn, seq)
-                if item not in self._shown:
-                    self._shown.add(item)
-                    passed.append(ShowStep(*command))
-            case rd.LogTurn():
-                self._held.append(command)
-                if command.turn.kind is not StepKind.EVALUATE:
-                    self._commit(command, passed)
-            case rd.LogEvaluation():
-                ended = [each for each in self._held if isinstance(each, rd.LogTurn)]
-                if ended:
-                    self._commit(ended[-1], passed)
-                passed.append(command)
-            case rd.Finish():
-                passed += [*self._held, command]
-                self._held = []
-            case _:
-                passed.append(command)
-
-    def _commit(self, ended: rd.LogTurn, passed: list[rd.Command]) -> None:
-        """Log the held entries of the turns up to this one, and never go back to them."""
-        index = ended.turn.index
-        committed = [each for each in self._held if _turn_of(each) <= index]
-        self._shown.difference_update(
-            _item_of(each.turn, each.seq) for each in committed if isinstance(each, rd.LogStep)
-        )
-        passed += committed
-        self._held = [each for each in self._held if _turn_of(each) > index]
-        self._made_granting.commit(index)
-        self._bad.commit(index)
-        if ended.turn.kind is StepKind.TRAIN:
-            self._kept.commit(self._made_plan.course, self._made_moving.part.placement, ended.turn)
-
-    # ---- events -----------------------------------------------------------------------------------
-
-    def _dispatch(self, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
-        recovery = self._recovery
-        match event:
-            case Halted() | Placed() | NotPlaced() | Rested() | Moved() | MoveFailed() if recovery:
-                self._on_answer(recovery, event, now_s, commands)
-            case Halted() | Placed() | NotPlaced():
-                return
-            case NodeJoined(node):
-                self._on_joined(node, now_s, commands)
-            case Replanned(placement) if any(piece.node in self._gone for piece in placement.slices):
-                return
-            case TimerFired() if self.awaited:
-                self._fail(*self.awaited.late(), commands)
-            case TimerFired() if recovery is not None:
-                raise DeadlineError(f"{recovery.overdue(self._wait_s)}; {RESUME}")
-            case _:
-                super()._dispatch(event, now_s, commands)
-
-    def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
-        """Refuse a plan in which nodes keep copies and that can't move to another placement."""
-        if not plan.placement.copies:
-            super()._on_plan(plan, start, now_s, commands)
-            return
-        if why := why_it_stays(plan.course, plan.placements):
-            raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
-        self._items_ahead = 0
-        super()._on_plan(plan, start, now_s, commands)
-        if self.phase == "preparing" and self._start_point is None and self._begins_anew:
-            self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
-
-    def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Continue without a lost host, if another node keeps what it has trained; go back after a bad step."""
-        if is_bad_step(event):
-            self._on_bad_step(event, now_s, commands)
-            return
-        lost = event.lost or event.node
-        if lost in self._gone or (event.lost and self._recovery is not None):
-            return  # nodes that stop are missed by others; who is really lost does not answer
-        moving, is_lost = self._moving, event.error == PeerLostError.__name__
-        if moving is None or not is_lost or not self._keeps_copies or self.phase not in _RECOVERS_IN:
-            super()._on_node_failed(event, now_s, commands)
-            return
-        if self._recovery is None and lost not in moving.part.nodes:
-            self._gone.add(lost)
-            self._kept.lose(lost)
-            super()._on_node_failed(rd.NodeFailed(lost, event.error, event.message), now_s, commands)
-            return
-        problem = self._why_it_ends(lost)
-        if problem:
-            self._fail(event.error, f"{event.message}; {problem}", commands)
-            return
-        self._recover(lost, event.message, now_s, commands)
-
-    def _why_it_ends(self, lost: str) -> str:
-        """The reason why the run can't continue without a node; empty if it can."""
-        if self._course.owner(lost) is not None and not self.awaited.wait_s:
-            if not self._leaves_out:
-                return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
-            if why := why_it_waits(self._course, lost):
-                return f"the run can't leave out the rows of {lost}: {why}; {RESUME}"
-        self._kept.lose(lost)
-        if self._kept.step is None:
-            return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"
-        if missing := self._kept.missing:
-            return f"no living node keeps what was trained of {_blocks(missing)}; {RESUME}"
-        if self._kept.step and not self._kept.holder:
-            return f"no living node keeps the head as it was after step {self._kept.step}; {RESUME}"
-        return ""
-
-    @property
-    def _course(self) -> Course:
-        """The course of the run, or the one with which it continues after the recovery under way."""
-        found = self._recovery.course if self._recovery else None
-        return found or self._made_plan.course
-
-    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Do the turns that are not committed once more, unless they are done for the second time already."""
-        if self._recovery is not None:
-            return  # all go back anyway
-        if self.phase != "training":
-            super()._on_node_failed(event, now_s, commands)
-            return
-        problem = self._bad.why_it_ends(self._kept.step) if self._keeps_copies else NOTHING_KEPT
-        if problem:
-            self._held = []  # what came since the committed turn may be of the bad step
-            self._fail(event.error, f"{event.message}; {problem}", commands)
-            return
-        self._bad.go_back()
-        recovery, placement = self._go_back((), event.message, now_s, commands), self._made_moving.part.placement
-        recovery.plan = self._made_plan.extended(
-            placement, self._turns_kept(recovery.step), placement_number=recovery.placement_number
-        )
-        commands += recovery.halt()
-
-    # ---- recovery ---------------------------------------------------------------------------------
-
-    def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let all other nodes stop, and search a placement without the one that is lost."""
-        self._gone.add(lost)
-        self._nodes = tuple(node for node in self._nodes if node != lost)
-        commands.append(rd.Release(lost, message))
-        course = self._recovery.course if self._recovery else None
-        if self._course.owner(lost) is not None:
-            if self._leaves_out and not why_it_waits(self._course, lost):
-                course = without_owner(self._course, lost, self._turns_kept(self._kept.step or 0))
-            else:
-                self.awaited.for_owner(lost, now_s)
-        recovery = self._go_back((lost,), "", now_s, commands, course)
-        commands += recovery.halt()
-        self._look(recovery, now_s, commands)
-
-    def _look(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Search a placement on the present nodes, once no other is awaited."""
-        if self.awaited:
-            if self._drain_reason:
-                self._fail("InterruptedRunError", self._drain_reason, commands)
-                return
-            if self.phase != "waiting":
-                self._enter("waiting", now_s, commands, self._nodes)
-            commands.append(self.awaited.told())
-            self._set_deadline(now_s, commands)
-            return
-        if self.phase == "waiting":
-            self._enter("moving", now_s, commands, self._nodes)
-        if not self._kept.step:
-            self._kept.begin(StartPoint.of(self._course).holder)
-        part = self._made_moving.part
-        if recovery.back and recovery.course is None and set(part.nodes) <= set(self._nodes):
-            self._placed(recovery, part.placement)  # as it was: nobody is missing
-            self._move_on(recovery, now_s, commands)
-        else:
-            commands.append(recovery.look(part, tuple(sorted(self._gone))))
-
-    def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let placements have a node; continue a run that waited for it, or for any node with room."""
-        if self._moving is None or self.phase not in _RECOVERS_IN or node in self._nodes:
-            return
-        self._gone.discard(node)
-        self._nodes = (*self._nodes, node)
-        self._moving.join(node)
-        if self._recovery is None:
-            return
-        self._recovery.join(node)
-        if self.awaited:
-            self.awaited.came(node)
-            self._look(self._recovery, now_s, commands)
-
-    def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
-        if self.awaited:
-            commands.append(SetTimer(PHASE_TIMER, self.awaited.until_s))
-        else:
-            super()._set_deadline(now_s, commands)
-
-    def _go_back(
-        self,
-        lost: tuple[str, ...],
-        bad_step: str,
-        now_s: float,
-        commands: list[rd.Command],
-        course: Course | None = None,
-    ) -> Recovery:
-        """Begin to bring all living nodes back to the end of the committed turn, in a placement of its own."""
-        before = self._recovery
-        self._granting = self._granting or self._new_granting()
-        self._newest_placement_number = (
-            max(self._newest_placement_number, *(one.placement_number for one in self._made_plan.placements)) + 1
-        )
-        self._held = []
-        self._evaluation.forget()
-        self._made_moving.recover(None, 0, ())
-        self._made_granting.halt()
-        self._recovery = Recovery(
-            placement_number=self._newest_placement_number,
-            lost=tuple(dict.fromkeys((*(before.lost if before else ()), *lost))),
-            nodes=self._nodes,
-            began_s=before.began_s if before else now_s,
-            step=self._kept.step or 0,
-            bad_step=bad_step or (before.bad_step if before else ""),
-            course=course,
-            back=tuple(node for node in before.back if node not in lost) if before else (),
-        )
-        self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
-        return self._recovery
-
-    def _turns_kept(self, step: int) -> int:
-        """How many train turns the first so many steps are."""
-        return -(-step // self._made_plan.course.local_iterations)
-
-    def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
-        """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
-        match event:
-            case MoveFailed(_, placement_number, error, message) if placement_number == recovery.placement_number:
-                if error not in _UNREACHED:
-                    raise error_from_name(error, message)
-                recovery.problem = message  # the node that it misses will be missed by all, or time runs out
-            case NotPlaced(placement_number, error, message) if placement_number == recovery.placement_number:
-                self._not_placed(recovery, error, message, now_s)
-                self._look(recovery, now_s, commands)
-                return
-            case Placed(placement_number, placement) if placement_number == recovery.placement_number:
-                self._placed(recovery, placement)
-            case Halted(node, placement_number) | Moved(node, placement_number) if (
-                placement_number == recovery.placement_number
-            ):
-                recovery.answered(node, event)
-            case _:
-                return
-        self._move_on(recovery, now_s, commands)
-
-    def _placed(self, recovery: Recovery, placement: Placement) -> None:
-        plan = Plan(self._course, self._made_plan.placements)
-        plan = plan.extended(placement, self._turns_kept(recovery.step), placement_number=recovery.placement_number)
-        if any(node in self._gone for node in plan.parts[-1].nodes):
-            raise CapacityError(f"the placement that was found has a lost node; {RESUME}")
-        recovery.plan = plan
-
-    def _not_placed(self, recovery: Recovery, error: str, message: str, now_s: float) -> None:
-        """Wait for a node with room, or search again where one has joined meanwhile."""
-        lost = [node for node in recovery.lost if node in self._gone]
-        problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
-        if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
-            raise error_from_name(error, f"{problem}; {RESUME}")
-
-    def _move_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Send all to the placement once they have stopped; train once they have moved."""
-        self._set_deadline(now_s, commands)
-        if recovery.may_move:
-            commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)
-        elif recovery.has_moved:
-            self._go_on(recovery, now_s, commands)
-
-    def _go_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Train on from the committed turn, in the placement that all have moved to."""
-        plan, moving, granting = recovery.moved_to, self._made_moving, self._made_granting
-        self._recovery, self.plan = None, plan
-        self.awaited.end()
-        for node, sources in recovery.sources.items():
-            self._kept.fetched(node, sources)
-        if recovery.step:
-            self._kept.fetched_head(recovery.moved_at.holder)
-        moving.recover(plan, recovery.step, self._kept.decided)
-        commands.append(recovery.log(plan, now_s))
-        self._before = granting.last
-        if recovery.course is None:
-            commands += granting.go_back(moving.part)
-        else:
-            self._shown.clear()  # steps have other numbers
-            granting.leave_out(plan, moving.part, recovery.moved_at)
-        if granting.last is not None:
-            self._bad.went_back(granting.last.index)
-        self._enter("training", now_s, commands)
-        if self._drain_reason:
-            reason, self._drain_reason = self._drain_reason, ""
-            self._drain(reason, now_s, commands)
-        else:
-            self._grant_ahead(now_s, commands)
-            self._end_training(now_s, commands)
-
-    @property
-    def _holder(self) -> str:
-        """The owner that has the head: the one that had it at the turn to which the run went back, if none follows."""
-        last = self._made_granting.last
-        return self._kept.holder if last is not None and last is self._before else super()._holder
-
-
-def _item_of(turn: Turn, seq: int) -> tuple[StepKind, str, int, int]:
-    """By what a step is known that is done again with another number."""
-    return turn.kind, turn.owner, turn.first_step, seq - turn.first_seq
-
-
-def _turn_of(command: rd.Command) -> int:
-    return command.turn.index if isinstance(command, rd.LogStep | rd.LogTurn) else -1
-
-
-def _blocks(blocks: tuple[int, ...]) -> str:
-    return f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"

@@ -18,6 +18,9 @@ A run may keep its best result (``train.keep_best``)::
 The phase is "training" meanwhile: nodes may be lost, return or pause as at any other time. A run that goes back then
 goes back to the end of the step that was evaluated, and the nodes are asked anew.
 
+A run that recovers, in whose plan nodes keep copies, goes through "moving" after a loss or a bad step as well, and
+through "waiting" where it can't continue without a node: ``run_control.recovery``.
+
 Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
 """
 
@@ -27,22 +30,33 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
-from ringtune.errors import DeadlineError, RingTuneError, needed
-from ringtune.run_control import events as rd
-from ringtune.run_control.events import (
-    BestSent,
-    CollectBest,
-    FetchedAhead,
-    LogBest,
-    Moved,
-    MoveFailed,
-    Replanned,
-    Rested,
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    PeerLostError,
+    PlanError,
+    RingTuneError,
+    error_from_name,
+    needed,
 )
+from ringtune.run_control import events as rd
 from ringtune.run_control.migration import Moving
+from ringtune.run_control.recovery import (
+    NOTHING_KEPT,
+    RESUME,
+    BadSteps,
+    Recovery,
+    RecoveryPolicy,
+    UncommittedLog,
+    Waiting,
+    is_bad_step,
+    why_it_ends,
+)
 from ringtune.run_control.turns import EvaluationSums, Granting, OpenTurn
+from ringtune.schedule.course import Course
+from ringtune.schedule.migration import KeptCopies, why_it_stays, why_it_waits, without_owner
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind
+from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn
 from ringtune.schedule.versions import unfreezing_steps
 
 TRAINING_PATIENCE: Final = 1.5
@@ -83,6 +97,8 @@ def overdue(
 
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
 PHASE_TIMER = "phase"
+_RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
+_UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
 
 
 class Rounds:
@@ -96,7 +112,16 @@ class Rounds:
         wait_s: longest time without progress in a phase, in seconds; in training one half more: nodes speak first.
         start: where the run continues; by default the plan's very beginning.
         patience_evals: as for ``Granting``.
+        keeps_best: whether it keeps the result of its best evaluation.
         items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
+            Where the run can go back, at most two turns are granted, whatever this says.
+        recovery: how the run continues after a loss or a bad step, where nodes keep copies, and takes in nodes that
+            join; None = it ends with the loss of a node that it needs, and takes none in.
+
+    Attributes:
+        phase: of the run.
+        plan: of the run; None = there is none yet.
+        awaited: the nodes that the run waits for because it can't continue without them.
     """
 
     def __init__(
@@ -109,13 +134,15 @@ class Rounds:
         items_ahead: int = ITEMS_AHEAD,
         start: StartPoint | None = None,
         patience_evals: int = 0,
+        keeps_best: bool = False,
+        recovery: RecoveryPolicy | None = None,
     ) -> None:
         self.phase = "new"
         self.plan: Plan | None = None
         self._planner, self._plan_only = planner, plan_only
         self._wait_s, self._plan_s = wait_s, plan_s
         self._items_ahead = items_ahead
-        self._start_point, self._patience_evals = start, patience_evals
+        self._start_point, self._patience_evals, self._keeps_best = start, patience_evals, keeps_best
         self._drain_reason = ""
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
@@ -123,9 +150,19 @@ class Rounds:
         self._granting: Granting | None = None
         self._moving: Moving | None = None
         self._evaluation = EvaluationSums()
+        self._recovers, self._policy = recovery is not None, recovery or RecoveryPolicy()
+        self.awaited = Waiting(self._policy.awaits_s)
+        self._kept, self._log, self._bad = KeptCopies(), UncommittedLog(), BadSteps()
+        self._recovery: Recovery | None = None
+        self._gone: set[str] = set()
+        self._newest_placement_number = 0
+        self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
-        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
+        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order.
+
+        Where the run can go back, log entries of turns follow when these are committed.
+        """
         if self.phase in ("done", "failed"):
             return []
         commands: list[rd.Command] = []
@@ -133,7 +170,14 @@ class Rounds:
             self._dispatch(event, now_s, commands)
         except RingTuneError as error:
             self._fail(type(error).__name__, str(error), commands)
-        return commands
+        if not self._goes_back:
+            return commands
+        passed: list[rd.Command] = []
+        for command in commands:
+            committed = self._log.pass_on(command, passed)
+            if committed is not None:
+                self._commit(committed)
+        return passed
 
     def _dispatch(self, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         match event:
@@ -151,10 +195,13 @@ class Rounds:
             case rd.Prepared(node):
                 self._answered(node, "preparing", now_s, commands)
             case rd.Progressed(node):
-                if self.phase in ("preparing", "collecting") and node in self._waiting:
+                is_waited_for = self.phase in ("preparing", "collecting") and node in self._waiting
+                if is_waited_for or node in self._asked_for_best:
                     self._set_deadline(now_s, commands)
             case rd.Collected(node):
                 self._answered(node, "collecting", now_s, commands)
+            case rd.BestSent():
+                self._on_best_sent(event, now_s, commands)
             case rd.StepReported():
                 self._on_step(event, now_s, commands)
             case rd.TurnReported():
@@ -166,11 +213,17 @@ class Rounds:
             case rd.OperationsFailed(step, error, message):
                 if self._chooses_for == step:
                     self._fail(error, message, commands)
-            case Rested() | Moved() | MoveFailed():
+            case rd.Halted() | rd.Placed() | rd.NotPlaced() | rd.Rested() | rd.Moved() | rd.MoveFailed() if (
+                self._recovery
+            ):
+                self._on_answer(self._recovery, event, now_s, commands)
+            case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
                     self._on_moving(self._made_moving.take(event, now_s), now_s, commands)
-            case Replanned() | FetchedAhead():
+            case rd.Replanned() | rd.FetchedAhead():
                 self._on_replanned(event, now_s, commands)
+            case rd.NodeJoined(node):
+                self._on_joined(node, now_s, commands)
             case rd.NodeFailed():
                 self._on_node_failed(event, now_s, commands)
             case rd.DrainAsked(reason):
@@ -178,10 +231,17 @@ class Rounds:
             case rd.StopAsked(reason):
                 self._fail("InterruptedRunError", reason, commands)
             case TimerFired():
-                if self.phase == "moving":
-                    self._on_moving(self._made_moving.late(now_s), now_s, commands)
-                    return
-                raise DeadlineError(self._overdue)
+                self._on_deadline(now_s, commands)
+
+    def _on_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
+        if self.awaited:
+            self._fail(*self.awaited.late(), commands)
+        elif self._recovery is not None:
+            raise DeadlineError(f"{self._recovery.overdue(self._wait_s)}; {RESUME}")
+        elif self.phase == "moving":
+            self._on_moving(self._made_moving.late(now_s), now_s, commands)
+        else:
+            raise DeadlineError(self._overdue)
 
     # ---- phases -----------------------------------------------------------------------------------
 
@@ -194,6 +254,9 @@ class Rounds:
             commands += self._made_moving.look_ahead()
 
     def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
+        if self.awaited:
+            commands.append(SetTimer(PHASE_TIMER, self.awaited.until_s))
+            return
         factor = TRAINING_PATIENCE if self.phase == "training" else 1.0
         more_s = self._plan_s if self.phase == "planning" or self._chooses_for is not None else 0.0
         commands.append(SetTimer(PHASE_TIMER, now_s + factor * self._wait_s + more_s))
@@ -216,10 +279,16 @@ class Rounds:
             self.phase = "done"
             commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
 
-    def _new_granting(self, **more: Any) -> Granting:
-        moving, start = self._made_moving, self._start_point
-        more |= {"items_ahead": self._items_ahead, "patience_evals": self._patience_evals}
-        return Granting(self._made_plan, moving.part.nodes, start=start, moving=moving, **more)
+    def _new_granting(self) -> Granting:
+        return Granting(
+            self._made_plan,
+            self._made_moving.part.nodes,
+            items_ahead=self._items_ahead,
+            start=self._start_point,
+            patience_evals=self._patience_evals,
+            keeps_best=self._keeps_best,
+            moving=self._made_moving,
+        )
 
     def _make_plan(self, now_s: float, commands: list[rd.Command]) -> None:
         self.phase = "planning"
@@ -236,6 +305,10 @@ class Rounds:
     def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
         if self.phase != "planning":
             return
+        if self._recovers and plan.placement.copies:
+            if why := why_it_stays(plan.course, plan.placements):
+                raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+            self._items_ahead = 0
         self.plan, self._start_point = plan, start or self._start_point
         if self._plan_only:
             self._release(commands, "only a plan was asked for")
@@ -251,6 +324,13 @@ class Rounds:
         part = self._moving.part
         self._enter("preparing", now_s, commands, part.nodes)
         commands += [rd.Prepare(node, part) for node in part.nodes]
+        if self._goes_back and self._start_point is None and self._policy.begins_anew:
+            self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether the run can go back to the end of a turn: its nodes keep copies then."""
+        return self._recovers and self.plan is not None and self.plan.placement.copies
 
     @property
     def _made_plan(self) -> Plan:
@@ -299,32 +379,232 @@ class Rounds:
                 self._set_deadline(now_s, commands)
             return
         granting.place(moving.part)
+        self._train_on(now_s, commands)
+
+    def _train_on(self, now_s: float, commands: list[rd.Command]) -> None:
+        """Grant turns in the placement that holds now, or drain the run if the user has stopped it meanwhile."""
         self._enter("training", now_s, commands)
         if self._drain_reason:
             reason, self._drain_reason = self._drain_reason, ""
             self._drain(reason, now_s, commands)
         else:
             self._grant_ahead(now_s, commands)
+            self._end_training(now_s, commands)
 
-    def _on_replanned(self, event: Replanned | FetchedAhead, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_replanned(self, event: rd.Replanned | rd.FetchedAhead, now_s: float, commands: list[rd.Command]) -> None:
         """Take one more placement into the plan, for the turns that are not granted yet, once its nodes can have it."""
+        if isinstance(event, rd.Replanned) and any(piece.node in self._gone for piece in event.placement.slices):
+            return
         if self.phase == "training" and not self._drain_reason:
             commands += self._made_moving.replanned(event, self._made_granting.last)
             self.plan = self._made_moving.plan
             self._move_if_due(now_s, commands)
 
+    # ---- losses -----------------------------------------------------------------------------------
+
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Continue without a lost host, if another node keeps what it has trained; go back after a bad step."""
+        if self._recovers and is_bad_step(event):
+            self._on_bad_step(event, now_s, commands)
+            return
+        lost = event.lost or event.node
+        if lost in self._gone or (event.lost and self._recovery is not None):
+            return  # nodes that stop are missed by others; who is really lost does not answer
+        moving, is_lost = self._moving, event.error == PeerLostError.__name__
+        if moving is None or not is_lost or not self._goes_back or self.phase not in _RECOVERS_IN:
+            self._continue_without(event.node, event, now_s, commands)
+            return
+        self._gone.add(lost)
+        self._kept.lose(lost)
+        if self._recovery is None and lost not in moving.part.nodes:
+            self._continue_without(lost, event, now_s, commands)
+        elif problem := why_it_ends(lost, self._course, self._kept, self._policy):
+            self._fail(event.error, f"{event.message}; {problem}", commands)
+        else:
+            self._recover(lost, event.message, now_s, commands)
+
+    def _continue_without(self, lost: str, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """End the run, unless it can continue without this node: the present placement does not need it."""
         moving = self._moving
-        if moving is None or event.node in moving.part.nodes:
+        if moving is None or lost in moving.part.nodes:
             self._fail(event.error, event.message, commands)
             return
-        if event.node in self._nodes:
-            self._nodes = tuple(node for node in self._nodes if node != event.node)
-            commands.append(rd.Release(event.node, event.message))
-            found = moving.lose(event.node, event.message, now_s)
+        if lost in self._nodes:
+            self._nodes = tuple(node for node in self._nodes if node != lost)
+            commands.append(rd.Release(lost, event.message))
+            found = moving.lose(lost, event.message, now_s)
             if self.phase == "moving":
                 self._on_moving(found, now_s, commands)
+
+    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Do the turns that are not committed once more, unless they are done for the second time already."""
+        if self._recovery is not None:
+            return  # all go back anyway
+        if self.phase != "training":
+            self._continue_without(event.node, event, now_s, commands)
+            return
+        problem = self._bad.why_it_ends(self._kept.step) if self._goes_back else NOTHING_KEPT
+        if problem:
+            self._log.forget_held()  # what came since the committed turn may be of the bad step
+            self._fail(event.error, f"{event.message}; {problem}", commands)
+            return
+        self._bad.go_back()
+        recovery = self._go_back((), event.message, now_s, commands)
+        recovery.place(self._made_plan, self._made_moving.part.placement)
+        commands += recovery.halt()
+
+    def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
+        """Let placements have a node; continue a run that waited for it, or for any node with room."""
+        if not self._recovers or self._moving is None or self.phase not in _RECOVERS_IN or node in self._nodes:
+            return
+        self._gone.discard(node)
+        self._nodes = (*self._nodes, node)
+        self._moving.join(node)
+        if self._recovery is None:
+            return
+        self._recovery.join(node)
+        if self.awaited:
+            self.awaited.came(node)
+            self._find_placement(self._recovery, now_s, commands)
+
+    # ---- recovery ---------------------------------------------------------------------------------
+
+    @property
+    def _course(self) -> Course:
+        """The course of the run, or the one with which it continues after the recovery under way."""
+        found = self._recovery.course if self._recovery else None
+        return found or self._made_plan.course
+
+    def _commit(self, turn: Turn) -> None:
+        """Never go back to the turns up to this one."""
+        self._made_granting.commit(turn.index)
+        self._bad.commit(turn.index)
+        if turn.kind is StepKind.TRAIN:
+            self._kept.commit(self._made_plan.course, self._made_moving.part.placement, turn)
+
+    def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
+        """Let all other nodes stop, and search a placement without the one that is lost."""
+        self._nodes = tuple(node for node in self._nodes if node != lost)
+        commands.append(rd.Release(lost, message))
+        course = self._recovery.course if self._recovery else None
+        if self._course.owner(lost) is not None:
+            if self._policy.leaves_out and not why_it_waits(self._course, lost):
+                course = without_owner(self._course, lost, self._course.turns_of(self._kept.step or 0))
+            else:
+                self.awaited.for_owner(lost, now_s)
+        recovery = self._go_back((lost,), "", now_s, commands, course)
+        commands += recovery.halt()
+        self._find_placement(recovery, now_s, commands)
+
+    def _go_back(
+        self,
+        lost: tuple[str, ...],
+        bad_step: str,
+        now_s: float,
+        commands: list[rd.Command],
+        course: Course | None = None,
+    ) -> Recovery:
+        """Begin to bring all living nodes back to the end of the committed turn, in a placement of its own."""
+        before = self._recovery
+        self._granting = self._granting or self._new_granting()
+        self._newest_placement_number = (
+            max(self._newest_placement_number, *(one.placement_number for one in self._made_plan.placements)) + 1
+        )
+        self._log.forget_held()
+        self._evaluation.forget()
+        self._made_moving.recover(None, 0, ())
+        self._made_granting.halt()
+        self._recovery = Recovery(
+            placement_number=self._newest_placement_number,
+            lost=tuple(dict.fromkeys((*(before.lost if before else ()), *lost))),
+            nodes=self._nodes,
+            began_s=before.began_s if before else now_s,
+            step=self._kept.step or 0,
+            bad_step=bad_step or (before.bad_step if before else ""),
+            course=course,
+            back=tuple(node for node in before.back if node not in lost) if before else (),
+        )
+        self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
+        return self._recovery
+
+    def _find_placement(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+        """Search a placement on the present nodes, once no other is awaited."""
+        if self.awaited:
+            if self._drain_reason:
+                self._fail("InterruptedRunError", self._drain_reason, commands)
+                return
+            if self.phase != "waiting":
+                self._enter("waiting", now_s, commands, self._nodes)
+            commands.append(self.awaited.told())
+            self._set_deadline(now_s, commands)
+            return
+        if self.phase == "waiting":
+            self._enter("moving", now_s, commands, self._nodes)
+        if not self._kept.step:
+            self._kept.begin(StartPoint.of(self._course).holder)
+        part = self._made_moving.part
+        if recovery.back and recovery.course is None and set(part.nodes) <= set(self._nodes):
+            recovery.place(self._made_plan, part.placement, self._gone)  # as it was: nobody is missing
+            self._next_stage(recovery, now_s, commands)
+        else:
+            commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
+
+    def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
+        """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
+        match event:
+            case rd.MoveFailed(_, placement_number, error, message) if placement_number == recovery.placement_number:
+                if error not in _UNREACHED:
+                    raise error_from_name(error, message)
+                recovery.problem = message  # the node that it misses will be missed by all, or time runs out
+            case rd.NotPlaced(placement_number, error, message) if placement_number == recovery.placement_number:
+                self._not_placed(recovery, error, message, now_s)
+                self._find_placement(recovery, now_s, commands)
+                return
+            case rd.Placed(placement_number, placement) if placement_number == recovery.placement_number:
+                recovery.place(self._made_plan, placement, self._gone)
+            case rd.Halted(node, placement_number) | rd.Moved(node, placement_number) if (
+                placement_number == recovery.placement_number
+            ):
+                recovery.answered(node, event)
+            case _:
+                return
+        self._next_stage(recovery, now_s, commands)
+
+    def _not_placed(self, recovery: Recovery, error: str, message: str, now_s: float) -> None:
+        """Wait for a node with room, or search again where one has joined meanwhile."""
+        lost = [node for node in recovery.lost if node in self._gone]
+        problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+        if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
+            raise error_from_name(error, f"{problem}; {RESUME}")
+
+    def _next_stage(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+        """Send all to the placement once they have stopped; train once they have moved."""
+        self._set_deadline(now_s, commands)
+        if recovery.may_move:
+            commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)
+        elif recovery.has_moved:
+            self._end_recovery(recovery, now_s, commands)
+
+    def _end_recovery(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+        """Train on from the committed turn, in the placement that all have moved to."""
+        plan, moving, granting = recovery.moved_to, self._made_moving, self._made_granting
+        self._recovery, self.plan = None, plan
+        self.awaited.end()
+        for node, sources in recovery.sources.items():
+            self._kept.fetched(node, sources)
+        if recovery.step:
+            self._kept.fetched_head(recovery.moved_at.holder)
+        moving.recover(plan, recovery.step, self._kept.decided)
+        commands.append(recovery.log(plan, now_s))
+        self._before = granting.last
+        if recovery.course is None:
+            commands += granting.go_back(moving.part)
+        else:
+            self._log.forget_shown()
+            granting.leave_out(plan, moving.part, recovery.moved_at)
+        if granting.last is not None:
+            self._bad.went_back(granting.last.index)
+        self._train_on(now_s, commands)
 
     # ---- training ---------------------------------------------------------------------------------
 
@@ -334,6 +614,7 @@ class Rounds:
             self._set_deadline(now_s, commands)
         commands += found
         self._move_if_due(now_s, commands)
+        self._collect_best(now_s, commands)
 
     def _on_step(self, event: rd.StepReported, now_s: float, commands: list[rd.Command]) -> None:
         granting = self._granting
@@ -417,19 +698,67 @@ class Rounds:
         self._end_training(now_s, commands)  # no turn may be open while a table is chosen
 
     def _collect(self, now_s: float, commands: list[rd.Command]) -> None:
-        plan = self._made_moving.part
-        self._enter("collecting", now_s, commands, plan.nodes)
-        has_private = plan.placement.private_blocks > 0
-        commands += [
-            rd.Collect(node, with_head=node == self._holder, with_private=node == self._holder and has_private)
-            for node in plan.nodes
-        ]
+        self._enter("collecting", now_s, commands, self._made_moving.part.nodes)
+        commands += [rd.Collect(node, with_head, with_private) for node, with_head, with_private in self._senders]
+
+    @property
+    def _senders(self) -> list[tuple[str, bool, bool]]:
+        """Every node, and whether it sends the head and private blocks: the owner that has the head does."""
+        part, holder = self._made_moving.part, self._holder
+        has_private = part.placement.private_blocks > 0
+        return [(node, node == holder, node == holder and has_private) for node in part.nodes]
 
     @property
     def _holder(self) -> str:
-        """The owner that has the head once every turn is done."""
+        """The owner that has the head once every turn is done.
+
+        After a recovery that no turn follows, it is the one that had it at the turn to which the run went back.
+        """
         last = self._made_granting.last
+        if last is not None and last is self._before:
+            return self._kept.holder
         return last.owner if last else (self._start_point or StartPoint.of(self._made_plan.course)).holder
+
+    # ---- best result ------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Evaluations | None:
+        """The state of the evaluations of a run that keeps the best result and has one; None otherwise."""
+        found = self._granting.stopping.evaluations if self._granting and self._keeps_best else None
+        return found if found and found.best is not None else None
+
+    @property
+    def last_step(self) -> int:
+        """Steps that are done when every granted turn is."""
+        last = self._granting.last if self._granting else None
+        return last.end_step if last else self._start_point.step if self._start_point else 0
+
+    @property
+    def _asked_for_best(self) -> Collection[str]:
+        return self._granting.stopping.best.asked if self._granting else ()
+
+    def _collect_best(self, now_s: float, commands: list[rd.Command]) -> None:
+        """Ask every node for the best result, once no turn is open; that of the last turn is collected anyway."""
+        granting = self._made_granting
+        best = granting.stopping.best
+        if best.wanted is None or granting.is_exhausted or self._drain_reason:
+            return
+        if best.asked or granting.open or self.phase != "training":
+            return
+        senders = self._senders
+        number = best.ask(node for node, _, _ in senders)
+        for node, with_head, with_private in senders:
+            commands.append(rd.CollectBest(node, best.wanted, number, with_head, with_private))
+        self._set_deadline(now_s, commands)
+
+    def _on_best_sent(self, event: rd.BestSent, now_s: float, commands: list[rd.Command]) -> None:
+        if event.node in self._asked_for_best:
+            self._set_deadline(now_s, commands)
+        stopping = self._granting.stopping if self._granting else None
+        if stopping is not None and stopping.best.answered(event.node, event.number):
+            stopping.sent()
+            commands.append(rd.LogBest(stopping.evaluations.best_step, event.number))
+            self._grant_ahead(now_s, commands)
 
     # ---- the end ----------------------------------------------------------------------------------
 
@@ -446,76 +775,8 @@ class Rounds:
 
     @property
     def _overdue(self) -> str:
+        if self._asked_for_best and self.phase == "training":
+            limit_s, asked = TRAINING_PATIENCE * self._wait_s, ", ".join(sorted(self._asked_for_best))
+            return f"waited {limit_s:g} s for the result of the best evaluation from node {asked}"
         oldest = self._granting.open.oldest if self._granting else None
         return overdue(self.phase, self._waiting, oldest, self._chooses_for, wait_s=self._wait_s, plan_s=self._plan_s)
-
-
-class BestKeepingRounds(Rounds):
-    """``Rounds`` for a run that may keep the result of its best evaluation; ``Rounds`` alone where it does not.
-
-    Args:
-        planner: as for ``Rounds``, as are the others.
-        keeps_best: whether it does.
-        rounds: further arguments of ``Rounds``.
-    """
-
-    def __init__(self, planner: Planner | None, *, keeps_best: bool = False, **rounds: Any) -> None:
-        super().__init__(planner, **rounds)
-        self._keeps_best = keeps_best
-
-    @property
-    def best(self) -> Evaluations | None:
-        """The state of the evaluations of a run that keeps the best result and has one; None otherwise."""
-        found = self._granting.stopping.evaluations if self._granting and self._keeps_best else None
-        return found if found and found.best is not None else None
-
-    @property
-    def last_step(self) -> int:
-        """Steps that are done when every granted turn is."""
-        last = self._granting.last if self._granting else None
-        return last.end_step if last else self._start_point.step if self._start_point else 0
-
-    def _new_granting(self, **more: Any) -> Granting:
-        return super()._new_granting(keeps_best=self._keeps_best, **more)
-
-    def _dispatch(self, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
-        match event:
-            case BestSent(node, number):
-                if self._granting is not None:
-                    self._on_sent(self._granting, node, number, now_s, commands)
-            case rd.Progressed(node) if self._granting and node in self._granting.stopping.best.asked:
-                self._set_deadline(now_s, commands)
-            case _:
-                super()._dispatch(event, now_s, commands)
-
-    @property
-    def _overdue(self) -> str:
-        asked = self._granting.stopping.best.asked if self._granting else ()
-        if not asked or self.phase != "training":
-            return super()._overdue
-        limit_s = TRAINING_PATIENCE * self._wait_s
-        return f"waited {limit_s:g} s for the result of the best evaluation from node {', '.join(sorted(asked))}"
-
-    def _on_sent(self, granting: Granting, node: str, number: int, now_s: float, commands: list[rd.Command]) -> None:
-        stopping = granting.stopping
-        if node in stopping.best.asked:
-            self._set_deadline(now_s, commands)
-        if stopping.best.answered(node, number):
-            stopping.sent()
-            commands.append(LogBest(stopping.evaluations.best_step, number))
-            self._grant_ahead(now_s, commands)
-
-    def _grant_ahead(self, now_s: float, commands: list[rd.Command]) -> None:
-        super()._grant_ahead(now_s, commands)
-        granting = self._made_granting
-        best = granting.stopping.best
-        is_asked_for = best.wanted is not None and not granting.is_exhausted and not self._drain_reason
-        if best.wanted is None or not is_asked_for or best.asked or granting.open or self.phase != "training":
-            return
-        nodes, has_private = self._made_moving.part.nodes, self._made_moving.part.placement.private_blocks > 0
-        number = best.ask(nodes)
-        for node in nodes:
-            is_holder = node == self._holder
-            with_private = is_holder and has_private
-            commands.append(CollectBest(node, best.wanted, number, with_head=is_holder, with_private=with_private))
-        self._set_deadline(now_s, commands)

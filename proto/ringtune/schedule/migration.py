@@ -84,7 +84,7 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
     if problem:
         raise PlanError(f"the turns of node {node} can't be left out: {problem}")
     own, length = weights(course.owners, course.turns), course.local_iterations
-    total = course.turns_of_owners(-(-course.num_steps // length))
+    total = course.turns_of_owners(course.turns_of(course.num_steps))
     had = turn_counts(own, min(course.turns_of_owners(num_turns), total))[at]
     left = turn_counts(own, total)[at] - had
     steps = left * length
@@ -110,7 +110,7 @@ def steps_of_rest(course: Course, num_steps: int) -> int:
     """Steps of a run that leaves owners out, and that would have so many with all of them."""
     length, owners = course.local_iterations, all_owners(course)
     out = {one.owner.node: one.turns for one in course.left_out}
-    own, total = weights(owners, course.turns), -(-num_steps // length)
+    own, total = weights(owners, course.turns), course.turns_of(num_steps)
     counts = turn_counts(own, total)
     turns = [out.get(owner.node, count) for owner, count in zip(owners, counts, strict=True)]
     last = next_owner(own, turn_counts(own, total - 1)) if total else 0  # its last turn may be short

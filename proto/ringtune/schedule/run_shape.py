@@ -155,6 +155,10 @@ class Extent:
     frozen_blocks: int = 0
     left_out: tuple[LeftOut, ...] = ()
 
+    def turns_of(self, num_steps: int) -> int:
+        """How many train turns the first so many steps are; the last one may be short."""
+        return -(-num_steps // self.local_iterations)
+
     def turns_of_owners(self, num_turns: int) -> int:
         """How many of the first so many train turns were of owners that are still there."""
         return max(0, num_turns - sum(one.turns for one in self.left_out))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from ringtune.engine.events import SetTimer, TimerFired
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.turns import StartPoint
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2)
 
 
-def planning(**options: float) -> tuple[rd.Rounds, list[rd.Command]]:
+def planning(**options: float) -> tuple[Rounds, list[rd.Command]]:
     """Rounds that have just asked for a plan at second 2, and what they answered."""
-    rounds = rd.Rounds(None, wait_s=10.0, **options)  # type: ignore[arg-type]
+    rounds = Rounds(None, wait_s=10.0, **options)  # type: ignore[arg-type]
     rounds.handle(rd.Started(("a", "b", "z")), 1.0)
     rounds.handle(rd.Inspected("b", "of b"), 1.0)
     rounds.handle(rd.Inspected("z", "of z"), 1.0)

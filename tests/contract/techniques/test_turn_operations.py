@@ -9,7 +9,8 @@ import pytest
 
 from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PlanError
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
+from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -24,9 +25,9 @@ TABLE = table_of(PLAN.course, 1)
 TOOLS = DrawnTables(PLAN)
 
 
-def begun(plan: Plan = PLAN, **options: Any) -> tuple[rd.Rounds, list[rd.Command]]:
+def begun(plan: Plan = PLAN, **options: Any) -> tuple[Rounds, list[rd.Command]]:
     """Rounds that have just begun to train, and their last answer."""
-    rounds = rd.Rounds(lambda facts: plan, **options)
+    rounds = Rounds(lambda facts: plan, **options)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     answer: list[rd.Command] = []
     for node in plan.nodes:
@@ -46,12 +47,12 @@ def of(kind: type[Any], commands: list[rd.Command]) -> list[Any]:
     return [command for command in commands if isinstance(command, kind)]
 
 
-def done(rounds: rd.Rounds, turn: Turn, node: str) -> list[rd.Command]:
+def done(rounds: Rounds, turn: Turn, node: str) -> list[rd.Command]:
     """A node ends a turn."""
     return rounds.handle(rd.TurnReported(node, turn.index, TOOLS.scores(node, turn)), 1.0)
 
 
-def scored() -> tuple[rd.Rounds, rd.ChooseOperations]:
+def scored() -> tuple[Rounds, rd.ChooseOperations]:
     """Rounds that wait for the first table."""
     rounds, answer = begun()
     for turn in granted(answer):

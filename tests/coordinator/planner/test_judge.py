@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.planner.judge import paid_after, score_pass_s, score_passes
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.run_control import rounds as rd
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 from sim.ledger import Items

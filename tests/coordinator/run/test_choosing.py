@@ -20,7 +20,7 @@ from coordinator.run.run_driver import choose_beside
 from coordinator.screen.progress import Progress
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
 from ringtune.job.job import Job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
@@ -225,10 +225,10 @@ def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path, monkeypat
 # ---- the thread that chooses -----------------------------------------------------------------------
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, choose_table: Any) -> rounds.OperationsChosen | rounds.OperationsFailed:
+def chosen(monkeypatch: pytest.MonkeyPatch, choose_table: Any) -> rd.OperationsChosen | rd.OperationsFailed:
     """What comes of a choice."""
     monkeypatch.setitem(sys.modules, CHOOSER, types.SimpleNamespace(choose_table=choose_table))
-    found: list[rounds.OperationsChosen | rounds.OperationsFailed] = []
+    found: list[rd.OperationsChosen | rd.OperationsFailed] = []
     course = changed(make_plan([("a", 0, 4)], ["a"]), choice=make_choice()).course
     choose_beside(course, 4, (), found.append).join(WAIT_S)
     return found[0]
@@ -237,7 +237,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, choose_table: Any) -> rounds.Operati
 def test_choosing_answers_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is for the step that was asked for."""
     table = Operations(subnets=2)
-    assert chosen(monkeypatch, lambda course, scores, step: table) == rounds.OperationsChosen(4, table)
+    assert chosen(monkeypatch, lambda course, scores, step: table) == rd.OperationsChosen(4, table)
 
 
 def test_choosing_answers_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_choosing_answers_with_the_error(monkeypatch: pytest.MonkeyPatch) -> Non
     def breaks(course: object, scores: object, step: int) -> Operations:
         raise KeyError("x")
 
-    assert chosen(monkeypatch, refuses) == rounds.OperationsFailed(4, "PlanError", "a score is no number")
+    assert chosen(monkeypatch, refuses) == rd.OperationsFailed(4, "PlanError", "a score is no number")
     failed = chosen(monkeypatch, breaks)
-    assert isinstance(failed, rounds.OperationsFailed) and failed.error == "RingTuneError"
+    assert isinstance(failed, rd.OperationsFailed) and failed.error == "RingTuneError"
     assert "KeyError" in failed.message and "please report it" in failed.message

@@ -16,7 +16,7 @@ from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.job.job import Job, parse_job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
 from tests.support.plans import changed, make_plan
@@ -49,11 +49,9 @@ class FewBooks:
         self.links = RecordedLinks()
 
 
-def moved(seconds: float, part: Plan = PLAN, *, placement_number: int = 0, problem: str = "") -> rounds.LogMove:
+def moved(seconds: float, part: Plan = PLAN, *, placement_number: int = 0, problem: str = "") -> rd.LogMove:
     """What the state machine logs of a move."""
-    return rounds.LogMove(
-        TURN.end_step, placement_number or part.placement.placement_number, part, seconds, (), problem
-    )
+    return rd.LogMove(TURN.end_step, placement_number or part.placement.placement_number, part, seconds, (), problem)
 
 
 class Run:
@@ -89,7 +87,7 @@ class Run:
         books = FewBooks(end_step)
         self.replanning.turn_done(part, TURN, books, prepare_s=1.0, living=frozenset(living))
 
-    def take(self, living: Sequence[str] = "ab") -> rounds.Replanned | None:
+    def take(self, living: Sequence[str] = "ab") -> rd.Replanned | None:
         """Take what was found."""
         return self.replanning.take(self.answers.get(timeout=20), frozenset(living))
 
@@ -117,7 +115,7 @@ def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_co
     costs, run = found(monkeypatch, 60.0, 40.0), Run()
     run.consider({"b": 2.0})
     answer = run.take()
-    assert answer == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
+    assert answer == rd.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
     assert costs == [FIRST_MOVE_S]
     assert (
         run.notes[0]
@@ -262,7 +260,7 @@ def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: py
     run.consider({"b": 2.0})
     plan = PLAN.extended(OTHER, first_turn=1, placement_number=3)
     told = len(run.notes)
-    recovered = rounds.LogRecovery(2, ("c",), plan, plan.at(3), 9.0, ())
+    recovered = rd.LogRecovery(2, ("c",), plan, plan.at(3), 9.0, ())
     assert run.replanning.recovered(recovered) is run.replanning.pace is not None
     assert run.take() is None and len(run.notes) == told
     assert not run.replanning._is_thinking and run.replanning._move_s == 0.0
@@ -283,7 +281,7 @@ def test_replanning_looks_once_for_a_placement_with_a_node_that_came(monkeypatch
     facts, links = comer()
     run.replanning.joined(facts, links, looks=True)
     run.consider({}, living="abc")
-    assert run.take("abc") == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
+    assert run.take("abc") == rd.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
     assert run.notes[-1].startswith("with node c: the run is to move: the other one: gains 20")
     run.consider({}, living="abc")
     assert run.answers.empty() and not run.replanning._is_thinking

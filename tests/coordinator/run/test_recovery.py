@@ -13,8 +13,7 @@ from coordinator.run.checkpoint import Checkpointing
 from coordinator.run.recovery import GRACE_S, Blame, Reports, with_role
 from coordinator.run.report import RunLedger
 from ringtune.errors import IntegrityError
-from ringtune.run_control import rounds as rd
-from ringtune.run_control.rounds import NodeFailed
+from ringtune.run_control import events as rd
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.replicas import CopyDigest
@@ -23,9 +22,9 @@ from tests.support.fake_agents import job
 from tests.support.plans import make_plan
 
 
-def complaint(node: str) -> NodeFailed:
+def complaint(node: str) -> rd.NodeFailed:
     """What a node says that lost a link."""
-    return NodeFailed(node, "PeerLostError", f"node {node} lost a link")
+    return rd.NodeFailed(node, "PeerLostError", f"node {node} lost a link")
 
 
 def test_blame_waits_for_the_accused_to_speak() -> None:

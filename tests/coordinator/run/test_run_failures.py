@@ -31,7 +31,7 @@ from ringtune.errors import (
     RingTuneError,
     StorageError,
 )
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
@@ -194,7 +194,7 @@ def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
         request = RunRequest(job=job(), num_nodes=1)
         driver = RunDriver("r", request, cluster.server.coordinator, lease_s=60.0, on_end=lambda: None)
         driver._timers["phase"] = -1.0
-        driver._queue.put(rounds.DrainAsked("test"))
+        driver._queue.put(rd.DrainAsked("test"))
         driver._fire_timers()
         assert "phase" in driver._timers
         driver._queue.get()

@@ -17,7 +17,7 @@ from coordinator.screen.progress import PlainProgress
 from coordinator.web.page_state import metrics_event
 from ringtune.costs.profile import Profile
 from ringtune.job.job import Job
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.run_control.evaluation import name_of
 from ringtune.schedule.migration import without_owner
 from ringtune.schedule.turns import NONE_DONE, Evaluations
@@ -103,7 +103,7 @@ def heard(losses: list[float | None], wanted: Job) -> tuple[list[str], dict[str,
     for index, loss in enumerate(losses):
         values = (("count", 2.0), ("loss_sum", float("nan") if loss is None else 2 * loss))
         step = PLAN.course.num_steps - 2 * (len(losses) - 1 - index)
-        books.log(rounds.LogEvaluation(step, values))
+        books.log(rd.LogEvaluation(step, values))
     report = books.ledger.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
     lines = [json.loads(event.metrics_json) for event in events if event.metrics_json]
     assert lines[-1].get("risen") == report.get("risen")

@@ -12,7 +12,7 @@ from coordinator.run.recorder import RunBooks
 from coordinator.run.trace import MOST_SPANS, Activity, TraceText, step_begin, step_waits
 from ringtune.costs.profile import Profile
 from ringtune.engine.events import Span
-from ringtune.run_control import rounds
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, parse_action
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
@@ -225,6 +225,6 @@ def test_books_tell_an_onlooker_and_nobody_else() -> None:
     report = control_pb2.ReportRequest(node="a")
     report.spans.add(action="F1.0[0,2)", start_unix_s=10.0, end_unix_s=11.0)
     books.add_report(report)
-    books.log(rounds.LogTurn(turn(0)))
+    books.log(rd.LogTurn(turn(0)))
     assert [event.WhichOneof("event") for event in seen] == ["activity_json"]
     assert "activity_json" not in {event.WhichOneof("event") for event in sent}
