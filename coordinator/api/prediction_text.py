@@ -354,7 +354,7 @@ def require_sweep_place(path: Path) -> None:
     Raises:
         UsageError: something else is there.
     """
-    require_own(path, "CSV file of 'ringtune what-if --sweep'", _is_sweep)
+    require_own(path, "CSV file of a sweep that 'ringtune what-if' wrote", _is_sweep)
 
 
 def _is_sweep(path: Path) -> bool:

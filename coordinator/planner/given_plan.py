@@ -76,7 +76,7 @@ def require_profile_place(path: Path) -> None:
     """
     _require_own(
         path,
-        "profile of 'ringtune measure --save'",
+        "profile that 'ringtune measure' saved",
         lambda found: found.keys() == {"schema", "nodes", "links"} and isinstance(found["nodes"], list),
     )
 
@@ -189,7 +189,7 @@ def require_plan_place(path: Path) -> None:
     """
     _require_own(
         path,
-        "plan of 'ringtune plan --save' as it was written",
+        "plan as 'ringtune plan' saved it",
         lambda found: (
             found.get("event") == "plan" and isinstance(found.get("plan"), dict) and "digest" in found["plan"]
         ),

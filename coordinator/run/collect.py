@@ -41,7 +41,7 @@ from ringtune.models.result_files import (
 from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import Rounds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages import handed_in
+from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import Evaluations
 from ringtune.storage.durable import storage_errors
 from ringtune.storage.pieces import Pieces
@@ -97,7 +97,7 @@ class Wanted(NamedTuple):
 
     def blocks(self, node: str) -> range:
         """The blocks that a node hands in."""
-        return handed_in(self.part.placement, node)
+        return collected_blocks(self.part.placement, node)
 
     def may_send(self, node: str) -> frozenset[int]:
         """The blocks of which a node may hand in tensors: with private ones at the holder, and those that it helps."""

@@ -48,7 +48,7 @@ from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages import handed_in
+from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units, unit_name
 from ringtune.schedule.versions import rate_at
@@ -405,7 +405,7 @@ class NodeExecutor:
         require_finite(trained)
         private = range(0 if with_private else self._plan.placement.private_blocks)
         own = range(self._slice.start, self._slice.stop)
-        without = (*private, *(own if not handed_in(self._plan.placement, self._slice.node) else ()))
+        without = (*private, *(own if not collected_blocks(self._plan.placement, self._slice.node) else ()))
         skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
         if sets := self.offloading.sets():
             kinds = self.offloading.other_kinds(self._job, self._folder)

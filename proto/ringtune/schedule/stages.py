@@ -119,7 +119,7 @@ def replicas(placement: Placement, node: str) -> tuple[str, ...]:
     return ()
 
 
-def handed_in(placement: Placement, node: str) -> range:
+def collected_blocks(placement: Placement, node: str) -> range:
     """The blocks that a node hands in at the end: those of its slice, of replicas the first one's."""
     piece, others = placement.slice_of(node), replicas(placement, node)
     return range(piece.start, piece.stop) if not others or others[0] == node else range(0)

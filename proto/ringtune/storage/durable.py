@@ -312,7 +312,7 @@ def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
 
     Args:
         path: that is to be written.
-        what: the command and its file, for the message, such as ``plan of 'ringtune plan --save'``.
+        what: the command and its file, for the message, such as ``plan as 'ringtune plan' saved it``.
         is_own: whether a file is what the command writes; an ``OSError`` or ``ValueError`` says that it is not.
 
     Raises:

@@ -202,7 +202,7 @@ def test_plan_command_saves_over_a_plan_of_its_own_only(wanted: Job, tmp_path: P
         assert isinstance(refused.exception, UsageError) and "give a" in str(refused.exception)
         assert str(path) in str(refused.exception) and path.read_bytes() == before
     assert link.is_symlink()
-    with pytest.raises(UsageError, match=r"text\.json is there already and is no plan of 'ringtune plan --save'"):
+    with pytest.raises(UsageError, match=r"text\.json is there already and is no plan as 'ringtune plan' saved it"):
         plan(wanted, assume=2, memory="1GiB").save(tmp_path / "text.json")
 
 

@@ -90,7 +90,7 @@ def test_measure_command_saves_over_a_profile_only(job_file: str, tmp_path: Path
         assert cluster.agents["a"].inspected is asked
     assert isinstance(refused.exception, UsageError)
     assert str(refused.exception) == (
-        f"{job_file} is there already and is no profile of 'ringtune measure --save'; give another name, or remove it"
+        f"{job_file} is there already and is no profile that 'ringtune measure' saved; give another name, or remove it"
     )
     assert Path(job_file).read_text() == job
 
