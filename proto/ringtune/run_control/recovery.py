@@ -304,15 +304,17 @@ class Recovery:
 
     Args:
         placement_number: of the next placement; no recovery that was given up had it.
-        lost: nodes that are lost since it began, or the one that it follows.
+        lost: nodes that are lost with it.
         nodes: all that live.
-        began_s: when the first of them was lost.
+        began_s: when it began.
         step: to whose end the run goes back.
         bad_step: what was not finite, if the run goes back because of that.
         course: of the run from then on, if owners are left out of it; None = it stays.
-        back: those of ``lost`` that have returned.
+        before: the recovery under way that it follows: its losses and its bad step are repaired with it.
 
     Attributes:
+        lost: nodes that are lost since it began, or the one that it follows.
+        back: those of ``lost`` that have returned.
         start: where the nodes continue, once they are sent there.
         plan: with the placement that was found; None while it is searched.
         sources: the blocks that nodes take over.
@@ -330,10 +332,13 @@ class Recovery:
         step: int,
         bad_step: str = "",
         course: Course | None = None,
-        back: tuple[str, ...] = (),
+        before: Recovery | None = None,
     ) -> None:
-        self.placement_number, self.lost, self.back = placement_number, lost, back
-        self.began_s, self.step, self.bad_step, self.course = began_s, step, bad_step, course
+        self.placement_number, self.step, self.course = placement_number, step, course
+        self.lost: tuple[str, ...] = tuple(dict.fromkeys((*(before.lost if before else ()), *lost)))
+        self.back: tuple[str, ...] = tuple(node for node in before.back if node not in lost) if before else ()
+        self.began_s: float = before.began_s if before else began_s
+        self.bad_step: str = bad_step or (before.bad_step if before else "")
         self.plan: Plan | None = None
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}

@@ -505,7 +505,6 @@ class Rounds:
         course: Course | None = None,
     ) -> Recovery:
         """Begin to bring all living nodes back to the end of the committed turn, in a placement of its own."""
-        before = self._recovery
         self._granting = self._granting or self._new_granting()
         self._newest_placement_number = (
             max(self._newest_placement_number, *(one.placement_number for one in self._made_plan.placements)) + 1
@@ -516,13 +515,13 @@ class Rounds:
         self._made_granting.halt()
         self._recovery = Recovery(
             placement_number=self._newest_placement_number,
-            lost=tuple(dict.fromkeys((*(before.lost if before else ()), *lost))),
+            lost=lost,
             nodes=self._nodes,
-            began_s=before.began_s if before else now_s,
+            began_s=now_s,
             step=self._kept.step or 0,
-            bad_step=bad_step or (before.bad_step if before else ""),
+            bad_step=bad_step,
             course=course,
-            back=tuple(node for node in before.back if node not in lost) if before else (),
+            before=self._recovery,
         )
         self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
         return self._recovery
