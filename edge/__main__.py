@@ -9,13 +9,13 @@ from typing import NoReturn
 
 from edge.cli.node import app
 from ringtune.errors import RingTuneError
-from ringtune.machine.process import guard_outputs, own_process
+from ringtune.machine.process import guard_outputs, mark_command_process
 from ringtune.texts import log_to_stderr
 
 
 def main() -> int:
     """Run an agent; return the exit code."""
-    own_process()
+    mark_command_process()
     guard_outputs()
     level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
     log_to_stderr(level)

@@ -37,8 +37,8 @@ from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES, is_compatible, require_private, split_address
 from ringtune.transport.enrollment import certificate_at
 from ringtune.transport.identity import facts_of, has_identity, utc
-from ringtune.transport.parties import COORDINATOR, coordinator_trust, found_user_trust, node_trust
-from ringtune.transport.refusals import problem_of_certificate, why_refused
+from ringtune.transport.parties import COORDINATOR, coordinator_trust, find_user_trust, node_trust
+from ringtune.transport.refusals import problem_of_certificate, refusal_reason
 from ringtune.transport.speaker import refuse_both, speak_as, speak_from, speaker
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -304,7 +304,7 @@ def check_port(address: str) -> Check:
 
 DISTRIBUTION = "ringtune"
 
-Find = Callable[[str], str | None]
+VersionLookup = Callable[[str], str | None]
 
 
 def requirements() -> tuple[Requirement, ...]:
@@ -323,7 +323,9 @@ def installed(name: str) -> str | None:
         return None
 
 
-def check_packages(wanted: Sequence[Requirement], extras: Sequence[str], *, find: Find = installed) -> list[Check]:
+def check_packages(
+    wanted: Sequence[Requirement], extras: Sequence[str], *, find: VersionLookup = installed
+) -> list[Check]:
     """Check each package that is needed with these extras, a line each.
 
     Args:
@@ -429,7 +431,7 @@ def check_own(role: str, trust: Path | None, *, insecure: bool) -> Check:
 def _found(role: str) -> Path | None:
     """Find the folder of the identity that this machine would use for its role."""
     own = coordinator_trust() if role == "coordinator" else node_trust(default_state(default_name()))
-    return own if has_identity(own) else found_user_trust()
+    return own if has_identity(own) else find_user_trust()
 
 
 def check_other(address: str) -> list[Check]:
@@ -468,7 +470,7 @@ def check_coordinator(address: str) -> list[Check]:
         answers = [_ask(stub) for _ in range(_NUM_CALLS)]
     except grpc.RpcError as error:
         status = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-        why = why_refused(address, COORDINATOR, time.time())
+        why = refusal_reason(address, COORDINATOR, time.time())
         if why:
             return [failed("coordinator", f"{address} can't be talked to ({status})", why)]
         remedy = "start it with 'ringtune coordinator', check address, firewall and the Wi-Fi's client isolation"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
 
-from edge.checkpoint.retention import KEPT, Kept
+from edge.checkpoint.retention import KEPT, RetentionLimits
 from ringtune.errors import CapacityError, DataError, ModelError, RingTuneError, StorageError, UsageError
 from ringtune.ids import check_node_name, node_name_from_host
 from ringtune.machine.resources import OWN_LIBRARY_BYTES, MemoryLimit, memory_limits
@@ -81,7 +81,7 @@ class AgentOptions:
     is_guest: bool = False
     own_coordinator: bool = False
     device_nodes: int = 1
-    kept: Kept = KEPT
+    kept: RetentionLimits = KEPT
     metrics: str = ""
     metrics_token: Path | None = None
 

@@ -149,7 +149,7 @@ class Template:
         return True
 
     def _start(self, number: int, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        reason = why_no_fork()
+        reason = no_fork_reason()
         if reason and not self._has_said:
             self._has_said = True
             sys.stderr.write(f"{reason}: nodes load the libraries each for itself\n")
@@ -198,7 +198,7 @@ class Template:
             os.close(descriptor)
 
 
-def why_no_fork() -> str:
+def no_fork_reason() -> str:
     """Why no agent can be forked from this process as it is now; empty if one can."""
     if (threads := count_threads()) != 1:
         return f"a package that was imported has started threads, {threads} run where a fork may have 1"
@@ -215,7 +215,7 @@ def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: 
     """Run an agent in the child as ``python -m edge`` would; return its exit code."""
     if os.getsid(0) != os.getpid():
         os.setsid()
-    if not die_with(parent):
+    if not die_with_parent(parent):
         return 0
     os.environ.update(environment)
     set_command_line([sys.executable, "-m", "edge", *arguments])
@@ -265,7 +265,7 @@ def count_threads() -> int:
         return threading.active_count()
 
 
-def die_with(parent: int) -> bool:
+def die_with_parent(parent: int) -> bool:
     """Let the kernel kill this process as soon as its parent has ended; nothing happens but on Linux.
 
     Args:

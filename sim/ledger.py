@@ -117,7 +117,7 @@ class Change(NamedTuple):
     updates: tuple[int, ...] = ()
 
 
-class Helping:
+class OffloadBytes:
     """Bytes of pairs and weights under a placement.
 
     Args:
@@ -160,7 +160,7 @@ class Helping:
         return next((one for one in self._helpers if one.start <= block < one.stop), None)
 
 
-class Held:
+class NodeAccount:
     """The bytes that one node holds, and the most that it held.
 
     Args:
@@ -207,7 +207,7 @@ class Held:
                 self._gradients.add(unit)
                 self.add(self._sizes.trained_bytes(unit))
 
-    def use_up(self, units: Iterable[int]) -> None:
+    def free_grads(self, units: Iterable[int]) -> None:
         """Free the gradients of these units; the first update of a unit adds its moments.
 
         A unit without a gradient is left alone.
@@ -247,7 +247,7 @@ class Effect:
 
     def __init__(
         self,
-        held: Held,
+        held: NodeAccount,
         *,
         takes: float = 0.0,
         touches: float = 0.0,
@@ -271,7 +271,7 @@ class Effect:
         if self.gradient or self.updates:
             if self.completes:
                 held.give(self.updates)
-            held.use_up(self.updates)
+            held.free_grads(self.updates)
             held.give(self.gradient)
         held.now_bytes = now_bytes = held.now_bytes + self.takes
         if now_bytes + self.touches > held.peak_bytes:
@@ -330,11 +330,11 @@ class MemoryLedger:
             node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
         }
         self._token_bytes = next(iter(self._sizes.values())).token_bytes
-        self._helping = Helping(plan.placement, self._sizes) if plan.placement.helpers else None
-        self._held: dict[str, Held] = {}
+        self._helping = OffloadBytes(plan.placement, self._sizes) if plan.placement.helpers else None
+        self._held: dict[str, NodeAccount] = {}
         rests = resting_units(plan)
         for node, sizes in self._sizes.items():
-            self._held[node] = held = Held(sizes, rests=rests, on_disk=plan.placement.state_on_disk)
+            self._held[node] = held = NodeAccount(sizes, rests=rests, on_disk=plan.placement.state_on_disk)
             part = Share.of(plan, node)
             held.add(_fixed_bytes(sizes, part, embedding_bytes) + _scores_bytes(plan, node))
             held.add(sum(term.total_bytes for term in kept_turn_terms(plan.course, part, sizes)))
@@ -485,7 +485,7 @@ class MemoryLedger:
                 kept_bytes += own_bytes
         return kept_bytes + inputs * sizes.tensor_bytes(size)
 
-    def _head_effect(self, held: Held, sizes: Sizes, item: ItemKind, micro: int) -> Effect:
+    def _head_effect(self, held: NodeAccount, sizes: Sizes, item: ItemKind, micro: int) -> Effect:
         """The effect of a head: its hidden state, which is there already, makes way for the gradient of it."""
         tensor_bytes, work_bytes = (count(item.sizes[micro]) for count in (sizes.tensor_bytes, sizes.head_work_bytes))
         has_gradient = item.kind.has_backward and item.lowest[micro] < self._head

@@ -17,7 +17,7 @@ from ringtune.schedule.actions import Payload, TensorKey
 from sim.ledger import Items
 
 
-class Strain(NamedTuple):
+class MessageCost(NamedTuple):
     """The cost of a message for the processors at its two ends, in seconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Transport(Protocol):
     def has_strain(self) -> bool:
         """Whether any message so far costs the processors something; most rings have cores for messages."""
 
-    def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
+    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
         """The cost of a message for the processors at its ends, after its ``arrival_s`` was asked; None: nothing."""
 
 
@@ -88,7 +88,7 @@ class Delays:
         """
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
 
-    def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
+    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
         """None: messages cost the processors nothing here."""
         return None
 
@@ -107,7 +107,7 @@ class _Passage(NamedTuple):
     on_wire_s: float
     uplink_s: float
     downlink_s: float
-    strain: Strain | None
+    strain: MessageCost | None
 
 
 class _Side:
@@ -220,7 +220,7 @@ class MeasuredLinks:
         link.arrived_s = arrival_s
         return arrival_s
 
-    def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
+    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
         """The cost of a message where a node has no core left for it; asked after its ``arrival_s``."""
         payload, seq, micro, boundary = key
         return self._links[source, target].passages[payload, boundary, self._size(payload, seq, micro)].strain
@@ -257,7 +257,7 @@ class MeasuredLinks:
         if self._slow_computing:
             taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
         late_s = (link.facts.busy_source_s, link.facts.busy_target_s) if link.facts else (0.0, 0.0)
-        strain = Strain(*taken_s, *late_s) if any(taken_s) or any(late_s) else None
+        strain = MessageCost(*taken_s, *late_s) if any(taken_s) or any(late_s) else None
         self.has_strain |= strain is not None
         if link.rate is None:
             passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, strain)

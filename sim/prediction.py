@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ringtune.costs import action_costs
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.measurement import check_profile
-from ringtune.costs.memory_estimate import fullest, memory_estimate, most_memory
+from ringtune.costs.memory_estimate import fullest, max_memory, memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.profile import Profile, TimedShape
@@ -24,7 +24,7 @@ from ringtune.errors import CapacityError, DeadlineError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.operation_tables import GivenTable
+from ringtune.schedule.operation_tables import ScheduledTable
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -73,7 +73,7 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
         {node: memory_estimate(plan.course, Share.of(part, node), sizes[node]) for node in part.nodes}
         for part in plan.parts
     ]
-    found = fullest([*most_memory(plan, parts)])
+    found = fullest([*max_memory(plan, parts)])
     return {node: found[node] for node in plan.nodes}
 
 
@@ -213,7 +213,7 @@ def predict(
     control_latency_s: float = 0.0,
     keep_spans: bool = False,
     seed: int = 0,
-    tables: Sequence[GivenTable] = (),
+    tables: Sequence[ScheduledTable] = (),
     move_s: float | None = None,
 ) -> Prediction:
     """Run ``plan`` on a virtual clock with the times of ``profile``.

@@ -1,4 +1,4 @@
-"""A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
+"""A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``RunStateMachine``.
 
 Delays take the place of the real driver's threads and sockets. A *carrier* decides what an action or a message does:
 nothing (what-if studies), or real tensors (checks of correctness). A *transport* decides when messages arrive, an
@@ -22,15 +22,15 @@ from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.run_control import events as rd
 from ringtune.run_control.events import Move
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
 from ringtune.schedule.lowering import PARCELS, credit_boundary
-from ringtune.schedule.operation_tables import BlockScores, GivenTable, Operations
+from ringtune.schedule.operation_tables import BlockScores, Operations, ScheduledTable
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques.operations import expected_table, score_keys
-from sim.links import Delays, Strain, Transport
+from sim.links import Delays, MessageCost, Transport
 
 
 class VirtualClock:
@@ -229,22 +229,22 @@ class VirtualNode:
         if self.is_running:
             self.ends_s += seconds
         else:
-            self.free_s = max(self.free_s, now_s - self.rest.most_s) + seconds
+            self.free_s = max(self.free_s, now_s - self.rest.max_s) + seconds
 
     def disturb(self, seconds: float, now_s: float) -> None:
         """A message takes processor time from a node that rests: nothing waits, but the rest was shorter."""
-        if self.rest.most_s:
-            self.free_s = min(now_s, max(self.free_s, now_s - self.rest.most_s) + seconds)
+        if self.rest.max_s:
+            self.free_s = min(now_s, max(self.free_s, now_s - self.rest.max_s) + seconds)
 
     def begin(self, seconds: float, now_s: float) -> None:
         """An action of so many seconds begins: later if messages keep the processor, shorter after a rest."""
         self.is_running = True
-        rested_s = min(now_s - self.free_s, self.rest.most_s)
+        rested_s = min(now_s - self.free_s, self.rest.max_s)
         if rested_s <= 0:
             self.ends_s = max(now_s, self.free_s) + seconds
             self.left_s = 0.0
             return
-        saved_s = min(rested_s, (1 - self.rest.least_share) * seconds)
+        saved_s = min(rested_s, (1 - self.rest.min_share) * seconds)
         self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
 
     def end(self, now_s: float) -> None:
@@ -271,7 +271,7 @@ class ExpectedTables:
         known: tables that a real run of the plan has chosen; they replace expected ones.
     """
 
-    def __init__(self, plan: Plan, known: Sequence[GivenTable] = ()) -> None:
+    def __init__(self, plan: Plan, known: Sequence[ScheduledTable] = ()) -> None:
         self._plan = plan
         self._known = {table.step: table.operations for table in known}
 
@@ -309,7 +309,7 @@ class VirtualRing:
         carrier: what actions and messages do; None = nothing, they only take time.
         wait_s: deadline of every wait of engines and rounds.
         drop: messages for which it returns True never arrive (fault injection).
-        items_ahead: as for ``Rounds``.
+        items_ahead: as for ``RunStateMachine``.
         start: where the run continues; by default its very beginning.
         drain_at_s: when the user asks to stop after the granted turns; None = never.
         replans: when which other placement is found that the run shall move to.
@@ -362,7 +362,7 @@ class VirtualRing:
         self._carrier = carrier
         self._observer, self._record = observer, record
         more: dict[str, Any] = {"items_ahead": items_ahead, "patience_evals": patience_evals}
-        self._rounds = Rounds(lambda facts: plan, wait_s=wait_s, start=start, **more)
+        self._rounds = RunStateMachine(lambda facts: plan, wait_s=wait_s, start=start, **more)
         self._wait_s, self._part = wait_s, plan.at(start.placement_number if start else plan.placement.placement_number)
         self._move_s, self._fails_to_move, self._fetches, self._enters = move_s, fails_to_move, fetches, enters
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
@@ -391,7 +391,7 @@ class VirtualRing:
         result = self.result
         self._tell_rounds(rd.Started(tuple(sorted(self.plan.nodes))))
         if self._drain_at_s is not None:
-            self.clock.at(self._drain_at_s, self._tell_rounds, rd.DrainAsked("stopped by the user"))
+            self.clock.at(self._drain_at_s, self._tell_rounds, rd.DrainRequested("stopped by the user"))
         for at_s, placement in self._replans:
             self.clock.at(at_s, self._tell_rounds, rd.Replanned(placement))
         self.clock.run()
@@ -626,7 +626,7 @@ class VirtualRing:
             arrival_s += strain.late_at_source_s
         self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], content, strain)
 
-    def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, strain: Strain) -> None:
+    def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, strain: MessageCost) -> None:
         """A node that computes gets to a message later; an idle one was receiving while it was on its way."""
         now_s = self.clock.now_s
         if node.is_running:

@@ -32,7 +32,7 @@ _PACKAGES = {"dask": "dask[distributed]", "ray": "ray"}
 _DIGITS = 12
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(?P<host>[^:/]+):(?P<port>[0-9]+)")
 _ANSWER_S = 10.0
-MOST_CELLS = 10_000
+MAX_CELLS = 10_000
 """A cell is a whole simulated run, of some hundredth of a second at least: more would take hours."""
 
 
@@ -83,9 +83,9 @@ def _range(text: str, part: str, read: Callable[[str], float]) -> list[str]:
 
 
 def _check_size(cells: int) -> None:
-    if cells > MOST_CELLS:
+    if cells > MAX_CELLS:
         raise UsageError(
-            f"the sweep has {cells:,} cells, at most {MOST_CELLS:,} are computed; give fewer values, or sweep in parts "
+            f"the sweep has {cells:,} cells, at most {MAX_CELLS:,} are computed; give fewer values, or sweep in parts "
             "with --change for the others"
         )
 

@@ -521,8 +521,8 @@ def add_node(profile: Profile, name: str, like: str) -> Profile:
     return dataclasses.replace(profile, nodes=nodes, links=tuple(links))
 
 
-LEAST_BYTES_PER_S: Final = 1e3
-MOST_BYTES_PER_S: Final = 1e10
+MIN_BYTES_PER_S: Final = 1e3
+MAX_BYTES_PER_S: Final = 1e10
 _CLOSE: Final = 1.02
 
 
@@ -551,12 +551,12 @@ def break_even_bytes_per_s(plan: Plan, profile: Profile, *, optimizer: str = "ad
     The gain is taken to rise with the rate. Arguments as for ``gained_s``.
 
     Returns:
-        The rate in bytes per second; None if not even ``MOST_BYTES_PER_S`` is enough.
+        The rate in bytes per second; None if not even ``MAX_BYTES_PER_S`` is enough.
 
     Raises:
         PlanError: the plan has no helpers.
     """
-    low, high = LEAST_BYTES_PER_S, MOST_BYTES_PER_S
+    low, high = MIN_BYTES_PER_S, MAX_BYTES_PER_S
     if gained_s(plan, profile, high, optimizer=optimizer) <= 0:
         return None
     while high / low > _CLOSE:

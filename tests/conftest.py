@@ -132,7 +132,7 @@ def process_of_tests_is_not_ended() -> Iterator[None]:
     yield
     if process._is_own:
         process._is_own = False
-        pytest.fail("grace.own_process() was called in the process of the tests", pytrace=False)
+        pytest.fail("grace.mark_command_process() was called in the process of the tests", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,9 +58,9 @@ def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
         JobError, UsageError: as ``read_job``.
         ConnectionFailedError: the model is not in the cache and can't be fetched.
     """
-    from coordinator.client.hub import with_model_here
+    from coordinator.client.hub import with_local_model
 
-    return with_model_here(read_job(job, keys))
+    return with_local_model(read_job(job, keys))
 
 
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:

@@ -20,7 +20,7 @@ from coordinator.api.npz_headers import Archive
 from coordinator.client.local_nodes import LocalSetup, node_name
 from ringtune.costs.memory_sizes import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
-from ringtune.costs.profile import LeftOut, NodeFacts
+from ringtune.costs.profile import NodeFacts, SkippedRows
 from ringtune.errors import DataError
 from ringtune.job.job import Job
 from ringtune.job.rows import (
@@ -42,7 +42,7 @@ CHARACTERS_PER_TOKEN: Final = 3.8
 3.0 in Shakespeare's plays. So an estimate is off by up to a third, and by more in other languages than English."""
 
 _SPECIAL_TOKENS = 3
-_LEAST_BLOCK_TOKENS = 2
+_MIN_BLOCK_TOKENS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ def _count_blocks(path: Path, job: Job) -> RowCounts:
     refuse_plain_text(path, job.data)
     text, note = read_text(path, job.data.encoding)
     whole, rest = divmod(round(len(text) / CHARACTERS_PER_TOKEN), job.train.max_length)
-    return RowCounts(examples=(1,) * (whole + (rest >= _LEAST_BLOCK_TOKENS)), notes=(note,) if note else ())
+    return RowCounts(examples=(1,) * (whole + (rest >= _MIN_BLOCK_TOKENS)), notes=(note,) if note else ())
 
 
 def _num_windows(row: Question, job: Job) -> int:
@@ -296,13 +296,13 @@ def _counted(job: Job) -> list[RowCounts]:
     return counts
 
 
-def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[LeftOut, ...]:
+def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[SkippedRows, ...]:
     """A node's share of the rows that are left out."""
     if index >= num_owners:
         return ()
     total = sum((Counter(counts.left_out) for counts in counted), Counter[str]())
     shares = {why: len(even_share(rows, num_owners=num_owners, share=index)) for why, rows in sorted(total.items())}
-    return tuple(LeftOut(why=why, rows=rows) for why, rows in shares.items())
+    return tuple(SkippedRows(why=why, rows=rows) for why, rows in shares.items())
 
 
 def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCounts]:

@@ -18,7 +18,7 @@ from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, me
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.models.adapter_config import FULL, trains_own_weights
-from ringtune.models.auxiliary_models import Described, described, is_of_library, own_tensors
+from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
 from ringtune.models.family import NAMED_TASKS
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -89,7 +89,7 @@ def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out:
         raise IntegrityError("adapter.safetensors lacks all tensors of the library's adapters; copy the folder again")
 
 
-def _check_own(blocks: Mapping[int, set[str]], num_blocks: int, facts: Described) -> None:
+def _check_own(blocks: Mapping[int, set[str]], num_blocks: int, facts: AdapterDescription) -> None:
     """Refuse auxiliary models of which a block has not as many tensors as their description says."""
     for block in range(num_blocks):
         count, wanted = len(blocks.get(block, ())), own_tensors(facts.parts, block)

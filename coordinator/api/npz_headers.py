@@ -18,8 +18,8 @@ from typing import IO
 from ringtune.errors import DataError
 
 _MAGIC = b"\x93NUMPY"
-_MOST_HEADER_BYTES = 1 << 16
-_MOST_LABEL_BYTES = 1 << 30
+_MAX_HEADER_BYTES = 1 << 16
+_MAX_LABEL_BYTES = 1 << 30
 _DESCR = re.compile(r"'descr':\s*'([<>|=]?)([a-zA-Z])(\d+)'")
 _SHAPE = re.compile(r"'shape':\s*\(([\d,\s]*)\)")
 
@@ -105,7 +105,7 @@ class Archive:
             with self._zip.open(f"{name}.npy") as file:
                 header = _header(file)
                 size = header.item_bytes * (header.shape[0] if header.shape else 1) if with_content else 0
-                if size > _MOST_LABEL_BYTES:
+                if size > _MAX_LABEL_BYTES:
                     raise ValueError(f"{size} bytes of labels")
                 content = file.read(size)
                 if len(content) != size:
@@ -123,7 +123,7 @@ def _header(file: IO[bytes]) -> ArrayHeader:
         raise ValueError("an array in it is no npy file")
     version = file.read(2)[:1]
     size = int.from_bytes(file.read(2 if version == b"\x01" else 4), "little")
-    if size > _MOST_HEADER_BYTES:
+    if size > _MAX_HEADER_BYTES:
         raise ValueError(f"a header of {size} bytes")
     text = file.read(size).decode("utf-8", errors="replace")
     descr, shape = _DESCR.search(text), _SHAPE.search(text)

@@ -85,8 +85,8 @@ class NotebookProgress(PlainProgress):
         self._width = max(self._width, len(line))
 
 
-_MOST_SHOWN: Final = 20
-_HALF: Final = _MOST_SHOWN // 2
+_MAX_SHOWN: Final = 20
+_HALF: Final = _MAX_SHOWN // 2
 
 
 class Table(Sequence[Mapping[str, Any]]):
@@ -141,7 +141,7 @@ class Table(Sequence[Mapping[str, Any]]):
             return "(no rows)"
         titles = self.columns
         cells = [[_cell(row.get(name)) for name in titles] for row in self._rows]
-        if len(cells) > _MOST_SHOWN:
+        if len(cells) > _MAX_SHOWN:
             cells = [*cells[:_HALF], ["..."] * len(titles), *cells[-_HALF:]]
         return "\n".join([*table_lines(titles, cells), f"({len(self._rows)} rows)"])
 

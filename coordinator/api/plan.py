@@ -19,7 +19,7 @@ from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import JobTime, Planned, guessed_time, measured_time
 from coordinator.run.run_text import rows_lines
 from coordinator.screen.plan_text import plan_json, plan_text
-from coordinator.screen.progress import Waiting
+from coordinator.screen.progress import WaitNotice
 from ringtune import __version__
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile
@@ -121,10 +121,10 @@ def _plan_assumed(job: Job, num_nodes: int, memory: str, choices: Choices, *, wh
 
     if max(map(len, choices)) > 1:
         raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
-    with Waiting("reading model and rows"):
+    with WaitNotice("reading model and rows"):
         assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
     found = Profile(nodes=tuple(assumed.facts.values()))
-    with Waiting("planning"):
+    with WaitNotice("planning"):
         planned = make_plan(job, assumed.facts, **choices._asdict())
     return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why, rows=assumed.rows)
 
@@ -135,7 +135,7 @@ def _plan_measured(job: Job, profile: Path, choices: Choices, *, why: bool) -> P
 
     found = read_profile(profile)
     check_inputs(job, found)
-    with Waiting("planning"):
+    with WaitNotice("planning"):
         planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
     return _with_words(job, planned, found, "", is_measured=True, why=why)
 
@@ -245,7 +245,7 @@ def plan(
         return _plan_assumed(wanted, assume, memory, choices, why=explain)
     from coordinator.client.submit import Client
 
-    with Client(coordinator, insecure=insecure) as client, Waiting(f"asking {coordinator}") as waiting:
+    with Client(coordinator, insecure=insecure) as client, WaitNotice(f"asking {coordinator}") as waiting:
         made, found, note = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
     planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
     return _with_words(wanted, planned, found, note, is_measured=True, why=explain)

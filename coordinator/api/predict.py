@@ -30,7 +30,7 @@ from coordinator.api.arguments import RunLike, folder_of, for_python, reworded
 from coordinator.api.output import Table
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file, with_data
-from coordinator.screen.progress import Progress, Waiting
+from coordinator.screen.progress import Progress, WaitNotice
 from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import account_of, input_columns, is_plain_text, list_pictures, task_rows
@@ -44,7 +44,7 @@ _END_S = 10.0
 _LOOK_S = 0.2
 
 
-class Predicted(NamedTuple):
+class RowPrediction(NamedTuple):
     """A row and what is predicted for it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sampling(NamedTuple):
 
 def predictions_of(
     run: SavedRun, data: Path, how: Sampling, *, model: Path | None, tell: Callable[[str], object]
-) -> Iterator[Predicted]:
+) -> Iterator[RowPrediction]:
     """Yield every row of a file with what the result of a run predicts for it.
 
     Args:
@@ -108,7 +108,7 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]
 
 def _read(
     process: subprocess.Popen[str], log: Path, *, wait_s: float, tell: Callable[[str], object] = str
-) -> Iterator[Predicted]:
+) -> Iterator[RowPrediction]:
     """Yield the lines of the process; a thread reads them, a bounded number ahead, so that waiting has an end."""
     lines: queue.Queue[str | None] = queue.Queue(_LINES_AHEAD)
     left = threading.Event()
@@ -122,7 +122,7 @@ def _read(
             if "told" in found:
                 tell(str(found["told"]))
             else:
-                yield Predicted(row=found["row"], said=found["predicted"])
+                yield RowPrediction(row=found["row"], said=found["predicted"])
         if code := process.wait(_END_S):
             raise exit_error("predicting", code, log.read_text(encoding="utf-8")[-4096:], log=log)
     finally:
@@ -158,8 +158,8 @@ def _next(lines: queue.Queue[str | None], wait_s: float) -> str | None:
         ) from error
 
 
-MOST_NEW_TOKENS: Final = 4096
-MOST_TEMPERATURE: Final = 100.0
+MAX_NEW_TOKENS: Final = 4096
+MAX_TEMPERATURE: Final = 100.0
 
 
 def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[str]:
@@ -175,10 +175,10 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[s
     require_user(run, user)
     if not data.exists():
         raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
-    if not 1 <= how.max_new_tokens <= MOST_NEW_TOKENS:
-        raise UsageError(f"max_new_tokens is {how.max_new_tokens}, it has to be in [1, {MOST_NEW_TOKENS}]")
-    if not 0 <= how.temperature <= MOST_TEMPERATURE:
-        raise UsageError(f"temperature is {how.temperature:g}, it has to be in [0, {MOST_TEMPERATURE:g}]")
+    if not 1 <= how.max_new_tokens <= MAX_NEW_TOKENS:
+        raise UsageError(f"max_new_tokens is {how.max_new_tokens}, it has to be in [1, {MAX_NEW_TOKENS}]")
+    if not 0 <= how.temperature <= MAX_TEMPERATURE:
+        raise UsageError(f"temperature is {how.temperature:g}, it has to be in [0, {MAX_TEMPERATURE:g}]")
     if not 0 <= how.seed < 1 << 31:
         raise UsageError(f"seed is {how.seed}, it has to be at least 0 and below {1 << 31}")
     return _check_rows(data, run.job)
@@ -208,7 +208,7 @@ def predict_rows(
     model: Path | None = None,
     user: str = "",
     tell: Callable[[str], object] = str,
-) -> Iterator[Predicted]:
+) -> Iterator[RowPrediction]:
     """Yield every row of a file with what the result of a run predicts for it.
 
     Args:
@@ -261,13 +261,13 @@ def _sample(prompt: str, folder: Path) -> dict[str, Any]:
 
 
 _OF_CLASS = "of_class"
-_MOST_COUNTED = 1000
+_MAX_COUNTED = 1000
 
 
 class Writer(Protocol):
     """Takes one prediction after the other."""
 
-    def add(self, found: Predicted) -> None:
+    def add(self, found: RowPrediction) -> None:
         """Write a row with what is predicted for it.
 
         Raises:
@@ -286,7 +286,7 @@ class JsonWriter:
     def __init__(self, file: IO[str], event: str = "") -> None:
         self._file, self._head = file, {"event": event} if event else {}
 
-    def add(self, found: Predicted) -> None:
+    def add(self, found: RowPrediction) -> None:
         """Write a row; probabilities are a table."""
         self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
         self._file.flush()
@@ -303,7 +303,7 @@ class CsvWriter:
         self._file, self._csv = file, csv.writer(file)
         self._header: list[str] = []
 
-    def add(self, found: Predicted) -> None:
+    def add(self, found: RowPrediction) -> None:
         """Write a row; each class has a column with its probability."""
         shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
         line = _joined(
@@ -371,7 +371,7 @@ class Summary:
         self._squares = self._sizes = 0.0
         self._ended_at_once = 0
 
-    def add(self, found: Predicted) -> None:
+    def add(self, found: RowPrediction) -> None:
         """Count a row."""
         self._rows += 1
         self._ended_at_once += found.said.get("tokens") == 0
@@ -401,7 +401,7 @@ class Summary:
         return {"mse": self._squares / self._judged, "mae": self._sizes / self._judged}
 
     def _count(self, named: str, truth: object) -> None:
-        if named in self._names or len(self._names) < _MOST_COUNTED:
+        if named in self._names or len(self._names) < _MAX_COUNTED:
             self._names[named] += 1
         if isinstance(truth, str | int) and not isinstance(truth, bool) and str(truth).strip():
             self._judged += 1
@@ -438,7 +438,7 @@ class Summary:
             yield f"accuracy {share:.4f} on the {judged} that have a {self._column!r} of their own"
 
 
-def joined(found: Predicted) -> dict[str, Any]:
+def joined(found: RowPrediction) -> dict[str, Any]:
     """Return a row's own columns and the predicted ones; probabilities are a table.
 
     Raises:
@@ -481,7 +481,7 @@ def predict(
     temperature: float = 0.0,
     seed: int = 0,
     tell: Callable[[str], object] = _LOG.warning,
-    take: Callable[[Predicted], object] | None = None,
+    take: Callable[[RowPrediction], object] | None = None,
 ) -> Table:
     """Predict for rows with the adapter or model of a run, as ``ringtune predict`` does; see ``Run.predict``.
 
@@ -500,7 +500,7 @@ def predict(
             tell(note)
         with writer_to(Path(save), rows, tell) if save is not None else nullcontext() as writer:
             every = predict_rows(saved, rows, how, model=base, user=user, tell=tell)
-            with Waiting(f"loading the model of {folder}"):
+            with WaitNotice(f"loading the model of {folder}"):
                 first = list(itertools.islice(every, 1))
             for found in itertools.chain(first, every):
                 if writer is not None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from coordinator.client.run_files import TablesFile
 from coordinator.client.saved_run import read_run_file
-from coordinator.planner.what_if import Recorded
+from coordinator.planner.what_if import RunRecording
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.job.job import Job, load_job
 from ringtune.schedule.migration import first_step
-from ringtune.schedule.operation_tables import GivenTable, table_before
+from ringtune.schedule.operation_tables import ScheduledTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, holder_after
 from ringtune.techniques.operations import expected_table
@@ -71,7 +71,7 @@ class MeasuredRun:
     sent_bytes: Mapping[tuple[str, str], int]
     start: StartPoint | None
     unfreeze_at: tuple[int, ...] | None = None
-    tables: tuple[GivenTable, ...] = ()
+    tables: tuple[ScheduledTable, ...] = ()
     stayed: tuple[int, ...] = ()
     steps_s: float | None = None
 
@@ -204,7 +204,7 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
     return recording, recorded is None or recorded.digest == plan.digest
 
 
-def read_recorded(trace: Path, plan: Plan, *, seed: int) -> Recorded:
+def read_recorded(trace: Path, plan: Plan, *, seed: int) -> RunRecording:
     """Read a recorded run for a what-if; see ``read_recording``.
 
     Args:
@@ -213,7 +213,7 @@ def read_recorded(trace: Path, plan: Plan, *, seed: int) -> Recorded:
         seed: of draws where the plan is another than the recorded one.
     """
     recording, is_of_plan = read_recording(trace, plan)
-    return Recorded(recording=recording, plan=plan, is_of_plan=is_of_plan, seed=seed)
+    return RunRecording(recording=recording, plan=plan, is_of_plan=is_of_plan, seed=seed)
 
 
 def read_measured(inputs: Inputs) -> MeasuredRun | None:
@@ -246,7 +246,7 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
     )
 
 
-def _resumed_at(plan: Plan, step: int, tables: Sequence[GivenTable]) -> StartPoint:
+def _resumed_at(plan: Plan, step: int, tables: Sequence[ScheduledTable]) -> StartPoint:
     """Make the point where a run resumed; its trace lacks the first ``step`` steps of the plan."""
     course = plan.course
     operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)

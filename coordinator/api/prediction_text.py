@@ -175,7 +175,7 @@ def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[st
 
 _NONE = "-"
 _WORTH_SAYING = 0.02
-_MOST_CHARACTERS = 1 << 16
+_MAX_CHARACTERS = 1 << 16
 _COLUMNS = ("wall_s", "ratio", "trained_rows", "rows_per_s", "bubble_share", "fullest_node", "fullest_share", "error")
 
 
@@ -359,7 +359,7 @@ def require_sweep_place(path: Path) -> None:
 
 def _is_sweep(path: Path) -> bool:
     with path.open(encoding="utf-8") as file:
-        return file.readline(_MOST_CHARACTERS).rstrip().endswith(",".join(("", *_COLUMNS)))
+        return file.readline(_MAX_CHARACTERS).rstrip().endswith(",".join(("", *_COLUMNS)))
 
 
 def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
@@ -372,7 +372,7 @@ def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
 
 
 _INCHES = (8.0, 5.0)
-_MOST_TICKS = 12
+_MAX_TICKS = 12
 _UNITS = {
     "compute": "times as fast",
     "memory": "bytes",
@@ -453,7 +453,7 @@ def _draw(plot: Any, axis: Axis, series: Mapping[str, Sequence[float]]) -> None:
         return
     for label, heights in series.items():
         plot.plot(numbers, heights, marker="o", label=label)
-    if len(numbers) <= _MOST_TICKS:
+    if len(numbers) <= _MAX_TICKS:
         plot.set_xticks(numbers, axis.values)
     elif all(number.is_integer() for number in numbers):
         plot.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))

@@ -24,7 +24,7 @@ from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import ended_error, fetch_run, kept_record, stop_run
 from coordinator.client.follow import show_events, show_step
 from coordinator.client.run_folder import LOG, read_metrics
-from coordinator.client.saved_run import PLACE, RunPlace, is_running, read_place, read_run, read_run_file
+from coordinator.client.saved_run import PLACE, RunLocation, is_running, read_place, read_run, read_run_file
 from coordinator.run.run_text import STEP_KIND, is_step
 from coordinator.screen.progress import Progress
 from coordinator.server.restart import last_of
@@ -121,7 +121,7 @@ _SHOWN: Final = (STEP_KIND, "evaluation", "unfreeze", "operations")
 _UNKNOWN_CODE: Final = 1
 
 
-def place_of(run: Run) -> RunPlace:
+def place_of(run: Run) -> RunLocation:
     """Read where a run is driven.
 
     Raises:
@@ -173,7 +173,7 @@ def follow(run: Run, *, progress: bool) -> None:
         if place.is_local:
             _follow_process(run, place, shown)
         else:
-            _follow_kept(run, place, shown)
+            _follow_stored(run, place, shown)
 
 
 def stop(run: Run, *, now: bool, wait_s: float) -> None:
@@ -197,12 +197,12 @@ def stop(run: Run, *, now: bool, wait_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _is_done(run: Run, place: RunPlace) -> bool:
+def _is_done(run: Run, place: RunLocation) -> bool:
     """Whether the report in the folder is that of the run; one of an earlier part of it is another's."""
     return run.report.get("run_id") == place.run_id
 
 
-def _follow_process(run: Run, place: RunPlace, shown: Progress) -> None:
+def _follow_process(run: Run, place: RunLocation, shown: Progress) -> None:
     """Show what a local run adds to its metrics, until its process has ended."""
     plan = Plan.from_json(read_run_file(run.folder / "plan.json"))
     shown.plan(plan, {})
@@ -221,14 +221,14 @@ def _follow_process(run: Run, place: RunPlace, shown: Progress) -> None:
     shown.report(run.report)
 
 
-def _code_of(run: Run, place: RunPlace) -> int | None:
+def _code_of(run: Run, place: RunLocation) -> int | None:
     """Exit code of a local run's process; None while it runs. Of a process that is not ours it is not known."""
     if run._process is not None:
         return run._process.poll()
     return None if is_running(place.pid) else _UNKNOWN_CODE
 
 
-def _follow_kept(run: Run, place: RunPlace, shown: Progress) -> None:
+def _follow_stored(run: Run, place: RunLocation, shown: Progress) -> None:
     with _connected(run, place) as client:
         if client is None:
             raise ConnectionFailedError(
@@ -242,7 +242,7 @@ def _follow_kept(run: Run, place: RunPlace, shown: Progress) -> None:
 
 
 @contextmanager
-def _connected(run: Run, place: RunPlace) -> Iterator[Connection | None]:
+def _connected(run: Run, place: RunLocation) -> Iterator[Connection | None]:
     """Connect to the coordinator of a run; None if a local one has ended."""
     with speaking_as(None if place.is_local else speaker()):
         try:

@@ -24,7 +24,7 @@ from coordinator.api.predict import show_sample
 from coordinator.api.run import Run
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.connection import Connection
-from coordinator.client.detached_runs import bring_up_to_date, start_in_background
+from coordinator.client.detached_runs import start_in_background, update_run_folder
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup, node_name
 from coordinator.client.run_files import require_tensorboard
 from coordinator.client.run_folder import (
@@ -32,14 +32,14 @@ from coordinator.client.run_folder import (
     LOG,
     RunFolder,
     files_of_run,
-    held_for_resume,
-    remove_if_nothing_began,
+    locked_for_resume,
+    remove_unused_folder,
     require_inputs_elsewhere,
     require_no_run,
     require_run_folder,
 )
-from coordinator.client.saved_run import RunPlace
-from coordinator.client.submit import Client, heard_interrupts
+from coordinator.client.saved_run import RunLocation
+from coordinator.client.submit import Client, interrupts_handled
 from coordinator.planner.given_plan import read_given_plan, read_profile, require_members
 from coordinator.planner.limits import read_choices
 from coordinator.run.events import EventSink
@@ -135,13 +135,13 @@ class Face:
 
     Attributes:
         show: makes what shows the run, once what is printed is guarded against a closed terminal.
-        how_to_resume: writes for the step of the newest checkpoint how to resume.
+        resume_hint: writes for the step of the newest checkpoint how to resume.
         say: takes a line on a run that is left, or on files that were put aside.
         words: arguments of the command that is typed, to start it anew in the background; none in Python.
     """
 
     show: Callable[[], Progress]
-    how_to_resume: Callable[[int], str]
+    resume_hint: Callable[[int], str]
     say: Callable[[str], object] = str
     words: Sequence[str] = ()
 
@@ -163,7 +163,7 @@ def _follow(
 ) -> None:
     """Run a job and follow it to its end; in the main thread, signals end it in order."""
     out = folder.path
-    with heard_interrupts(log=out / LOG) as interrupts, folder, face.show() as progress:
+    with interrupts_handled(log=out / LOG) as interrupts, folder, face.show() as progress:
         folder.say = progress.note
         for note in (*notes, *_of_replaced(folder)):
             progress.note(note)
@@ -185,7 +185,7 @@ def _follow(
             if RunCheckpoints(out).steps() and not goes_on:
                 if isinstance(error, DivergedError):
                     progress.note(_ONLY_A_FAULT)
-                progress.note(face.how_to_resume(RunCheckpoints(out).steps()[0]))
+                progress.note(face.resume_hint(RunCheckpoints(out).steps()[0]))
             raise
         show_sample(request.job, out, progress)
         progress.note(f"the run's files are in {out}")
@@ -232,7 +232,7 @@ def _place_writer(out: Path, address: str, local: int) -> EventSink:
 
 
 def _write_place(out: Path, run_id: str, address: str, local: int) -> None:
-    RunPlace(run_id=run_id, coordinator=address, is_local=bool(local), pid=os.getpid(), local_nodes=local).write(out)
+    RunLocation(run_id=run_id, coordinator=address, is_local=bool(local), pid=os.getpid(), local_nodes=local).write(out)
 
 
 def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callable[[str], object]) -> None:
@@ -365,7 +365,7 @@ def train(
         job = Path(out) / "job.toml"
     wanted = job_here(job, keys)
     choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
-    with _folder(out) as folder, held_for_resume(folder) if resume and wait else contextlib.nullcontext():
+    with _folder(out) as folder, locked_for_resume(folder) if resume and wait else contextlib.nullcontext():
         given = plan.given if isinstance(plan, PlannedJob) else read_given_plan(Path(plan)) if plan else None
         times = read_profile(Path(profile)) if profile else None
         if given is not None and local:
@@ -376,7 +376,7 @@ def train(
             notes = check_rows(wanted.model.task, wanted.data) if resume else estimate(wanted, local).notes
         elif resume:
             with Connection(coordinator, insecure=insecure) as client:
-                notes += filter(None, [bring_up_to_date(client, folder)])
+                notes += filter(None, [update_run_folder(client, folder)])
         start = find_resume(folder, wanted, notes.append) if resume else None
         request = RunRequest(
             wanted, num_nodes=local or nodes, join_s=join_s, resume=start, profile=times, plan=given, choices=choices
@@ -406,7 +406,7 @@ def _python_face(folder: Path, *, is_shown: bool) -> Face:
     again = f"go on with train(out={str(folder)!r}, resume=True) and the same nodes"
     return Face(
         show=lambda: choose_progress(is_shown),
-        how_to_resume=lambda step: f"saved up to step {step}; {again}",
+        resume_hint=lambda step: f"saved up to step {step}; {again}",
         say=_LOG.warning,
     )
 
@@ -421,7 +421,7 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        remove_if_nothing_began(folder)
+        remove_unused_folder(folder)
         raise
 
 

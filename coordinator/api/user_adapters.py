@@ -80,7 +80,7 @@ def _start(run: SavedRun, target: Path, more: Sequence[str]) -> None:
         raise exit_error("merging", done.returncode, done.stderr[-4096:], log=target)
 
 
-_MOST_NAMED: Final = 20
+_MAX_NAMED: Final = 20
 
 
 def require_user(run: SavedRun, user: str) -> None:
@@ -152,5 +152,5 @@ def _adds_up(run: SavedRun) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     """List names, of many the first ones."""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

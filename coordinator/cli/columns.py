@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import DataError, UsageError
-from ringtune.job.job_reference import Chosen
+from ringtune.job.job_reference import ChosenValue
 from ringtune.job.rows import CONVERSATION_REMEDY, conversation_format
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
 from ringtune.storage.tables import RowAccount, table_rows
 from ringtune.storage.text_files import form_suffix
 
-MOST_CLASSES: Final = 1000
+MAX_CLASSES: Final = 1000
 """Most different values that are told apart in a column; beyond them it has no classes."""
-_MOST_LENGTHS = 20_000
-_MOST_COLUMNS = 1000
+_MAX_LENGTHS = 20_000
+_MAX_COLUMNS = 1000
 _SHOWN_CLASSES = 6
 _SHOWN_CHARACTERS = 24
 
@@ -32,9 +32,9 @@ class Column:
         rows: rows that have a value in it.
         empty: number of rows with an empty, null or missing value.
         kinds: how many values are text, whole numbers, fractions, or lists and tables.
-        values: how often each short value is there, as text; empty once there are more than ``MOST_CLASSES``.
+        values: how often each short value is there, as text; empty once there are more than ``MAX_CLASSES``.
         characters: lengths of the first texts.
-        has_many: whether there are more than ``MOST_CLASSES`` different values.
+        has_many: whether there are more than ``MAX_CLASSES`` different values.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Column:
         self.rows += 1
         self.kinds[_kind(value)] += 1
         text = str(value)
-        if len(self.characters) < _MOST_LENGTHS:
+        if len(self.characters) < _MAX_LENGTHS:
             self.characters.append(len(text))
         if not self.has_many:
             self.values[text] += 1
-            if len(self.values) > MOST_CLASSES:
+            if len(self.values) > MAX_CLASSES:
                 self.has_many, self.values = True, Counter()
 
     @property
@@ -90,7 +90,7 @@ class Column:
         lengths = sorted(self.characters)
         return lengths[min(len(lengths) - 1, int(share * len(lengths)))] if lengths else 0
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         """Describe the column: ``'label' (2 classes: neg, pos)``."""
         if not self.rows:
             return f"{self.name!r} (empty)"
@@ -99,7 +99,7 @@ class Column:
             more = ", ..." if len(names) > _SHOWN_CLASSES else ""
             return f"{self.name!r} ({len(names)} different values: {', '.join(names[:_SHOWN_CLASSES])}{more})"
         if self.has_many:
-            different = f"more than {MOST_CLASSES:,} different values"
+            different = f"more than {MAX_CLASSES:,} different values"
         elif len(self.values) in (1, self.rows):
             different = "always the same" if len(self.values) == 1 else "all different"
         else:
@@ -122,9 +122,9 @@ class Table:
     rows: int
     columns: Mapping[str, Column]
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         """Describe the table for the message that it makes no sense."""
-        return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.in_words, self.all))}"
+        return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.as_text, self.all))}"
 
     @property
     def all(self) -> list[Column]:
@@ -132,7 +132,7 @@ class Table:
         return list(self.columns.values())
 
 
-def look_at_table(path: Path) -> Table:
+def inspect_table(path: Path) -> Table:
     """Read every row of a table once; an error in a row is raised when its columns are chosen.
 
     Raises:
@@ -142,8 +142,8 @@ def look_at_table(path: Path) -> Table:
     account = RowAccount(path, is_own=True)
     for line, found in table_rows(path, {}, account):
         for name, value in found.items():
-            if name not in columns and len(columns) >= _MOST_COLUMNS:
-                raise DataError(f"{path}, line {line}: there are more than {_MOST_COLUMNS:,} columns; is it a table?")
+            if name not in columns and len(columns) >= _MAX_COLUMNS:
+                raise DataError(f"{path}, line {line}: there are more than {_MAX_COLUMNS:,} columns; is it a table?")
             columns.setdefault(name, Column(name)).add(value)
     if not account.rows:
         account.check()
@@ -212,7 +212,7 @@ _PAIRS: Final = (
 )
 """Usual names of two columns that are compared."""
 
-_LEAST_WORDS_CHARACTERS = 8.0
+_MIN_WORDS_CHARACTERS = 8.0
 """A column of texts has longer values than this on average, where no name says that it is one."""
 
 
@@ -238,7 +238,7 @@ def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> N
         raise DataError(f"{table.path} has {form}, in the columns {names}; {CONVERSATION_REMEDY}")
 
 
-def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, Chosen]:
+def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, ChosenValue]:
     """Choose the columns of a task.
 
     Args:
@@ -257,11 +257,11 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
         if key not in known:
             raise DataError(f"--column {key}={name}: {task} has the columns {', '.join(known)}; name one")
         if name not in table.columns:
-            raise DataError(f"--column {key}={name}: {table.in_words()}; name one of them")
+            raise DataError(f"--column {key}={name}: {table.as_text()}; name one of them")
     found = _find(table, task, given)
     if not found:
-        raise DataError(f"can't tell the columns of {task}: {table.in_words()}; {_remedy(table, task)}")
-    return {key: Chosen(name, _reason(table.columns[name], task, key, given)) for key, name in found.items()}
+        raise DataError(f"can't tell the columns of {task}: {table.as_text()}; {_remedy(table, task)}")
+    return {key: ChosenValue(name, _reason(table.columns[name], task, key, given)) for key, name in found.items()}
 
 
 def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> str:
@@ -342,7 +342,7 @@ def _text(table: Table, columns: Sequence[Column]) -> str:
     texts = [column for column in columns if column.kind in ("text", "mixed") and not column.kinds["list or table"]]
     named = _by_name(table, "text", texts)
     longest = max(texts, key=lambda column: column.mean_characters, default=None)
-    if named or longest is None or longest.mean_characters < _LEAST_WORDS_CHARACTERS:
+    if named or longest is None or longest.mean_characters < _MIN_WORDS_CHARACTERS:
         return named
     return longest.name
 

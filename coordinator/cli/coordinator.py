@@ -15,10 +15,10 @@ from ringtune.transport.parties import AUTHORITY, coordinator_trust
 from ringtune.transport.speaker import refuse_both, speak_as
 
 if TYPE_CHECKING:
-    from coordinator.server.certificate_authority import Keeper
+    from coordinator.server.certificate_authority import TrustKeeper
 
 
-def keeper_of(trust: Path | None, *, insecure: bool) -> Keeper | None:
+def keeper_of(trust: Path | None, *, insecure: bool) -> TrustKeeper | None:
     """Speak as the coordinator of a trust folder from now on; in plain text if there is none, or with ``insecure``.
 
     Args:
@@ -34,14 +34,14 @@ def keeper_of(trust: Path | None, *, insecure: bool) -> Keeper | None:
     if insecure or (trust is None and not (folder / AUTHORITY).is_file()):
         speak_as(None)
         return None
-    from coordinator.server.certificate_authority import Keeper
+    from coordinator.server.certificate_authority import TrustKeeper
 
-    keeper = Keeper(folder)
+    keeper = TrustKeeper(folder)
     speak_as(keeper.speaker)
     return keeper
 
 
-def authority_of(keeper: Keeper | None) -> str:
+def authority_of(keeper: TrustKeeper | None) -> str:
     """Return the SHA-256 of the coordinator's authority, hex; empty in plain text."""
     if keeper is None:
         return ""
@@ -186,15 +186,15 @@ def coordinator(
         return
     from coordinator.api.output import make_progress
     from coordinator.screen.progress import reachable_address
-    from coordinator.server.coordinator import Coordinator, Ending
-    from coordinator.server.run_store import KeptRuns, default_folder
+    from coordinator.server.coordinator import Coordinator, ShutdownSignals
+    from coordinator.server.run_store import RunStore, default_folder
     from coordinator.server.server import CoordinatorServer, announcing
     from coordinator.web.feeds import watch
     from coordinator.web.server import PageServer, require_web
     from ringtune.errors import InterruptedRunError, UsageError
     from ringtune.quantities import parse_bytes
     from ringtune.storage.durable import keep_files_private
-    from ringtune.transport.endpoints import own_host
+    from ringtune.transport.endpoints import machine_address
 
     keep_files_private()
     if announce and no_announce:
@@ -208,7 +208,7 @@ def coordinator(
 
     def keep_runs(coordinator: Coordinator, address: str) -> None:
         """Before the first call is answered: a run that begins is kept, and one that was interrupted taken up."""
-        kept = KeptRuns(
+        kept = RunStore(
             state or default_folder(address),
             keep_days=keep_days,
             keep_bytes=keep_bytes,
@@ -219,18 +219,18 @@ def coordinator(
         if web:  # before a run is taken up, so that the page sees all of it
             page = after.enter_context(PageServer(watch(coordinator), web, token_file=web_token))
             first_lines.extend(page.lines())
-        coordinator.take_up(within_s=take_up_hours * 3600)
+        coordinator.resume_interrupted(within_s=take_up_hours * 3600)
 
     first_lines: list[str] = []
     with (
-        Ending() as ending,
+        ShutdownSignals() as ending,
         after,
         CoordinatorServer(
             bind, lease_s=lease_s, insecure=insecure, keeper=keeper, join_port=join_port, before=keep_runs
         ) as server,
     ):
         progress = make_progress(as_json=json, live=False)
-        progress.listening(server.address, reachable_address(server.address, own_host()), trust=trust)
+        progress.listening(server.address, reachable_address(server.address, machine_address()), trust=trust)
         server.coordinator.say = progress.note
         for line in first_lines:
             progress.note(line)
@@ -238,7 +238,7 @@ def coordinator(
             announcing(server.address, asked=asked, authority_sha256=authority_of(keeper), say=progress.note)
         )
         while not ending.wait():
-            server.coordinator.say_who_is_lost()
+            server.coordinator.report_lost_members()
             if keeper is not None:
                 keeper.renew_own(time.time())
         ending.save(server.coordinator)

@@ -12,7 +12,7 @@ import typer
 from ringtune import options
 
 NUM_NODES = 4
-MOST_NODES = 6
+MAX_NODES = 6
 
 LOAD_LINES = """\
 from adapters import AutoAdapterModel
@@ -40,8 +40,8 @@ def demo(
     from coordinator.cli.train import train
     from ringtune.errors import UsageError
 
-    if not 1 <= local <= MOST_NODES:
-        raise UsageError(f"--local {local}: the demo's model has {MOST_NODES} blocks, give 1 to {MOST_NODES} nodes")
+    if not 1 <= local <= MAX_NODES:
+        raise UsageError(f"--local {local}: the demo's model has {MAX_NODES} blocks, give 1 to {MAX_NODES} nodes")
     progress = make_progress(as_json=json, live=False)
     cache = cache or demo_cache()
     if not is_cached(cache):

@@ -47,7 +47,7 @@ def evaluate(
     from coordinator.screen.tables import class_lines
 
     if coordinator and data is None:
-        refuse_options_of_the_node_here(context)
+        refuse_local_node_options(context)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     found = typed(api.evaluate)(
         folder,
@@ -68,7 +68,7 @@ def evaluate(
         typer.echo(line)
 
 
-def refuse_options_of_the_node_here(context: typer.Context) -> None:
+def refuse_local_node_options(context: typer.Context) -> None:
     """Refuse options of the node that is started here, in an evaluation on the rows of other nodes that needs none.
 
     Raises:

@@ -33,13 +33,13 @@ def export(
     import json as json_module
 
     from coordinator.api.export import export_run
-    from coordinator.screen.progress import Waiting
+    from coordinator.screen.progress import WaitNotice
     from ringtune.errors import UsageError
     from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 
     if model is not None and not merge:
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
-    with Waiting(f"merging {folder} into its base model" if merge else f"writing {out}"):
+    with WaitNotice(f"merging {folder} into its base model" if merge else f"writing {out}"):
         digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user)
     if json:
         typer.echo(json_module.dumps({"event": "export", "folder": str(out), "sha256": digests}))

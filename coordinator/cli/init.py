@@ -56,7 +56,7 @@ def init(
     import json as json_module
 
     from coordinator.cli.columns import parse_columns
-    from coordinator.cli.init_wizard import Begun, NobodyAsked, OnTerminal, Wishes, begin
+    from coordinator.cli.init_wizard import DefaultAnswers, TerminalPrompt, WizardOptions, WrittenJob, begin
     from ringtune.errors import UsageError
     from ringtune.job.job_reference import toml_value
     from ringtune.models.family import CLASSIFICATION, TASKS
@@ -69,9 +69,9 @@ def init(
     if template:
         if column:
             raise UsageError("--template looks at no rows, so --column has no meaning; leave one of them out")
-        found = Begun(text=_template(task, model, data, eval_data), task=task or CLASSIFICATION, saw=(), chosen={})
+        found = WrittenJob(text=_template(task, model, data, eval_data), task=task or CLASSIFICATION, saw=(), chosen={})
     else:
-        wishes = Wishes(
+        wizard_options = WizardOptions(
             folder=file.parent,
             task=task,
             model=model,
@@ -80,7 +80,7 @@ def init(
             columns=parse_columns(column or []),
         )
         asks = not (yes or json) and sys.stdin.isatty()
-        found = begin(wishes, OnTerminal() if asks else NobodyAsked())
+        found = begin(wizard_options, TerminalPrompt() if asks else DefaultAnswers())
     write_durably(file, found.text.encode())
     if json:
         values = {name: choice.value for name, choice in found.chosen.items()}
@@ -94,7 +94,7 @@ def init(
             typer.echo(f"  {name} = {toml_value(choice.value)}: {choice.reason}")
     if found.problems:
         typer.echo(f"training will refuse these rows: {found.problems}")
-    _tell_what_next(file)
+    _print_next_commands(file)
 
 
 def _template(task: str, model: str, data: Path | None, eval_data: Path | None) -> str:
@@ -110,7 +110,7 @@ def _template(task: str, model: str, data: Path | None, eval_data: Path | None) 
     )
 
 
-def _tell_what_next(file: Path) -> None:
+def _print_next_commands(file: Path) -> None:
     """Print the commands that see what would happen, and that train."""
     from ringtune.hints import hint
 

@@ -125,14 +125,14 @@ class Model:
     dimensions: Dimensions
     config: dict[str, Any]
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         """Describe the model."""
         found = self.dimensions
         made = f", made for {self.made_for}" if self.made_for else ""
         return f"{self.path}: {self.model_type}, {found.num_blocks} blocks of width {found.hidden}{made}"
 
 
-def look_at_model(folder: Path, path: str) -> Model:
+def inspect_model(folder: Path, path: str) -> Model:
     """Inspect a model folder: its config, and that there are weights.
 
     Args:
@@ -186,7 +186,7 @@ def choose_task(model: Model, possible: tuple[str, ...], saw: str) -> str:
 
 
 _SHOWN = 6
-_LEAST_AXES = 3
+_MIN_AXES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,26 +210,26 @@ class Images:
         """Number of images."""
         return sum(self.classes.values())
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         """Describe the images."""
         names = sorted(self.classes)
         more = ", ..." if len(names) > _SHOWN else ""
         return f"{self.path} has {self.rows:,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
 
 
-def look_at_images(path: Path) -> Images:
+def inspect_images(path: Path) -> Images:
     """Count the images of each class.
 
     Raises:
         DataError: there are none, or of one class only; says what was seen.
     """
-    found = _look_at_folder(path) if path.is_dir() else _look_at_archive(path)
+    found = _inspect_folder(path) if path.is_dir() else _inspect_archive(path)
     if len(found.classes) < 2:
-        raise DataError(f"{found.in_words()}; give it two classes or more")
+        raise DataError(f"{found.as_text()}; give it two classes or more")
     return found
 
 
-def _look_at_folder(path: Path) -> Images:
+def _inspect_folder(path: Path) -> Images:
     found = list_pictures(path)
     if not found.files:
         most = sorted(found.suffixes.items(), key=lambda item: -item[1])[:_SHOWN]
@@ -241,11 +241,11 @@ def _look_at_folder(path: Path) -> Images:
     return Images(path=path, classes=Counter(found.labels), columns={}, left_out=found.lines_left_out())
 
 
-def _look_at_archive(path: Path) -> Images:
+def _inspect_archive(path: Path) -> Images:
     """Find the array of images and that of labels: by their usual names, else by their shapes."""
     with Archive(path) as arrays:
         headers = {name: arrays.header(name) for name in arrays.names}
-        images = [name for name, header in headers.items() if len(header.shape) >= _LEAST_AXES]
+        images = [name for name, header in headers.items() if len(header.shape) >= _MIN_AXES]
         labels = [name for name, header in headers.items() if len(header.shape) == 1 and header.kind in "iuU"]
         usual = Data()
         image = usual.image if usual.image in images else next(iter(images), "")
@@ -259,7 +259,7 @@ def _look_at_archive(path: Path) -> Images:
         return Images(path=path, classes=Counter(arrays.labels(label)), columns={"image": image, "label": label})
 
 
-_MOST_TAGS: Final = 1000
+_MAX_TAGS: Final = 1000
 _SHOWN_TAGS: Final = 12
 
 
@@ -281,14 +281,14 @@ class Tagged:
     text: Column
     tags: tuple[str, ...]
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         """Describe the texts: ``train.conll has 3 texts with 20 words and the tags B-PER, O``."""
         more = ", ..." if len(self.tags) > _SHOWN_TAGS else ""
         names = ", ".join(self.tags[:_SHOWN_TAGS])
         return f"{self.path} has {self.rows:,} texts with {self.words:,} words and the tags {names}{more}"
 
 
-def look_at_tagged(path: Path, *, words: str, tags: str) -> Tagged:
+def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
     """Read every text of a jsonl or CoNLL file once.
 
     Args:
@@ -305,9 +305,9 @@ def look_at_tagged(path: Path, *, words: str, tags: str) -> Tagged:
         rows, num_words = rows + 1, num_words + len(row.words)
         text.add(" ".join(row.words))
         names.update(row.tags)
-        if len(names) > _MOST_TAGS:
+        if len(names) > _MAX_TAGS:
             raise DataError(
-                f"{path}, line {row.record[0]}: there are more than {_MOST_TAGS:,} tags; name the right column with "
+                f"{path}, line {row.record[0]}: there are more than {_MAX_TAGS:,} tags; name the right column with "
                 "--column tags=NAME"
             )
     if not rows:

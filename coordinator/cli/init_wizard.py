@@ -19,7 +19,7 @@ from coordinator.cli.columns import (
     Column,
     Table,
     choose_columns,
-    look_at_table,
+    inspect_table,
     parse_columns,
     refuse_conversations,
     tasks_of,
@@ -30,15 +30,15 @@ from coordinator.cli.init_inspection import (
     choose_task,
     find_model,
     find_rows,
-    look_at_images,
-    look_at_model,
-    look_at_tagged,
+    inspect_images,
+    inspect_model,
+    inspect_tagged,
 )
 from coordinator.client.hub import model_folder
-from coordinator.screen.progress import Waiting
+from coordinator.screen.progress import WaitNotice
 from ringtune.errors import DataError, InvalidInputError, UsageError
 from ringtune.job.job import Data, Job, parse_job
-from ringtune.job.job_reference import Chosen, job_template
+from ringtune.job.job_reference import ChosenValue, job_template
 from ringtune.job.rows import account_of, is_plain_text, list_pictures, look_alike_lines, task_rows
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -52,10 +52,10 @@ from ringtune.schedule.batches import hold_out
 from ringtune.storage.tables import RowAccount, is_conll
 from ringtune.storage.text_files import form_suffix, read_text
 
-MOST_QUESTIONS: Final = 5
+MAX_QUESTIONS: Final = 5
 
 
-class Ask(Protocol):
+class Prompt(Protocol):
     """Answers the questions that looking leaves open."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
@@ -65,7 +65,7 @@ class Ask(Protocol):
         """Answer with a path; ``find`` finds the default, or raises where there is none."""
 
 
-class NobodyAsked:
+class DefaultAnswers:
     """Takes every default; what can't be found is an error."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
@@ -81,7 +81,7 @@ class NobodyAsked:
         return find()
 
 
-class OnTerminal:
+class TerminalPrompt:
     """Asks on the terminal; an empty line takes the default."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
@@ -108,18 +108,18 @@ LENGTHS: Final = {"quick": 0.5, "normal": 1.0, "thorough": 2.5}
 _CHARACTERS_PER_TOKEN = 3.5
 _SPECIAL_TOKENS = 3
 _COVERED = 0.95
-_LEAST_TOKENS, _MOST_TOKENS, _STEP_TOKENS = 32, 256, 16
+_MIN_TOKENS, _MAX_TOKENS, _STEP_TOKENS = 32, 256, 16
 _LONG_TOKENS = 160
 _PASSES = 4.0
-_LEAST_STEPS, _MOST_STEPS = 80, 600
+_MIN_STEPS, _MAX_STEPS = 80, 600
 _WIDE = 1024
 _HELD_OUT = 0.1
 _EVALUATIONS = 8
-_LEAST_ROWS_TO_HOLD_OUT = 20
+_MIN_ROWS_TO_HOLD_OUT = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class JobFacts:
     """What the settings follow from.
 
     Attributes:
@@ -141,63 +141,63 @@ class Seen:
     has_eval: bool
 
 
-def choose_settings(seen: Seen, length: str) -> dict[str, Chosen]:
+def choose_settings(seen: JobFacts, length: str) -> dict[str, ChosenValue]:
     """Choose the values of a job's keys, each with its reason.
 
     Args:
         seen: rows and model.
         length: one of ``LENGTHS``.
     """
-    found: dict[str, Chosen] = {}
+    found: dict[str, ChosenValue] = {}
     tokens = _max_length(seen)
     if seen.task != IMAGE_CLASSIFICATION:
         found["train.max_length"] = tokens
     batch = _batch_size(seen, int(str(tokens.value)))
     found["train.batch_size"] = batch
     size = int(str(batch.value))
-    found["train.microbatches"] = Chosen(min(4, size), "")
+    found["train.microbatches"] = ChosenValue(min(4, size), "")
     steps = _steps(seen, size, LENGTHS[length])
-    holds_out = not seen.has_eval and seen.rows >= _LEAST_ROWS_TO_HOLD_OUT
+    holds_out = not seen.has_eval and seen.rows >= _MIN_ROWS_TO_HOLD_OUT
     trained = len(hold_out(seen.rows, share=_HELD_OUT, seed=0)[0]) if holds_out else seen.rows
-    found["train.max_steps"] = Chosen(steps, f"{steps * size / trained:.1f} epochs of {trained:,} rows")
+    found["train.max_steps"] = ChosenValue(steps, f"{steps * size / trained:.1f} epochs of {trained:,} rows")
     rate = 1e-3 if seen.hidden < _WIDE else 5e-4
-    found["train.learning_rate"] = Chosen(rate, f"usual for adapters of a model of width {seen.hidden}")
-    found["train.lr_schedule"] = Chosen("linear", "")
+    found["train.learning_rate"] = ChosenValue(rate, f"usual for adapters of a model of width {seen.hidden}")
+    found["train.lr_schedule"] = ChosenValue("linear", "")
     every = max(1, steps // (2 * max(1, seen.blocks - 1)))
-    found["unfreeze.every_steps"] = Chosen(every, f"all {seen.blocks} blocks train after half of the steps")
+    found["unfreeze.every_steps"] = ChosenValue(every, f"all {seen.blocks} blocks train after half of the steps")
     if holds_out:
-        found["data.held_out"] = Chosen(_HELD_OUT, "there is no file of rows to evaluate on")
+        found["data.held_out"] = ChosenValue(_HELD_OUT, "there is no file of rows to evaluate on")
     if seen.has_eval or "data.held_out" in found:
         between = max(10, steps // (10 * _EVALUATIONS) * 10)
-        found["train.eval_every"] = Chosen(between, f"{steps // between} evaluations show whether it still learns")
-        found["train.keep_best"] = Chosen(True, "the result is that of the evaluation with the lowest loss")
+        found["train.eval_every"] = ChosenValue(between, f"{steps // between} evaluations show whether it still learns")
+        found["train.keep_best"] = ChosenValue(True, "the result is that of the evaluation with the lowest loss")
     return found
 
 
-def _max_length(seen: Seen) -> Chosen:
+def _max_length(seen: JobFacts) -> ChosenValue:
     """Tokens that nearly all rows fit in, by their characters; a question's context is cut into windows instead."""
-    most = min(seen.longest or _MOST_TOKENS, _MOST_TOKENS)
+    most = min(seen.longest or _MAX_TOKENS, _MAX_TOKENS)
     if not seen.texts:
-        return Chosen(min(most, 128), "")
+        return ChosenValue(min(most, 128), "")
     characters = sum(column.at_share(_COVERED) for column in seen.texts)
     tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN) + _SPECIAL_TOKENS
     rounded = -(-tokens // _STEP_TOKENS) * _STEP_TOKENS
-    value = min(max(rounded, _LEAST_TOKENS), most)
+    value = min(max(rounded, _MIN_TOKENS), most)
     share = f"{_COVERED:.0%} of the rows have at most {characters:,} characters, some {tokens:,} tokens"
     cut = {QUESTION_ANSWERING: "; longer contexts become windows"}.get(seen.task, "; the rest is cut")
-    return Chosen(value, share + (cut if tokens > value else ""))
+    return ChosenValue(value, share + (cut if tokens > value else ""))
 
 
-def _batch_size(seen: Seen, tokens: int) -> Chosen:
+def _batch_size(seen: JobFacts, tokens: int) -> ChosenValue:
     usual = 8 if tokens > _LONG_TOKENS or seen.task == CAUSAL_LM else 16
     fitting = 1 << max(0, (seen.rows // 8).bit_length() - 1)
-    return Chosen(min(usual, fitting), "few rows" if fitting < usual else "")
+    return ChosenValue(min(usual, fitting), "few rows" if fitting < usual else "")
 
 
-def _steps(seen: Seen, batch_size: int, times: float) -> int:
+def _steps(seen: JobFacts, batch_size: int, times: float) -> int:
     """Steps for some epochs, of few rows more and of many fewer; in tens."""
     wanted = _PASSES * seen.rows / batch_size
-    bounded = min(max(wanted, _LEAST_STEPS), _MOST_STEPS)
+    bounded = min(max(wanted, _MIN_STEPS), _MAX_STEPS)
     return max(20, round(bounded * times / 10) * 10)
 
 
@@ -216,7 +216,7 @@ _CHARACTERS_PER_ROW = 450  # a plain text of which some 128 tokens are a row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class WizardOptions:
     """What was typed; whatever is empty is found, asked or chosen.
 
     Attributes:
@@ -237,7 +237,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
+class WrittenJob:
     """A job that was written.
 
     Attributes:
@@ -251,7 +251,7 @@ class Begun:
     text: str
     task: str
     saw: tuple[str, ...]
-    chosen: Mapping[str, Chosen]
+    chosen: Mapping[str, ChosenValue]
     problems: str = ""
 
 
@@ -268,7 +268,7 @@ class _Rows:
     tagged: Tagged | None = None
 
 
-def begin(wishes: Wishes, ask: Ask) -> Begun:
+def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     """Inspect rows and model, ask at most five questions, and write the job.
 
     Raises:
@@ -277,26 +277,26 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
         ConnectionFailedError: it is the id of a hub, not in the cache, and can't be fetched.
         UsageError: a column is named that the rows don't have the form for.
     """
-    data, evaluate = _choose_rows(wishes, ask)
-    place = wishes.model or ask.place("Folder of the model", lambda: str(find_model(wishes.folder)))
+    data, evaluate = _choose_rows(wizard_options, ask)
+    place = wizard_options.model or ask.place("Folder of the model", lambda: str(find_model(wizard_options.folder)))
     here = model_folder(place)
-    model = look_at_model(here, written(here, wishes.folder) if str(here) == str(Path(place)) else place)
-    with Waiting(f"reading {data}"):
+    model = inspect_model(here, written(here, wizard_options.folder) if str(here) == str(Path(place)) else place)
+    with WaitNotice(f"reading {data}"):
         rows = _look(data)
     if rows.table is not None:
-        refuse_conversations(rows.table, wishes.task, wishes.columns or {})
-    task = wishes.task or _choose_task(model, rows, ask)
-    chosen_columns = _choose_columns(rows, task, wishes.columns or {}, ask)
+        refuse_conversations(rows.table, wizard_options.task, wizard_options.columns or {})
+    task = wizard_options.task or _choose_task(model, rows, ask)
+    chosen_columns = _choose_columns(rows, task, wizard_options.columns or {}, ask)
     columns = {key: str(found.value) for key, found in chosen_columns.items()}
     choose_task(model, (task,), rows.words)
     length = ask.choose("How long shall it train", _NORMAL, tuple(LENGTHS))
-    tagged = _look_at_tagged(data, rows, columns) if task == TAGGING else None
+    tagged = _inspect_tagged_rows(data, rows, columns) if task == TAGGING else None
     texts: Sequence[Column] = ()
     if tagged is not None:
         texts = [tagged.text]
     elif rows.table is not None:
         texts = [rows.table.columns[name] for key, name in columns.items() if key not in ("label", "answer")]
-    seen = Seen(
+    seen = JobFacts(
         task=task,
         rows=rows.rows,
         texts=texts,
@@ -307,27 +307,27 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
     )
     chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
     if tagged is not None:  # a rare one may be in rows alone that are evaluated
-        chosen["data.labels"] = Chosen(list(tagged.tags), "the tags of all rows")
+        chosen["data.labels"] = ChosenValue(list(tagged.tags), "the tags of all rows")
     labels = _labels(rows, task, columns, tagged)
-    evaluated = written(evaluate, wishes.folder) if evaluate else ""
+    evaluated = written(evaluate, wizard_options.folder) if evaluate else ""
 
     def job_text(saw: Sequence[str]) -> str:
-        train = written(data, wishes.folder)
+        train = written(data, wizard_options.folder)
         return job_template(task, model=model.path, train=train, evaluate=evaluated, chosen=chosen, saw=saw)
 
     job = parse_job(job_text(()), source="the job that init wrote")
     accounts = [_account(path, job) for path in (data, evaluate) if path is not None]
     saw = (
-        f"Rows: {tagged.in_words() if tagged else rows.words}.",
-        f"Model: {model.in_words()}.",
-        *_task_lines(task, wishes, rows, model),
+        f"Rows: {tagged.as_text() if tagged else rows.words}.",
+        f"Model: {model.as_text()}.",
+        *_task_lines(task, wizard_options, rows, model),
         *_unused(rows.table, columns),
         *(f"{note}." for note in (*rows.notes, *_pictures_left_out(evaluate))),
         *(f"{note}." for account in accounts if account for note in (*account.notes, *account.lines_left_out())),
         *(f"{line}." for line in look_alike_lines(labels)),
     )
     problems = "; ".join(account.problems() for account in accounts if account and account.problems())
-    return Begun(text=job_text(saw), task=task, saw=saw, chosen=chosen, problems=problems)
+    return WrittenJob(text=job_text(saw), task=task, saw=saw, chosen=chosen, problems=problems)
 
 
 def _labels(rows: _Rows, task: str, columns: Mapping[str, str], tagged: Tagged | None) -> Sequence[str]:
@@ -352,11 +352,11 @@ def _pictures_left_out(evaluate: Path | None) -> list[str]:
     return list_pictures(evaluate).lines_left_out() if evaluate is not None and evaluate.is_dir() else []
 
 
-def _task_lines(task: str, wishes: Wishes, rows: _Rows, model: Model) -> list[str]:
+def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Model) -> list[str]:
     """Say what is learned, and what else the rows could be for."""
     others = [name for name in rows.tasks if name != task and name in model.tasks]
     else_ = f"; the rows would also do for {', '.join(others)}: --task says so" if others else ""
-    return [f"Task: {task}, {'as was said' if wishes.task else f'by {_SIGNS[task]}{else_}'}."]
+    return [f"Task: {task}, {'as was said' if wizard_options.task else f'by {_SIGNS[task]}{else_}'}."]
 
 
 def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:
@@ -372,23 +372,23 @@ def written(path: Path, folder: Path) -> str:
     return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
 
 
-def _choose_rows(wishes: Wishes, ask: Ask) -> tuple[Path, Path | None]:
+def _choose_rows(wizard_options: WizardOptions, ask: Prompt) -> tuple[Path, Path | None]:
     """The rows to train on, and those to evaluate on; a file for them is taken from the folder with the others only."""
-    if wishes.data is not None:
-        return wishes.data, wishes.eval_data
-    given = Path(ask.place("File or folder of rows", lambda: str(find_rows(wishes.folder)[0])))
+    if wizard_options.data is not None:
+        return wizard_options.data, wizard_options.eval_data
+    given = Path(ask.place("File or folder of rows", lambda: str(find_rows(wizard_options.folder)[0])))
     beside = None
-    if wishes.eval_data is None and given.parent.resolve() == wishes.folder.resolve():
-        found = find_rows(wishes.folder)
+    if wizard_options.eval_data is None and given.parent.resolve() == wizard_options.folder.resolve():
+        found = find_rows(wizard_options.folder)
         beside = found[1] if found[0].resolve() == given.resolve() else None
-    return given, wishes.eval_data or beside
+    return given, wizard_options.eval_data or beside
 
 
 def _look(path: Path) -> _Rows:
     if path.is_dir() or form_suffix(path) == ".npz":
-        images = look_at_images(path)
+        images = inspect_images(path)
         return _Rows(
-            words=images.in_words(),
+            words=images.as_text(),
             rows=images.rows,
             tasks=(IMAGE_CLASSIFICATION,),
             columns=images.columns,
@@ -400,17 +400,17 @@ def _look(path: Path) -> _Rows:
         words = f"{path} is a plain text of {len(text):,} characters"
         return _Rows(words=words, rows=rows, tasks=(CAUSAL_LM,), notes=(note,) if note else ())
     if is_conll(path):
-        found = look_at_tagged(path, words="", tags="tags")
-        return _Rows(words=found.in_words(), rows=found.rows, tasks=(TAGGING,), tagged=found)
-    table = look_at_table(path)
-    return _Rows(words=table.in_words(), rows=table.rows, tasks=tasks_of(table), table=table)
+        found = inspect_tagged(path, words="", tags="tags")
+        return _Rows(words=found.as_text(), rows=found.rows, tasks=(TAGGING,), tagged=found)
+    table = inspect_table(path)
+    return _Rows(words=table.as_text(), rows=table.rows, tasks=tasks_of(table), table=table)
 
 
-def _look_at_tagged(path: Path, rows: _Rows, columns: Mapping[str, str]) -> Tagged:
-    return rows.tagged or look_at_tagged(path, words=columns["words"], tags=columns["tags"])
+def _inspect_tagged_rows(path: Path, rows: _Rows, columns: Mapping[str, str]) -> Tagged:
+    return rows.tagged or inspect_tagged(path, words=columns["words"], tags=columns["tags"])
 
 
-def _choose_task(model: Model, rows: _Rows, ask: Ask) -> str:
+def _choose_task(model: Model, rows: _Rows, ask: Prompt) -> str:
     if not rows.tasks and rows.table is not None:
         raise DataError(
             f"can't tell what is to be learned: {rows.words}; init looks for texts with classes or numbers "
@@ -422,14 +422,14 @@ def _choose_task(model: Model, rows: _Rows, ask: Ask) -> str:
     return ask.choose("What shall be learned", task, fitting) if len(fitting) > 1 else task
 
 
-def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Ask) -> dict[str, Chosen]:
+def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Prompt) -> dict[str, ChosenValue]:
     if rows.table is None:
         if given:
             raise UsageError(f"--column names a column of a table, and {rows.words}; leave it out")
         if task not in rows.tasks:
             raise DataError(f"{rows.words}, which is for {', '.join(rows.tasks)}; --task {task} needs other rows")
         usual = Data()
-        return {key: Chosen(name, "") for key, name in (rows.columns or {}).items() if name != getattr(usual, key)}
+        return {key: ChosenValue(name, "") for key, name in (rows.columns or {}).items() if name != getattr(usual, key)}
     if task not in COLUMNS:
         raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
     found = choose_columns(rows.table, task, given)

@@ -34,10 +34,10 @@ def page(
 
     from coordinator.client.connection import Connection
     from coordinator.client.detached_runs import kept_record
-    from coordinator.server.coordinator import Ending
+    from coordinator.server.coordinator import ShutdownSignals
     from coordinator.web.feeds import FolderFeed, RunFeed
     from coordinator.web.server import PageServer, require_web
-    from coordinator.web.streams import Feed, Watching
+    from coordinator.web.streams import Feed, PageData
     from ringtune.errors import InterruptedRunError
     from ringtune.ids import RUN_ID
 
@@ -51,8 +51,8 @@ def page(
             feed = stack.enter_context(RunFeed(follow))
         else:
             feed = FolderFeed(Path(run))
-        ending = stack.enter_context(Ending())
-        server = stack.enter_context(PageServer(Watching(feed=feed), web, token_file=web_token))
+        ending = stack.enter_context(ShutdownSignals())
+        server = stack.enter_context(PageServer(PageData(feed=feed), web, token_file=web_token))
         if json:
             typer.echo(json_module.dumps({"event": "page", "url": server.url}))
         else:

@@ -74,7 +74,7 @@ def predict(
     summary = api.Summary(with_data(read_run(folder), columns, missing).job)
     writer = api.JsonWriter(sys.stdout, "prediction") if json else api.CsvWriter(sys.stdout)
 
-    def take(found: api.Predicted) -> None:
+    def take(found: api.RowPrediction) -> None:
         if save is None:
             writer.add(found)
         summary.add(found)

@@ -34,7 +34,7 @@ def simulate(
 
     from coordinator.api.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
     from coordinator.api.prediction_text import check_out, prediction_json, prediction_lines, write_prediction
-    from coordinator.screen.progress import Waiting
+    from coordinator.screen.progress import WaitNotice
     from sim.prediction import check_fits, predict
 
     if out is not None:
@@ -44,7 +44,7 @@ def simulate(
     recording, same_run = read_recording(trace, given.plan) if trace is not None else (None, False)
     measured = read_measured(given)
     wanted = plan_as_run(given.plan, measured)
-    with Waiting("predicting"):
+    with WaitNotice("predicting"):
         found = predict(
             wanted,
             given.profile,

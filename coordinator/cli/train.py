@@ -90,7 +90,7 @@ def train(
         folder = Path(given)
         face = api.Face(
             show=lambda: make_progress(as_json=json),
-            how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, folder, local)),
+            resume_hint=lambda step: resume_hint(step, _typed(sys.argv[1:], job, folder, local)),
             say=str if json else typer.echo,
             words=sys.argv[1:],
         )
@@ -127,7 +127,7 @@ def train(
         typer.echo(line)
 
 
-def how_to_resume(step: int, words: Sequence[str]) -> str:
+def resume_hint(step: int, words: Sequence[str]) -> str:
     """Write the line that tells how to resume a run.
 
     Args:

@@ -73,7 +73,7 @@ def what_if(
     from coordinator.api.arguments import typed
     from coordinator.api.prediction_text import check_plot, comparison_json, comparison_lines, require_sweep_place
     from coordinator.planner.what_if import difference_text
-    from coordinator.screen.progress import Waiting, shown_cells
+    from coordinator.screen.progress import WaitNotice, shown_cells
     from ringtune.errors import InterruptedRunError, UsageError
     from ringtune.storage.durable import check_writable
 
@@ -97,7 +97,7 @@ def what_if(
                 missing -= 1
                 yield cell
 
-    with contextlib.nullcontext() if sweep else Waiting("predicting"):
+    with contextlib.nullcontext() if sweep else WaitNotice("predicting"):
         found = typed(api.what_if)(
             plan,
             change,

@@ -32,20 +32,20 @@ from ringtune.run_control.continuation import (
     LENGTH_KEYS,
     STATE_KEY,
     Length,
-    as_it_was,
     changed_keys,
     describe_changes,
     digests,
     longer,
     num_steps_of,
     only_moves_state,
+    plan_of_checkpoint,
     with_state_where_asked,
 )
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import (
     drop_file,
     is_plain_file,
-    make_way,
+    move_folder_aside,
     remove_folder,
     remove_partial_files,
     replace_folder,
@@ -84,7 +84,7 @@ class BestFolder:
         """
         write_durably(self._folder / str(step) / _COMPLETE, b"")
 
-    def put_in_place(self, step: int) -> None:
+    def publish(self, step: int) -> None:
         """Make the result of a step that of the run.
 
         Raises:
@@ -105,11 +105,11 @@ class BestFolder:
                     shutil.copytree(source, part, copy_function=_copy_durably)
                 replace_folder(part, target)
 
-    def go_back_to(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Drop the results of later steps: the run may never repeat them."""
         self._drop(later for later in self.steps() if later > step)
 
-    def keep_for(self, manifests: Iterable[CheckpointManifest]) -> None:
+    def prune_before_best(self, manifests: Iterable[CheckpointManifest]) -> None:
         """Drop the results that are older than the best ones of these checkpoints."""
         found = [one.evaluations.best_step for one in manifests if one.evaluations.best is not None]
         self._drop(step for step in self.steps() if found and step < min(found))
@@ -177,7 +177,7 @@ class RunCheckpoints:
         Raises:
             StorageError: no room; manifests that were there are intact.
         """
-        make_way(self.path(manifest.step))
+        move_folder_aside(self.path(manifest.step))
         write_durably(self.path(manifest.step), (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
         for old in self.steps()[KEPT:]:
             drop_file(self.path(old))
@@ -211,7 +211,7 @@ class RunCheckpoints:
         except (OSError, ValueError, TypeError, IntegrityError) as error:
             raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
 
-    def was_as_long_as(self, length: Length) -> None:
+    def add_length(self, length: Length) -> None:
         """Remember a length that the run had, before its job is written over.
 
         Raises:
@@ -221,7 +221,7 @@ class RunCheckpoints:
             lengths = [dataclasses.asdict(entry) for entry in (*self.lengths(), length)]
             write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())
 
-    def go_back_to(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Delete the manifests after ``step``, from which the run resumes now."""
         for newer in self.steps():
             if newer > step:
@@ -269,7 +269,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
         note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
         return None
     found = _read_plan(run_folder / "plan.json")
-    plan = as_it_was(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
+    plan = plan_of_checkpoint(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
     if plan.course.left_out != found.course.left_out:
         back = [owner.node for owner in plan.course.owners if found.course.owner(owner.node) is None]
         note(f"the newest checkpoint is from before the rows of {', '.join(back)} were left out: they are needed again")

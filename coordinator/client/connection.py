@@ -19,7 +19,7 @@ from ringtune.transport import speaker as speaking
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.refusals import why_refused
+from ringtune.transport.refusals import refusal_reason
 from ringtune.transport.speaker import speak_as_user
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
@@ -60,7 +60,7 @@ class Connection:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
         except grpc.FutureTimeoutError as error:
             self.close()
-            why = why_refused(address, COORDINATOR, time.time())
+            why = refusal_reason(address, COORDINATOR, time.time())
             if why:
                 raise TrustError(why) from error
             raise ConnectionFailedError(
@@ -214,7 +214,7 @@ class Connection:
             raise error_of_call(error, peer=f"coordinator {self.address}") from error
 
 
-def who_submits() -> str:
+def submitter_name() -> str:
     """Return ``user@host`` of this process, for the list of runs."""
     try:
         user = getpass.getuser()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.client.checkpoints import FOLDER, RunCheckpoints
-from coordinator.client.connection import Connection, who_submits
+from coordinator.client.connection import Connection, submitter_name
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_folder import (
     FETCHING,
@@ -41,11 +41,11 @@ from coordinator.client.run_folder import (
     lock_of,
     put_run_aside,
     read_written,
-    remove_if_nothing_began,
+    remove_unused_folder,
     require_no_run,
 )
-from coordinator.client.saved_run import PLACE, RunPlace, read_place, read_run_file
-from coordinator.server.restart import last_of, taken_up_by
+from coordinator.client.saved_run import PLACE, RunLocation, read_place, read_run_file
+from coordinator.server.restart import last_of, resumed_by
 from coordinator.server.run_record import RunRecord, chain_of
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.hints import hint
@@ -65,7 +65,7 @@ from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
 _LAST = (FOLDER, "report.json")
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def fetched_folder(
             if is_claimed(coming, KIND):
                 shutil.rmtree(coming, ignore_errors=True)
             if is_new:
-                remove_if_nothing_began(out)
+                remove_unused_folder(out)
             raise
         aside = _take_over(coming, out, replaced)
         if aside is None:
@@ -117,8 +117,8 @@ def fetched_folder(
         if not is_same:
             say(f"the files of the earlier run are in {aside}")
         elif others := _others(aside, out, written):
-            more = f" and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED)
-            named = ", ".join(others[:_MOST_NAMED]) + more
+            more = f" and {len(others) - _MAX_NAMED} more" * (len(others) > _MAX_NAMED)
+            named = ", ".join(others[:_MAX_NAMED]) + more
             say(f"files that are not as the run wrote them are in {aside}: {named}")
 
 
@@ -170,7 +170,7 @@ def _others(aside: Path, out: Path, written: Mapping[str, list[int]]) -> list[st
     return sorted(str(path.relative_to(aside)) for path in left)
 
 
-class FoundRun(NamedTuple):
+class ResolvedRun(NamedTuple):
     """A run that was meant.
 
     Attributes:
@@ -182,7 +182,7 @@ class FoundRun(NamedTuple):
 
     run_id: str
     coordinator: str
-    place: RunPlace | None = None
+    place: RunLocation | None = None
     folder: Path | None = None
 
     @property
@@ -195,7 +195,7 @@ class FoundRun(NamedTuple):
         return Connection(self.coordinator, insecure=None if self.is_local else insecure)
 
 
-def find_run(text: str, coordinator: str) -> FoundRun:
+def find_run(text: str, coordinator: str) -> ResolvedRun:
     """Find where a run is driven.
 
     Args:
@@ -206,14 +206,14 @@ def find_run(text: str, coordinator: str) -> FoundRun:
         UsageError: neither an id nor the folder of a run.
     """
     if not text or RUN_ID.fullmatch(text):
-        return FoundRun(text, coordinator)
+        return ResolvedRun(text, coordinator)
     folder = Path(text)
     if not folder.is_dir():
         raise UsageError(f"{text} is neither the id of a run nor its folder; 'ringtune runs' lists ids")
     place = read_place(folder)
     if place is None:
         raise UsageError(f"{text} does not tell where its run is driven; name the run by its id")
-    return FoundRun(place.run_id, place.coordinator, place, folder)
+    return ResolvedRun(place.run_id, place.coordinator, place, folder)
 
 
 def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
@@ -228,7 +228,7 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
         UsageError: there is none, or more than one; names them.
     """
     by_id = {record.run_id: record for record in records}
-    found = [record for record in records if may(record) and taken_up_by(by_id, record.run_id) is None]
+    found = [record for record in records if may(record) and resumed_by(by_id, record.run_id) is None]
     if not found:
         raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists what it keeps")
     if len(found) > 1:
@@ -283,7 +283,7 @@ def fetch_run(
     events = client.events(record.run_id, wait=False, whole=True, with_files=True)
     first = next(events, control_pb2.RunEvent())
     has_beginning = first.run_id == record.first_run
-    place = RunPlace(run_id=record.run_id, coordinator=client.address, is_local=False, pid=os.getpid())
+    place = RunLocation(run_id=record.run_id, coordinator=client.address, is_local=False, pid=os.getpid())
     before = read_place(out) if out.is_dir() else None
     chain = chain_of({known.run_id: known for known in client.runs()}, record.run_id)
     is_same = before is not None and before.run_id in {known.run_id for known in chain}
@@ -297,7 +297,7 @@ def fetch_run(
     client.fetched(record.run_id)
 
 
-def bring_up_to_date(client: Connection, out: Path) -> str:
+def update_run_folder(client: Connection, out: Path) -> str:
     """Fetch what a run has done since its folder was written, before it is resumed.
 
     Returns:
@@ -360,7 +360,7 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
         run_id = last_of({record.run_id: record for record in client.runs()}, run_id)
     if not driven.run_id or driven.is_over or (run_id and run_id != driven.run_id):
         raise UsageError(f"run {run_id} is not driven there now" if run_id else "no run is driven there now")
-    client.stop_run(driven.run_id, f"stopped by {who_submits()}", now=now)
+    client.stop_run(driven.run_id, f"stopped by {submitter_name()}", now=now)
     return _end_of(client, driven.run_id, wait_s)
 
 
@@ -387,7 +387,7 @@ _LATER_PHASES = ("training", "collecting")
 _TAIL_BYTES = 4096
 
 
-def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunPlace, subprocess.Popen[bytes]]:
+def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocation, subprocess.Popen[bytes]]:
     """Start the command in a session of its own, and wait until its run trains.
 
     What it prints goes to the log in the run's folder. Closing the terminal does not reach it.
@@ -447,7 +447,7 @@ def ended_error(code: int, log: Path) -> RingTuneError:
     return exit_error("the detached run", code, _tail(log), log=log)
 
 
-def _trains(place: RunPlace) -> bool:
+def _trains(place: RunLocation) -> bool:
     try:
         with Connection(place.coordinator) as client:
             status = client.status().run
@@ -463,7 +463,7 @@ def _tail(log: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def lines_of_detached(place: RunPlace, out: Path | None) -> list[str]:
+def lines_of_detached(place: RunLocation, out: Path | None) -> list[str]:
     """Write the commands for a run that was detached, a line each."""
     coordinator = "" if place.is_local else place.coordinator
     name = str(out) if place.is_local and out is not None else place.run_id

@@ -19,11 +19,11 @@ import typer
 
 from coordinator.client.connection import Connection
 from coordinator.client.run_folder import LOG, RunFolder
-from coordinator.client.saved_run import RunPlace, is_running
+from coordinator.client.saved_run import RunLocation, is_running
 from coordinator.planner.make_plan import plan_memory
 from coordinator.run.run_text import STEP_KIND
 from coordinator.screen.progress import Progress
-from coordinator.server.restart import taken_up_by
+from coordinator.server.restart import resumed_by
 from coordinator.server.run_record import RunRecord
 from ringtune.costs.measurement import REHEARSAL_S
 from ringtune.costs.profile import Profile
@@ -167,7 +167,7 @@ def show_step(progress: Progress, step: Mapping[str, Any]) -> None:
             progress.step(step)
 
 
-class Rehearsing:
+class RehearsalLimit:
     """An event sink that ends a rehearsal after so many steps, or after ``REHEARSAL_S`` seconds of training.
 
     Args:
@@ -203,7 +203,7 @@ class Rehearsing:
             self._end(self._run_id)
 
 
-class Following:
+class FollowerState:
     """The state of a follower of a kept run, from the run's events.
 
     Args:
@@ -242,7 +242,7 @@ class Following:
         self._num_heard += 1
 
     @property
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Whether the run may continue without its follower: it is kept, or no event of it has arrived."""
         return not self._is_over() and (self._outcome.is_kept or not self._num_heard)
 
@@ -270,7 +270,7 @@ class Following:
                     raise
                 continue
             if not self._is_over():
-                self._turn_to(taken_up_by(records, self._run_id))
+                self._turn_to(resumed_by(records, self._run_id))
 
     def _is_over(self) -> bool:
         return self._outcome.is_done or self._outcome.error is not None
@@ -349,7 +349,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
     return outcome
 
 
-def show_file(folder: Path, place: RunPlace, *, follow: bool) -> None:
+def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
     """Show what a detached local run printed.
 
     Args:

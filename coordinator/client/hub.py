@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from platformdirs import user_cache_path
 
-from coordinator.screen.progress import Waiting
+from coordinator.screen.progress import WaitNotice
 from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_of
@@ -61,12 +61,12 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "huggingface" / "hub"
 
 
-def own_cache() -> Path:
+def download_folder() -> Path:
     """The folder into which models are fetched; the library's cache is only read."""
     return user_cache_path("ringtune") / "hub"
 
 
-def with_model_here(job: Job) -> Job:
+def with_local_model(job: Job) -> Job:
     """The job with a folder as its ``model.path``: an id of a hub is found in the cache, or else fetched.
 
     Raises:
@@ -92,7 +92,7 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     if wanted is None or Path(path).exists():
         return Path(path)
     cache = cache or hub_cache(os.environ)
-    own = own or own_cache()
+    own = own or download_folder()
     found = cached_folder(wanted, cache) or cached_folder(wanted, own)
     problem = "" if found else (fetch or _fetch_in_process)(wanted, own)
     found = found or cached_folder(wanted, own)
@@ -105,7 +105,7 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
 def _fetch_in_process(wanted: HubId, cache: Path) -> str:
     command = [sys.executable, "-P", "-m", "coordinator.client.hub", wanted.repository, wanted.revision, str(cache)]
     try:
-        with Waiting(f"fetching the model {wanted} from its hub into {cache}"):
+        with WaitNotice(f"fetching the model {wanted} from its hub into {cache}"):
             done = subprocess.run(  # noqa: S603 - our own module
                 command, capture_output=True, text=True, timeout=FETCH_S, check=False, stdin=subprocess.DEVNULL
             )
@@ -134,7 +134,7 @@ FILES: Final = (
 ANSWER_S: Final = 20.0
 """So long may a hub take for an answer, and for the next bytes of a file."""
 WINDOW_S: Final = 60.0
-LEAST_BYTES: Final = 64 << 10
+MIN_BYTES: Final = 64 << 10
 """Fewer bytes within ``WINDOW_S`` are no progress."""
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -249,13 +249,13 @@ def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
     """Pass pieces on as long as enough bytes arrive.
 
     Raises:
-        DeadlineError: fewer than ``LEAST_BYTES`` arrived within ``WINDOW_S``.
+        DeadlineError: fewer than ``MIN_BYTES`` arrived within ``WINDOW_S``.
     """
     began_s, came = time.monotonic(), 0
     for piece in pieces:
         came += len(piece)
         if time.monotonic() - began_s > WINDOW_S:
-            if came < LEAST_BYTES:
+            if came < MIN_BYTES:
                 raise DeadlineError(f"{name}: {came:,} bytes came in {WINDOW_S:g} s, which is no progress; try again")
             began_s, came = time.monotonic(), 0
         yield piece
@@ -295,7 +295,7 @@ def _fetch_from_hub(repository: str, revision: str, cache: Path) -> None:
         headers = library.utils.build_hf_headers() | {"Accept-Encoding": "identity"}
         with library.utils.get_session().get(url, headers=headers, stream=True, timeout=ANSWER_S) as answer:
             answer.raise_for_status()
-            yield answer.iter_content(LEAST_BYTES)
+            yield answer.iter_content(MIN_BYTES)
 
     store(wanted, commit, wanted_files(info.siblings or ()), cache, get)
 

@@ -28,7 +28,7 @@ from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.models.result_files import RESULT_FOLDERS
-from ringtune.schedule.operation_tables import GivenTable, tables_from_json, tables_text
+from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json, tables_text
 from ringtune.storage.durable import make_folder, rename_durably, storage_errors, write_durably
 from ringtune.storage.strict import read_json, read_object
 from ringtune.v1 import control_pb2
@@ -134,7 +134,7 @@ class TablesFile:
         self._path = run_folder / NAME
         self._texts: dict[int, str] | None = None  # what is in the file, each table by its step; None = not read yet
 
-    def read(self) -> tuple[GivenTable, ...]:
+    def read(self) -> tuple[ScheduledTable, ...]:
         """Read the tables, in the order of their steps; none if none was chosen.
 
         Raises:
@@ -155,12 +155,12 @@ class TablesFile:
             StorageError: no room.
         """
         try:
-            table = GivenTable.from_json(read_object(text, "the table that was chosen"))
+            table = ScheduledTable.from_json(read_object(text, "the table that was chosen"))
         except PlanError as error:
             raise IntegrityError(f"the table that was chosen is not readable: {error}; use one version") from error
         self._write({**self._before(table.step), table.step: json.dumps(table.to_json())})
 
-    def go_back_to(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Drop what was chosen for ``step`` and later ones: a run that resumes there chooses it again."""
         before = self._before(step)
         if before:

@@ -156,7 +156,7 @@ class RunFolder:
     ) -> None:
         """Close the open files; a file that is not complete keeps ``.part`` in its name."""
         if error is not None and self._is_new:
-            remove_if_nothing_began(self.path)
+            remove_unused_folder(self.path)
         self._undo.close()
 
     def _let_go(self) -> None:
@@ -212,7 +212,7 @@ class RunFolder:
             return
         is_longer = before is not None and not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS)
         if before is not None and is_longer and self.checkpoints.steps():
-            self.checkpoints.was_as_long_as(Length.of(before))
+            self.checkpoints.add_length(Length.of(before))
         self._keep(_JOB)
         self.write_text(_JOB, text)
 
@@ -256,7 +256,7 @@ class RunFolder:
         force_to_disk(self.path / METRICS)
         self.checkpoints.add(manifest)
         if self._best.steps():
-            self._best.keep_for(self.checkpoints.read()[0])
+            self._best.prune_before_best(self.checkpoints.read()[0])
 
     def add_best(self, step: int, *, is_result: bool) -> None:
         """Note that the best result until a step is here; or that it is that of the run, which is done.
@@ -267,7 +267,7 @@ class RunFolder:
         """
         if is_result:
             self._keep(*RESULT_FOLDERS)
-            self._best.put_in_place(step)
+            self._best.publish(step)
             result = (file for name in RESULT_FOLDERS for file in (self.path / name).rglob("*"))
             self._note(*(str(file.relative_to(self.path)) for file in result))
         else:
@@ -283,17 +283,17 @@ class RunFolder:
         self.tables.add(text)
         self._note(TABLES)
 
-    def go_back_to(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Drop all after ``step``, from which the run resumes, and put the part before away.
 
         A file that was not complete is begun anew.
         """
         self._let_go()
-        self.checkpoints.go_back_to(step)
+        self.checkpoints.rewind_to(step)
         cut_metrics(self.path / METRICS, step)
-        self.tables.go_back_to(step)
+        self.tables.rewind_to(step)
         self._note(METRICS, TABLES)
-        self._best.go_back_to(step)
+        self._best.rewind_to(step)
         self._parts.begin(step)
 
     def begin_anew(self) -> Path | None:
@@ -374,7 +374,7 @@ def lock_of(folder: Path) -> FileLock:
 
 
 @contextlib.contextmanager
-def held_for_resume(folder: Path) -> Iterator[None]:
+def locked_for_resume(folder: Path) -> Iterator[None]:
     """Keep others from writing into the folder of a run, from the reading of it until the run resumes.
 
     Raises:
@@ -428,7 +428,7 @@ def _is_of_earlier_version(folder: Path) -> bool:
         return False
 
 
-def remove_if_nothing_began(folder: Path) -> None:
+def remove_unused_folder(folder: Path) -> None:
     """Remove a folder that was made for a run of which nothing is left but what was asked."""
     ours = {_JOB, PLACE, marker(KIND), LOCK, WRITTEN}
     with contextlib.suppress(OSError):
@@ -548,7 +548,7 @@ class EventFiles:
             case "operations_json":
                 folder.add_table(event.operations_json)
             case "resumed_json":
-                folder.go_back_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
+                folder.rewind_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
             case "best_json":
                 told = read_object(event.best_json, "the best result")
                 folder.add_best(int(told["step"]), is_result=bool(told["is_result"]))

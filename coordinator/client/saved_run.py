@@ -35,7 +35,7 @@ PLACE = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunPlace:
+class RunLocation:
     """Where a run is driven.
 
     Attributes:
@@ -61,7 +61,7 @@ class RunPlace:
         write_durably(folder / PLACE, (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
 
 
-def read_place(folder: Path) -> RunPlace | None:
+def read_place(folder: Path) -> RunLocation | None:
     """Read where the run of a folder is driven; None if the folder does not tell.
 
     Raises:
@@ -69,7 +69,7 @@ def read_place(folder: Path) -> RunPlace | None:
     """
     path = folder / PLACE
     try:
-        place = read_dataclass(RunPlace, read_json(path), where="", error=InvalidInputError)
+        place = read_dataclass(RunLocation, read_json(path), where="", error=InvalidInputError)
         check_run_id(place.run_id)
     except FileNotFoundError:
         return None
@@ -142,7 +142,7 @@ def read_run(folder: Path) -> SavedRun:
     results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
     for place, wanted in results.items():
         if lacking := wanted.missing_in(folder / place):
-            raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_how_to_go_on(folder)}")
+            raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_resume_hint(folder)}")
     report = folder / "report.json"
     return SavedRun(
         folder=folder,
@@ -153,7 +153,7 @@ def read_run(folder: Path) -> SavedRun:
     )
 
 
-def _how_to_go_on(folder: Path) -> str:
+def _resume_hint(folder: Path) -> str:
     """Say what to do about a run that did not end well: resume from its newest checkpoint, if there is one."""
     steps = RunCheckpoints(folder).steps()
     if not steps:

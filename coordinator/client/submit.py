@@ -23,8 +23,8 @@ from typing import Any, TextIO
 
 import grpc
 
-from coordinator.client.connection import CALL_S, Connection, who_submits
-from coordinator.client.follow import Following, Outcome, Rehearsing, ShownEvents
+from coordinator.client.connection import CALL_S, Connection, submitter_name
+from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, ShownEvents
 from coordinator.client.run_folder import EventFiles, RunFolder
 from coordinator.planner.limits import NO_CHOICES, Choices
 from coordinator.run.events import EventSink
@@ -36,7 +36,7 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
 from ringtune.hints import hint
 from ringtune.job.job import Job, result_of
-from ringtune.machine.process import end_within, handled, lasting
+from ringtune.machine.process import end_within, handled, unbreakable_stream
 from ringtune.schedule.plan import Plan
 from ringtune.storage.chunks import cut_pieces
 from ringtune.v1 import control_pb2
@@ -59,7 +59,7 @@ class Terminal:
         self._descriptors = [number for number in (1, 2) if os.isatty(number)]
         if self._descriptors:
             self._before = (sys.stdout, sys.stderr)
-            sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
+            sys.stdout, sys.stderr = unbreakable_stream(sys.stdout), unbreakable_stream(sys.stderr)
         return self
 
     def __exit__(
@@ -138,7 +138,7 @@ class Interrupts:
 
 
 @contextmanager
-def heard_interrupts(log: Path) -> Iterator[Interrupts]:
+def interrupts_handled(log: Path) -> Iterator[Interrupts]:
     """Yield interrupts that get signals in the main thread; no other thread may, so there they get none.
 
     Args:
@@ -205,7 +205,7 @@ class Client(Connection):
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
         with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
             request = request._replace(submission=secrets.token_hex(8))
-            following = Following(self, outcome, folder, submission=request.submission, say=progress.note)
+            following = FollowerState(self, outcome, folder, submission=request.submission, say=progress.note)
             heard_by: tuple[EventSink, ...] = (following, *files, ShownEvents(progress, outcome), *sinks)
             self._follow_run(self._submit(request), outcome, heard_by, following, coordinator_wait_s)
         return outcome
@@ -220,7 +220,7 @@ class Client(Connection):
         call = self._submit(request)
         outcome = Outcome(request.job)
         try:
-            self._checked(lambda: _hear_until(call, outcome, lambda: outcome.phase == "training"))
+            self._checked(lambda: _handle_until(call, outcome, lambda: outcome.phase == "training"))
             return outcome.run_id
         except KeyboardInterrupt as error:
             if outcome.run_id:
@@ -231,13 +231,13 @@ class Client(Connection):
 
     def _submit(self, request: RunRequest) -> Any:
         """Begin the call of a run; it has no deadline: a run may take days, and keepalive sees a dead coordinator."""
-        return self._stub.Run(run_request_to_proto(request._replace(submitted_by=who_submits())))
+        return self._stub.Run(run_request_to_proto(request._replace(submitted_by=submitter_name())))
 
     def _follow_run(
-        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
+        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: FollowerState, wait_s: float
     ) -> None:
         try:
-            self._follow_kept(call, outcome, sinks, following, wait_s)
+            self._follow_stored(call, outcome, sinks, following, wait_s)
         except RingTuneError as error:
             if not outcome.is_kept or outcome.error is not None or not outcome.run_id or following.is_left:
                 raise
@@ -245,19 +245,19 @@ class Client(Connection):
                 self._stop_at_once(outcome.run_id)
                 raise
             self.goes_on = True
-            raise type(error)(f"{error}. {self._how_to_come_back(outcome.run_id)}") from error
+            raise type(error)(f"{error}. {self._reattach_hint(outcome.run_id)}") from error
         finally:
             if outcome.is_kept and (outcome.is_done or outcome.error is not None):
                 self.fetched(outcome.run_id)
 
-    def _follow_kept(
-        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
+    def _follow_stored(
+        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: FollowerState, wait_s: float
     ) -> None:
         """Follow a run; where the coordinator is away for a while, continue once it is back."""
         try:
             self._follow(call, outcome, *sinks)
         except ConnectionFailedError as error:
-            if not (wait_s and following.may_go_on):
+            if not (wait_s and following.may_continue):
                 raise
             _LOG.info("the connection with the coordinator broke: %s", error)
             try:
@@ -271,10 +271,10 @@ class Client(Connection):
             self.stop_run(run_id, "stopped by the user", now=True)
         except RingTuneError as error:
             self.goes_on = True
-            come_back = self._how_to_come_back(run_id)
+            come_back = self._reattach_hint(run_id)
             raise InterruptedRunError(f"stopped here, but not there: {error}. {come_back}") from error
 
-    def _how_to_come_back(self, run_id: str) -> str:
+    def _reattach_hint(self, run_id: str) -> str:
         words = [hint(*words, coordinator=self.address) for words in (("logs", run_id, "--follow"), ("fetch", run_id))]
         return (
             f"Run {run_id} goes on without this command; follow it with '{words[0]}', fetch its files with '{words[1]}'"
@@ -339,7 +339,7 @@ class Client(Connection):
         """
         num_blocks = profile.nodes[0].model.num_blocks
         short = rehearsal_of(job, num_blocks)
-        sink = Rehearsing(rehearsal_steps(job, num_blocks), self._end_rehearsal)
+        sink = RehearsalLimit(rehearsal_steps(job, num_blocks), self._end_rehearsal)
         request = RunRequest(job=short, num_nodes=num_nodes, join_s=join_s, profile=profile, is_rehearsal=True)
         outcome = Outcome(short)
         progress.note("rehearsing: some steps whose results are thrown away")
@@ -429,7 +429,7 @@ class Client(Connection):
         return outcome
 
 
-def _hear_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:
+def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:
     for event in call:
         outcome(event)
         if not outcome.is_kept:

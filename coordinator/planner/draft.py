@@ -22,9 +22,9 @@ from ringtune.job.job import Job, kinds_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
-from ringtune.schedule.course import IN_STEP, Course, Manner, Offload
+from ringtune.schedule.course import IN_STEP, Course, HelperSettings, Offload
 from ringtune.schedule.methods.hift import DISK
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, users_text
@@ -64,7 +64,7 @@ class Draft:
     copies: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
-    manner: Manner = IN_STEP
+    manner: HelperSettings = IN_STEP
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
@@ -203,17 +203,17 @@ def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tupl
     return found
 
 
-def as_timed(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
+def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
     """Copy a draft with its course carried out as when the nodes were timed, if its job allows that."""
     timed = next((node for node in nodes if node.shape.is_measured), None)
     if timed is None:
         return draft
     ways = courses_to_try(job, draft.course, nodes)
-    same = (way for way in ways if not any(technique.timed_otherwise(way, timed) for technique in TECHNIQUES))
+    same = (way for way in ways if not any(technique.timing_mismatch(way, timed) for technique in TECHNIQUES))
     return dataclasses.replace(draft, course=next(same, draft.course))
 
 
-def first_that_fits(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
+def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
     """Take the first way of carrying a course out with which it can be placed.
 
     Args:
@@ -341,7 +341,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         course=course,
         private_blocks=private_blocks,
         state_on_disk=_state_on_disk(job),
-        copies=job.recovery.copies == NEXT and not why_it_stays(course, ()),
+        copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
         helper_of=named_helpers(job, nodes),
         manner=job.offload.manner,
     )

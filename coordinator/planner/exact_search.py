@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.ring_costs import RingCosts
-from coordinator.planner.step_time import Above, Ring, Rows, at_the_head, frozen_s, job_s, overlapped, place
+from coordinator.planner.step_time import PlacedStages, Ring, Rows, at_the_head, frozen_s, job_s, overlapped, place
 
 _INFINITE = float("inf")
 
@@ -73,11 +73,11 @@ def set_bounds(costs: RingCosts, nodes: Sequence[int], caps: Sequence[int], num_
     able = [node for node in nodes if caps[node]]
     if not able:
         return None
-    micro = costs.num_micro * costs.least_weight
+    micro = costs.num_micro * costs.min_weight
     free = {node: micro * costs.forward_s[node] for node in able}
-    full = {node: micro * (costs.graph_s[node] + costs.least_back_s[node]) + costs.update_s[node] for node in able}
+    full = {node: micro * (costs.graph_s[node] + costs.min_back_s[node]) + costs.update_s[node] for node in able}
     low = {
-        node: micro * (costs.graph_lowest_s[node] + costs.least_back_lowest_s[node]) + costs.update_s[node]
+        node: micro * (costs.graph_lowest_s[node] + costs.min_back_lowest_s[node]) + costs.update_s[node]
         for node in able
     }
     has_time = all(free.values())
@@ -118,12 +118,12 @@ def _paths(
 
     The lowest block counts the least that it takes on any node, for any hosts of the rest.
     """
-    weight = costs.least_weight
-    both = {node: weight * (costs.graph_s[node] + costs.least_back_s[node]) for node in able}
-    slower = {node: weight * max(costs.graph_s[node], costs.least_back_s[node]) for node in able}
-    lowest_s = weight * min(costs.graph_lowest_s[node] + costs.least_back_lowest_s[node] for node in able)
+    weight = costs.min_weight
+    both = {node: weight * (costs.graph_s[node] + costs.min_back_s[node]) for node in able}
+    slower = {node: weight * max(costs.graph_s[node], costs.min_back_s[node]) for node in able}
+    lowest_s = weight * min(costs.graph_lowest_s[node] + costs.min_back_lowest_s[node] for node in able)
     others = range(costs.num_nodes)
-    move_s = costs.least_visit * min(
+    move_s = costs.min_visit * min(
         (costs.hidden_s[node][to] + costs.grad_s[to][node] for node in able for to in others if to != node), default=0.0
     )
     ranked = sorted(able, key=lambda node: both[node])
@@ -168,7 +168,7 @@ _LOOKS = 16  # partial rings between two looks at the clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class ExactResult:
     """The result of an exact search.
 
     Attributes:
@@ -196,7 +196,7 @@ def search_exact(
     max_hosts: int = 0,
     max_expanded: int = 3_000_000,
     is_over: Callable[[], bool] = lambda: False,
-) -> Found:
+) -> ExactResult:
     """Find the ring with the least predicted time.
 
     Args:
@@ -214,7 +214,7 @@ def search_exact(
 class _Partial:
     mask: int
     start: int
-    above: Above
+    above: PlacedStages
     rows: Rows
     nodes: tuple[int, ...]
     counts: tuple[int, ...]
@@ -245,7 +245,7 @@ class _Search:
         self._pool: dict[int, tuple[float, Ring]] = {}
         self._cut_s = float("inf")
 
-    def run(self) -> Found:
+    def run(self) -> ExactResult:
         costs = self._costs
         everyone = (1 << costs.num_nodes) - 1
         roots = []
@@ -256,7 +256,7 @@ class _Search:
                 )
         self._descend(roots)
         proven = self._expanded < self._budget
-        return Found(
+        return ExactResult(
             ring=self._best,
             job_s=self._best_s,
             proven=proven,
@@ -304,7 +304,7 @@ class _Search:
                     continue
                 if not self._fits(node, start, partial.start, num_above):
                     continue
-                left_s = self._least_frozen_s(rest, start - costs.first)
+                left_s = self._min_frozen_s(rest, start - costs.first)
                 count, is_bottom = partial.start - start, start == costs.first
                 frozen = frozen_s(costs, partial.above, node, count, is_bottom=is_bottom)
                 rows = [list(map(max, row, frozen)) for row in partial.rows]
@@ -324,7 +324,7 @@ class _Search:
                     found.append((done_s + later_s, _Partial(mask, start, above, rows, nodes_of, counts, later_s)))
         return found
 
-    def _least_frozen_s(self, mask: int, left: int) -> float:
+    def _min_frozen_s(self, mask: int, left: int) -> float:
         """Seconds that ``left`` frozen blocks take at least in a step on the nodes of ``mask``.
 
         Infinite if none of those nodes can host a block.
@@ -332,16 +332,13 @@ class _Search:
         bounds = self._set_bounds(mask) if left else None
         return (bounds.frozen_s[left] if bounds is not None else float("inf")) if left else 0.0
 
-    def _done_s(self, rows: Rows, least_s: float, *, first: int = 1) -> float:
-        """Seconds of all steps at the depths whose lowest trained block is placed, each step at least ``least_s``."""
+    def _done_s(self, rows: Rows, min_s: float, *, first: int = 1) -> float:
+        """Seconds of all steps at the depths whose lowest trained block is placed, each step at least ``min_s``."""
         total_s, weights, steps = 0.0, self._weights, self._steps
         for at, row in enumerate(rows, start=first):
             if row:
                 total_s += steps[at] * sum(
-                    [
-                        weight * (value if value > least_s else least_s)
-                        for weight, value in zip(weights, row, strict=True)
-                    ]
+                    [weight * (value if value > min_s else min_s) for weight, value in zip(weights, row, strict=True)]
                 )
         return total_s
 
@@ -352,7 +349,7 @@ class _Search:
         if total_s < self._best_s:
             self._best_s, self._best = total_s, ring
 
-    def _later_s(self, above: Above, rest: int, left: int, placed: int) -> float:
+    def _later_s(self, above: PlacedStages, rest: int, left: int, placed: int) -> float:
         """Lower bound of the seconds of all steps at the depths whose lowest trained block is not placed yet."""
         costs, bounds = self._costs, self._set_bounds(rest)
         if bounds is None:

@@ -28,7 +28,7 @@ from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
-from ringtune.schedule.course import IN_STEP, JOINT, Manner
+from ringtune.schedule.course import IN_STEP, JOINT, HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import AUTO, helped, helpers_by_host
 from ringtune.techniques.offload_report import HelpersReason, Trial
@@ -70,7 +70,7 @@ def unhelped_note(job: Job, plan: Plan) -> str:
     )
 
 
-def _manner_text(manner: Manner) -> str:
+def _manner_text(manner: HelperSettings) -> str:
     more = [word for word, is_so in (("merged", manner.merged), ("overlap", manner.overlap)) if is_so]
     more += [f"users {manner.users}"] if manner.has_users else []
     return ", ".join([f"interval {manner.interval}", f"pairs in {manner.pairs}", *more])
@@ -80,7 +80,7 @@ def _text(helper_of: object) -> str:
     return str(helper_of) if helper_of else "no helpers"
 
 
-MOST_TRIED: Final = 3
+MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those whose blocks take the least time."""
 
 
@@ -96,7 +96,7 @@ class Judge:
 
     def __init__(self, choice: Choice, profile: Profile, effort: Effort, *, optimizer: str) -> None:
         self._choice, self._profile, self._optimizer = choice, profile, optimizer
-        self._most_actions = effort.judged_actions
+        self._max_actions = effort.judged_actions
         self._clock = effort.clock()
 
     def seconds(self, plan: Plan) -> float | None:
@@ -107,7 +107,7 @@ class Judge:
             self._choice.settled.costs if self._choice.settled is not None else self._choice.costs,
             self._choice.runs.ring,
             optimizer=self._optimizer,
-            most_actions=self._most_actions,
+            max_actions=self._max_actions,
             is_over=self._clock.is_over,
         )
 
@@ -196,7 +196,7 @@ def _with_fastest(
         found = [Trial(host=host, helper=first, with_s=best_s)]
         taken = 0
         others = sorted(slowest.keys() - {host, first}, key=lambda name: (slowest[name], name))
-        for helper in others[:MOST_TRIED]:
+        for helper in others[:MAX_TRIED]:
             if judge is None or best_s is None:
                 break
             trial = Trial(host=host, helper=helper)
@@ -344,7 +344,7 @@ class _Search:
         hosts = [piece.node for piece in self._plan.placement.hosts]
         for host in sorted(hosts, key=lambda name: (-slowest[name], name)):
             others = sorted((name for name in slowest if name != host), key=lambda name: (slowest[name], name))
-            if self.best_s is None or not self._try(host, others[:MOST_TRIED]):
+            if self.best_s is None or not self._try(host, others[:MAX_TRIED]):
                 self.is_cut = True
                 return
 

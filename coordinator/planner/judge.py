@@ -39,9 +39,9 @@ from sim.ring import VirtualRing, garbage_collection_paused
 
 BURN_IN_STEPS = 4
 MEASURED_STEPS = 8
-_MOST_DEPTHS, _ROUGH_DEPTHS = 4, 2
+_MAX_DEPTHS, _ROUGH_DEPTHS = 4, 2
 _DEPTHS_PROBED, _BURN_IN_PROBED, _MEASURED_PROBED = 6, 3, 6
-MOST_AHEAD = 16
+MAX_AHEAD = 16
 """Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
 
 
@@ -90,7 +90,7 @@ class ItemEnds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steady(Method):
+class ConstantMethod(Method):
     """A method that trains the same units at every step, for a probe of one kind of step.
 
     Attributes:
@@ -145,15 +145,15 @@ def simulated_step_s(
         burn_in = measured = course.local_iterations
     if has_copies:  # a whole sweep
         measured = course.method.period(course)
-    if course.offload is not None and course.offload.interval <= MOST_AHEAD:  # whole intervals
+    if course.offload is not None and course.offload.interval <= MAX_AHEAD:  # whole intervals
         burn_in, measured = (
             -(-steps // course.offload.interval) * course.offload.interval for steps in (burn_in, measured)
         )
     ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
-    steps = burn_in + measured + min(ahead, MOST_AHEAD)
+    steps = burn_in + measured + min(ahead, MAX_AHEAD)
     course = dataclasses.replace(
         course,
-        method=course.method if is_stale or has_copies else Steady(units=units),
+        method=course.method if is_stale or has_copies else ConstantMethod(units=units),
         owners=(
             Owner(node=owner, train_rows=initiator.train_rows if initiator else course.batch_size),
             *(each for each in course.owners if has_copies and each.node != owner),
@@ -221,7 +221,7 @@ def simulated_job_s(
     ring: Ring,
     *,
     optimizer: str,
-    most_actions: int,
+    max_actions: int,
     is_rough: bool = False,
     is_over: Callable[[], bool] = lambda: False,
 ) -> float | None:
@@ -233,7 +233,7 @@ def simulated_job_s(
         costs: tables of the job.
         ring: the same slices.
         optimizer: of the job.
-        most_actions: that the probes may run together.
+        max_actions: that the probes may run together.
         is_rough: probe two depths at most, with one owner at each.
         is_over: whether the time is used up; asked before each probed depth.
 
@@ -245,14 +245,14 @@ def simulated_job_s(
     has_sweeps = plan.course.method.full_parameters
     measured = plan.course.method.period(plan.course) if has_sweeps else measured
     frozen = max(1, costs.stop - costs.first)
-    ahead = min(MOST_AHEAD, -(-plan.placement.credits * (len(ring.nodes) + 1) // micro))
+    ahead = min(MAX_AHEAD, -(-plan.placement.credits * (len(ring.nodes) + 1) // micro))
     per_probe = (burn_in + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
-    num_probes = most_actions // per_probe
+    num_probes = max_actions // per_probe
     if not num_probes:
         return None
     chosen = _spread(range(len(costs.owners)), 2 if num_probes >= 6 else 1)
-    most_depths = _ROUGH_DEPTHS if is_rough else _MOST_DEPTHS
-    depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(most_depths, num_probes // len(chosen))))
+    max_depths = _ROUGH_DEPTHS if is_rough else _MAX_DEPTHS
+    depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(max_depths, num_probes // len(chosen))))
     kinds, everyone = step_kinds(plan.course), step_times(costs, ring)
     ratios = {}
     for number, depth in enumerate(depths):
@@ -288,15 +288,15 @@ def _of_owners(costs: RingCosts, chosen: Sequence[int]) -> RingCosts:
 
 
 def simulated_steps_s(
-    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, most_depths: int = _DEPTHS_PROBED
+    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, max_depths: int = _DEPTHS_PROBED
 ) -> float:
     """Seconds of all steps of a plan by the simulator; see ``simulated_step_times``."""
-    times = simulated_step_times(plan, profile, costs, optimizer=optimizer, most_depths=most_depths)
+    times = simulated_step_times(plan, profile, costs, optimizer=optimizer, max_depths=max_depths)
     return sum(costs.steps_at[depth] * seconds for depth, seconds in times.items())
 
 
 def simulated_step_times(
-    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, most_depths: int = _DEPTHS_PROBED
+    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, max_depths: int = _DEPTHS_PROBED
 ) -> dict[int, float]:
     """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines.
 
@@ -304,10 +304,10 @@ def simulated_step_times(
     with one of them in turn.
     """
     depths, kinds = costs.depths, step_kinds(plan.course)
-    probed = sorted({depths[round(at * (len(depths) - 1) / max(1, most_depths - 1))] for at in range(most_depths)})
+    probed = sorted({depths[round(at * (len(depths) - 1) / max(1, max_depths - 1))] for at in range(max_depths)})
     names = [costs.names[one.node] for one in costs.owners if one.node >= 0]
     owners = (names[0], names[-1])[: len(names)]
-    is_rough = most_depths < _DEPTHS_PROBED
+    is_rough = max_depths < _DEPTHS_PROBED
     times = {}
     for number, depth in enumerate(probed):
         seconds = [
@@ -379,7 +379,7 @@ def paid_after(plan: Plan, profile: Profile, pass_s: float, *, optimizer: str) -
     return math.ceil(pass_s / saved_s) if saved_s > 1e-9 * all_steps_s[0] / plan.course.num_steps else None
 
 
-MOST_BATCHES: Final = 24
+MAX_BATCHES: Final = 24
 """Batches that are simulated, of all owners together; of each at least two."""
 
 
@@ -405,7 +405,7 @@ def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 def _with_few_batches(plan: Plan) -> Plan:
     """The plan of one step after scores of so few batches that they are simulated at once."""
     course = plan.course
-    rows = course.batch_size * max(2, MOST_BATCHES // len(course.owners))
+    rows = course.batch_size * max(2, MAX_BATCHES // len(course.owners))
     owners = tuple(
         dataclasses.replace(owner, train_rows=min(owner.train_rows, rows), eval_rows=0, users=())
         for owner in course.owners

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.planner.ring_costs import RingCosts
-from coordinator.planner.step_time import Above, Ring, Rows, at_the_head, frozen_s, place
+from coordinator.planner.step_time import PlacedStages, Ring, Rows, at_the_head, frozen_s, place
 
 
 def num_rings(num_nodes: int, num_blocks: int, max_hosts: int) -> int:
@@ -115,10 +115,10 @@ def applied(ring: Ring, move: Move) -> Ring | None:
     return Ring(nodes=tuple(nodes), counts=tuple(counts))
 
 
-Lacking = Callable[[int, int, int, int], int]
+MemoryShortfall = Callable[[int, int, int, int], int]
 
 
-def starts(costs: RingCosts, lacking: Lacking, max_hosts: int) -> list[Ring]:
+def starts(costs: RingCosts, lacking: MemoryShortfall, max_hosts: int) -> list[Ring]:
     """Construct rings to begin with; not every one fits the nodes' memory."""
     nodes = range(costs.num_nodes)
     block_s = _block_s(costs)
@@ -128,7 +128,7 @@ def starts(costs: RingCosts, lacking: Lacking, max_hosts: int) -> list[Ring]:
     found: dict[Ring, None] = {}
     for ranking in sorted(rankings):
         for num_hosts in _sizes(min(max_hosts, costs.num_nodes, num_blocks)):
-            counts = shared_out(ranking[:num_hosts], block_s, caps, num_blocks)
+            counts = greedy_split(ranking[:num_hosts], block_s, caps, num_blocks)
             hosts = [node for node in ranking[:num_hosts] if counts[node]]
             for order in (hosts, hosts[::-1], _chain(costs, hosts)):
                 found[Ring(nodes=tuple(order), counts=tuple(counts[node] for node in order))] = None
@@ -147,7 +147,9 @@ def _block_s(costs: RingCosts) -> list[float]:
     return [one + other for one, other in zip(costs.graph_s, costs.backward_s, strict=True)]
 
 
-def shared_out(nodes: Sequence[int], block_s: Sequence[float], caps: Sequence[int], num_blocks: int) -> dict[int, int]:
+def greedy_split(
+    nodes: Sequence[int], block_s: Sequence[float], caps: Sequence[int], num_blocks: int
+) -> dict[int, int]:
     """Give each block in turn to the node that would then be done first; blocks without room go to ``nodes[0]``.
 
     Example: 6 blocks on nodes of 1 s and 2 s a block are 4 and 2.
@@ -168,7 +170,7 @@ def _sizes(most: int) -> list[int]:
     return sorted(sizes)
 
 
-def _cap(costs: RingCosts, lacking: Lacking, node: int) -> int:
+def _cap(costs: RingCosts, lacking: MemoryShortfall, node: int) -> int:
     """The most blocks that a node can host right below the top block.
 
     If not one fits there: all blocks if the node can host them all, else 0.
@@ -240,7 +242,7 @@ class LocalResult:
 
 def search_local(
     costs: RingCosts,
-    lacking: Lacking,
+    lacking: MemoryShortfall,
     budget: Budget,
     *,
     seed: int = 0,
@@ -272,15 +274,15 @@ class _Stage:
     sum_s: float
     frozen: list[float]
     rows: Rows
-    above: Above
+    above: PlacedStages
 
 
-class _Over(Exception):
+class _BudgetExhausted(Exception):
     """Ends a search at the end of its budget."""
 
 
 class _Local:
-    def __init__(self, costs: RingCosts, lacking: Lacking, budget: Budget, seed: int, max_hosts: int) -> None:
+    def __init__(self, costs: RingCosts, lacking: MemoryShortfall, budget: Budget, seed: int, max_hosts: int) -> None:
         self._costs, self._lacking, self._budget, self._max_hosts = costs, lacking, budget, max_hosts
         self._random = random.Random(seed)  # noqa: S311 - orders moves, guards nothing
         self._num_blocks = costs.stop - costs.first
@@ -300,7 +302,7 @@ class _Local:
         try:
             for found in self._tried() if is_small else self._searched(known, construct=construct):
                 best = found  # a clock may end the search at any ring
-        except _Over:
+        except _BudgetExhausted:
             pass
         return self._result(best)
 
@@ -370,7 +372,7 @@ class _Local:
         self._kept = []
         value = self._evaluated(ring, _WORST)
         if value is None:
-            raise _Over
+            raise _BudgetExhausted
         return value
 
     def _evaluated(self, ring: Ring, limit: _Value) -> _Value | None:
@@ -380,10 +382,10 @@ class _Local:
         """
         self._evaluations += 1
         if self._evaluations > self._budget.evaluations:
-            raise _Over
+            raise _BudgetExhausted
         if self._evaluations % 64 == 0 and self._budget.now_s() > self._end_s:
             self._was_cut = True
-            raise _Over
+            raise _BudgetExhausted
         costs, kept = self._costs, self._kept
         length, same = len(ring.nodes), 0
         while (

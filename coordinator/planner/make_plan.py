@@ -17,12 +17,12 @@ from coordinator.planner.draft import (
     Draft,
     agreed_model,
     as_job_says,
-    as_timed,
     check_same_users,
     courses_to_try,
-    first_that_fits,
+    first_fit,
     initiator_order,
     job_draft,
+    with_timed_frozen,
 )
 from coordinator.planner.helpers import unhelped_note, with_helpers
 from coordinator.planner.limits import Effort, free_microbatches
@@ -46,7 +46,7 @@ from coordinator.planner.search import (
 from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
-from ringtune.costs.measurement import check_profile, job_shape, refuse_unlike_copies
+from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
 from ringtune.costs.memory_estimate import CHECKPOINTS, DiskNeeds, fullest, refuse_full_moves
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
@@ -153,7 +153,7 @@ def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str,
             )
 
 
-def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
+def no_split_error(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
     """Make the error that no split fits; it names one node that lacks memory, or room on its disk.
 
     The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
@@ -318,7 +318,7 @@ def make_plan(
         return with_phases(job, _with_replicas(job, found, choices, facts, effort), effort, check)
 
     ways = courses_to_try(job, draft.course, nodes)
-    planned, too_large = first_that_fits(ways, place)
+    planned, too_large = first_fit(ways, place)
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
     planned = dataclasses.replace(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
@@ -363,7 +363,7 @@ def _placed(
 
         nodes = [facts[name] for name in sorted(facts)]
         remedy = memory_remedy(job, placed) if has_remedies else ""
-        raise nothing_fits(_caps(job, drafts[0], facts), nodes, remedy)
+        raise no_split_error(_caps(job, drafts[0], facts), nodes, remedy)
     drafted = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     plan = settled(job, drafted, model, profile)
     kept = refuse_if_full(job, plan, facts)
@@ -472,7 +472,7 @@ def check_inputs(job: Job, profile: Profile) -> None:
         raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
     model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
     shape = job_shape(job, fixed_tokens=model.fixed_tokens)
-    draft = as_timed(job, job_draft(job, nodes, model), nodes)
+    draft = with_timed_frozen(job, job_draft(job, nodes, model), nodes)
     check_profile(profile, draft.course, model_digest=model.digest, shape=shape)
 
 
@@ -525,7 +525,7 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
         StorageError: a node has less room on its disk than it needs.
         PlanError: another message would be larger than a link takes, or copies on unlike nodes would differ.
     """
-    refuse_unlike_copies(plan, facts)
+    refuse_differing_copies(plan, facts)
     parts = [_refuse_part_if_full(job, part, facts, goes_on=goes_on) for part in plan.parts]
     refuse_full_moves(plan, parts, facts)
     return Planned(plan=plan, memory=fullest(parts))

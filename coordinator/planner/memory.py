@@ -186,7 +186,7 @@ class MemoryCaps:
         """Whether ``node`` can host ``[start, stop)`` with so many hosts above it."""
         return self.lacking(node, start, stop, above) == 0
 
-    def most_blocks(self, node: str) -> int:
+    def max_blocks(self, node: str) -> int:
         """How many blocks below the head ``node`` has room for, if it is the only host of them; 0 for none."""
         course, first = self.draft.course, self.draft.private_blocks
         counts = range(course.num_blocks - first, 0, -1)
@@ -248,14 +248,14 @@ class MemoryCaps:
         """
         if self.draft.course.method.full_parameters:
             return True
-        most = {name: self._most_blocks(name) for name in self.facts}
+        most = {name: self._max_blocks(name) for name in self.facts}
         if any(most[owner] < 0 for owner in self._owners):
             return False
         max_hosts = self.draft.course.method.max_hosts or len(most)
         hosted = sum(max(0, count) for count in sorted(most.values())[-max_hosts:])
         return hosted >= self.draft.course.num_blocks - self.draft.private_blocks
 
-    def _most_blocks(self, node: str) -> int:
+    def _max_blocks(self, node: str) -> int:
         """No more blocks than these fit at ``node``; below 0 where not even what it holds without any block fits.
 
         What only grows with a slice is counted: frozen weights and adapters, and an owner's embedding, head and rows.
@@ -309,13 +309,13 @@ class MemoryCaps:
         return Range(min(stop, max(start, ever_trained(self.draft.course).lowest)), stop)
 
     def _estimate_of(self, node: str, start: int, stop: int, above: int, saving: SliceSaving) -> MemoryEstimate:
-        most_below = min(len(self.facts) - 1 - above, start - self.draft.private_blocks)
+        max_below = min(len(self.facts) - 1 - above, start - self.draft.private_blocks)
         share = Share(
             is_owner=node in self._owners,
             start=start,
             stop=stop,
             above=above,
-            below=max(0, most_below),
+            below=max(0, max_below),
             private_blocks=self.draft.private_blocks,
             credits=self.draft.credits,
             recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),

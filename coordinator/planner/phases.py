@@ -28,7 +28,7 @@ from ringtune.costs.action_costs import move_s
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.memory_estimate import moving_memory
 from ringtune.costs.profile import Profile
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import unfreezing_steps
@@ -136,7 +136,7 @@ def choose_phases(
     Returns:
         The plan with several placements if it is worth taking, else None; and the reasons.
     """
-    if why_not := _why_not(plan, activations):
+    if why_not := _refusal_reason(plan, activations):
         return None, PhasesReason(why_not=why_not)
     placement = plan.placement
     draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
@@ -189,7 +189,7 @@ class _Moves:
         return move_s(before.placement, after.placement, self._profile.nodes[0])
 
 
-def _why_not(plan: Plan, activations: str) -> str:
+def _refusal_reason(plan: Plan, activations: str) -> str:
     if plan.course.decides:
         return "the losses decide what trains when"
     if not unfreezing_steps(plan.course):
@@ -200,7 +200,7 @@ def _why_not(plan: Plan, activations: str) -> str:
         return "the method runs all blocks on one node"
     if len(plan.nodes) < 2:
         return "there is one node"
-    return why_it_stays(plan.course, plan.placements)
+    return stay_reason(plan.course, plan.placements)
 
 
 def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
@@ -288,7 +288,7 @@ def candidates(
     def lacking(node: int, start: int, stop: int, above: int) -> int:
         return caps.lacking(costs.names[node], start, stop, above)
 
-    rooms = [caps.most_blocks(name) for name in costs.names] if with_replicas else ()
+    rooms = [caps.max_blocks(name) for name in costs.names] if with_replicas else ()
     classes = [numeric_class(caps.facts[name]) for name in costs.names]
     for masked in _masked(costs):
         if clock.is_over():

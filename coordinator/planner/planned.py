@@ -25,7 +25,7 @@ from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload_report import HelpersReason
@@ -226,7 +226,7 @@ def with_copies(
     plan, wanted = planned.plan, job.recovery.copies
     if wanted == NONE or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
-    if why := why_it_stays(plan.course, plan.placements):
+    if why := stay_reason(plan.course, plan.placements):
         if wanted == NEXT:
             raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
         return _without(job, planned, facts, fitting, why)

@@ -77,7 +77,7 @@ CERTAIN_SHARE: Final = 0.1
 """A gain of so small a part of the steps left may be an error of the prediction (``tests.bench.predictions``)."""
 
 
-class Replanned(NamedTuple):
+class PlacementProposal(NamedTuple):
     """Another placement beside the present one, for the steps that are left.
 
     Attributes:
@@ -114,7 +114,7 @@ def replanned(
     move_s: float,
     effort: Effort,
     unfreeze_at: tuple[int, ...] = (),
-) -> Replanned | None:
+) -> PlacementProposal | None:
     """Find the best other placement for the steps that are left.
 
     Where the losses decide what trains, they are predicted as if nothing more were unfrozen, and memory has to be there
@@ -150,7 +150,7 @@ def replanned(
     judged = [(seconds(Plan.of(now.course, one)), one) for one in fitting]
     moves_s, best = min(judged, key=lambda pair: pair[0])
     cost_s = move_s + _fetching_s(now, best, job, profile, step)
-    return Replanned(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
+    return PlacementProposal(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
 
 
 def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts) -> Iterator[Plan]:

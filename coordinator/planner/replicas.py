@@ -367,7 +367,7 @@ def choose_replicas(
     Returns:
         The plan with replicas if it is worth taking, else None; and the reasons.
     """
-    if why_not := _why_not(plan, drafts, profile):
+    if why_not := _refusal_reason(plan, drafts, profile):
         return None, ReplicasReason(why_not=why_not)
     options = sorted(_options(drafts, profile, optimizer, dtype, is_over), key=lambda one: one.rough_s)
     if not options:
@@ -375,7 +375,7 @@ def choose_replicas(
 
     def roughly(one: _Option) -> tuple[float, _Option]:
         costs = one.tables.costs
-        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, most_depths=_ROUGH_DEPTHS), one
+        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, max_depths=_ROUGH_DEPTHS), one
 
     rough = [roughly(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
     rough += _climbed(rough, roughly, is_over)
@@ -436,7 +436,7 @@ def _options(
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
             return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
 
-        rooms = [tables.caps.most_blocks(name) for name in costs.names]
+        rooms = [tables.caps.max_blocks(name) for name in costs.names]
         classes = [numeric_class(profile.by_name[name]) for name in costs.names]
         ranked = ranked_layouts(costs, exchange_s, rooms, classes) if costs.num_micro > 1 else []
         fitting = (
@@ -466,7 +466,7 @@ def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
     return chosen + more[: max(0, _JUDGED - len(chosen))]
 
 
-def _why_not(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> str:
+def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> str:
     if reason := no_replicas(plan.course):
         return reason
     if plan.placement.helpers:

@@ -84,7 +84,7 @@ def trained_shares(course: Course) -> tuple[float, float]:
 Visits = tuple[tuple[float, ...], ...]
 
 
-class Loads(NamedTuple):
+class PatternShares(NamedTuple):
     """How often which pattern occurs in a run.
 
     Attributes:
@@ -133,7 +133,7 @@ def pattern_s(node: NodeCosts, op: Op, pattern: str, *, size: float, lowest: boo
 
 
 @functools.lru_cache(maxsize=64)
-def loads_of(course: Course, first: int) -> Loads | None:
+def loads_of(course: Course, first: int) -> PatternShares | None:
     """How often which pattern occurs in blocks [first, N) of a run; None if everything is full.
 
     Owners count by their shares of the steps, batches of an owner alike.
@@ -154,7 +154,9 @@ def loads_of(course: Course, first: int) -> Loads | None:
             everywhere[pattern] = everywhere.get(pattern, 0.0) + share / len(of_blocks)
     if set(everywhere) == {""}:
         return None
-    return Loads(patterns=everywhere, of_blocks=of_blocks, visits=_visits(rows, table.subnets, course.num_blocks))
+    return PatternShares(
+        patterns=everywhere, of_blocks=of_blocks, visits=_visits(rows, table.subnets, course.num_blocks)
+    )
 
 
 def _rows_by_share(course: Course) -> dict[str, float]:
@@ -242,7 +244,7 @@ class RingCosts:
         graph_s: with graph; ``graph_lowest_s`` of the lowest trainable block.
         backward_s: its backward; ``backward_lowest_s`` of the lowest trainable block.
         projected_back_s: its backward where linear layers keep projections; ``projected_back_lowest_s`` likewise.
-        least_back_s: the shorter of the two where a slice may have projections; ``least_back_lowest_s`` likewise.
+        min_back_s: the shorter of the two where a slice may have projections; ``min_back_lowest_s`` likewise.
         update_s: optimizer step of one block, once a step.
         hidden_s: ``[source][target]``: a hidden state on its way, first byte to last.
         grad_s: the same of a gradient.
@@ -272,8 +274,8 @@ class RingCosts:
     backward_lowest_s: Row
     projected_back_s: Row
     projected_back_lowest_s: Row
-    least_back_s: Row
-    least_back_lowest_s: Row
+    min_back_s: Row
+    min_back_lowest_s: Row
     update_s: Row
     hidden_s: tuple[Row, ...]
     grad_s: tuple[Row, ...]
@@ -303,13 +305,13 @@ class RingCosts:
         return self.visits[start][stop] if self.visits else 1.0
 
     @property
-    def least_weight(self) -> float:
+    def min_weight(self) -> float:
         """The weight of the lightest block."""
         sums = self.weights
         return min(after - before for before, after in itertools.pairwise(sums)) if sums else 1.0
 
     @property
-    def least_visit(self) -> float:
+    def min_visit(self) -> float:
         """The share of micro-batches that visit the block which is passed by most often."""
         return min(min(line) for line in self.visits) if self.visits else 1.0
 
@@ -383,8 +385,8 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         backward_lowest_s=back_lowest,
         projected_back_s=projected,
         projected_back_lowest_s=projected_lowest,
-        least_back_s=tuple(map(min, back, projected)) if may_project else back,
-        least_back_lowest_s=tuple(map(min, back_lowest, projected_lowest)) if may_project else back_lowest,
+        min_back_s=tuple(map(min, back, projected)) if may_project else back,
+        min_back_lowest_s=tuple(map(min, back_lowest, projected_lowest)) if may_project else back_lowest,
         update_s=tuple(map(update, names)),
         hidden_s=hidden[0],
         grad_s=grad[0],
@@ -453,14 +455,14 @@ def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
     return dataclasses.replace(costs, steps_at=tuple(steps))
 
 
-def _mean_s(node: NodeCosts, op: Op, loads: Loads | None, *, size: float, lowest: bool) -> float:
+def _mean_s(node: NodeCosts, op: Op, loads: PatternShares | None, *, size: float, lowest: bool) -> float:
     """Seconds of the mean block on a node."""
     if loads is None:
         return pattern_s(node, op, "", size=size, lowest=lowest)
     return loads.mean_s(lambda pattern: pattern_s(node, op, pattern, size=size, lowest=lowest))
 
 
-def _weights(node: NodeCosts, loads: Loads, size: float) -> Row:
+def _weights(node: NodeCosts, loads: PatternShares, size: float) -> Row:
     """The weights of the blocks, by their forward with a graph and their backward on one node."""
     return loads.weights(
         lambda pattern: sum(pattern_s(node, op, pattern, size=size, lowest=False) for op in (Op.FORWARD, Op.BACKWARD))

@@ -193,7 +193,7 @@ class _Places(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Searched:
+class SearchResult:
     """The rings that were found for a draft, best first.
 
     Attributes:
@@ -214,8 +214,8 @@ class Searched:
 
 
 def searched(
-    draft: Draft, task: Task, clock: PlanningClock, *, exact: bool, known: Searched | None = None
-) -> Searched | None:
+    draft: Draft, task: Task, clock: PlanningClock, *, exact: bool, known: SearchResult | None = None
+) -> SearchResult | None:
     """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
 
     With ``known``, which an earlier search found for this draft, the exact search begins where that one ended.
@@ -226,7 +226,7 @@ def searched(
     Returns:
         None if no ring fits with any number of credits.
     """
-    best: Searched | None = None
+    best: SearchResult | None = None
     costs = ring_costs(draft, task.profile, optimizer=task.optimizer)
     for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
         narrowed = dataclasses.replace(draft, credits=credits_each)
@@ -244,7 +244,7 @@ def searched(
     return best
 
 
-def _saves(found: Searched) -> bool:
+def _saves(found: SearchResult) -> bool:
     """Whether a slice of the best ring that was found saves activations although the job left that to the planner."""
     if found.draft.activations != AUTO:
         return False
@@ -263,7 +263,7 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
-def _search(places: _Places, effort: Effort, *, exact: bool, known: Searched | None) -> Searched:
+def _search(places: _Places, effort: Effort, *, exact: bool, known: SearchResult | None) -> SearchResult:
     draft, costs, caps, clock, _ = places
     is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
     few = max(1, effort.evaluations // 10)
@@ -274,7 +274,7 @@ def _search(places: _Places, effort: Effort, *, exact: bool, known: Searched | N
     else:
         pool = _local(places, costs, few, 0.5, seed=effort.seed, known=()).pool
     if not exact:
-        return Searched(draft=draft, costs=costs, caps=caps, pool=pool)
+        return SearchResult(draft=draft, costs=costs, caps=caps, pool=pool)
     done = search_exact(
         costs,
         lambda *where: not places.lacking(*where),
@@ -284,10 +284,10 @@ def _search(places: _Places, effort: Effort, *, exact: bool, known: Searched | N
         is_over=clock.is_over,
     )
     pool = _merged(done.others, pool)
-    return Searched(draft=draft, costs=costs, caps=caps, pool=pool, proven=done.proven, lower_s=done.lower_s)
+    return SearchResult(draft=draft, costs=costs, caps=caps, pool=pool, proven=done.proven, lower_s=done.lower_s)
 
 
-def _search_many(places: _Places, effort: Effort, begins: tuple[Ring, ...]) -> Searched:
+def _search_many(places: _Places, effort: Effort, begins: tuple[Ring, ...]) -> SearchResult:
     """Search among so many nodes or blocks that no exact search would end: with the mean owner, then with all."""
     draft, costs, caps, *_ = places
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
@@ -298,7 +298,7 @@ def _search_many(places: _Places, effort: Effort, begins: tuple[Ring, ...]) -> S
     few = max(1, effort.evaluations // 10)
     polished = _local(places, finer, few, 1.0, seed=effort.seed, known=first, construct=not first)
     more = tuple((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
-    return Searched(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(exact_pool), more))
+    return SearchResult(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(exact_pool), more))
 
 
 def _local(
@@ -466,7 +466,7 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     return _best_of([each for each in found if each.draft is not best.draft] + [closer], task, alike=alike)
 
 
-def _best_of(found: Sequence[Searched], task: Task, *, alike: bool) -> Choice:
+def _best_of(found: Sequence[SearchResult], task: Task, *, alike: bool) -> Choice:
     """Choose the best ring of all searches, or the even one of the best ring's own draft where that is worth it."""
     candidates = _candidates(found)
     evens = [even for each in found if (even := _even(each)) is not None] if alike else []
@@ -512,7 +512,7 @@ def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
     }
 
 
-def _candidates(found: Sequence[Searched]) -> list[Candidate]:
+def _candidates(found: Sequence[SearchResult]) -> list[Candidate]:
     """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time.
 
     Searches know nothing of the room of helpers. If no ring fits, the fastest one is taken, and refused afterwards by
@@ -546,12 +546,12 @@ def _is_worth_taking(even: Candidate, best: Candidate) -> bool:
     return even.job_s <= WORTH * best.job_s
 
 
-def _fits(each: Searched, ring: Ring) -> bool:
+def _fits(each: SearchResult, ring: Ring) -> bool:
     plan = plan_of(each.draft, each.costs, ring)
     return all(each.caps.holds(plan, node) for node in plan.nodes)
 
 
-def _even(each: Searched) -> Candidate | None:
+def _even(each: SearchResult) -> Candidate | None:
     """Cut the blocks into slices as even as memory allows, on the nodes by name; None if none fits.
 
     Example: 12 blocks on four roomy nodes are 3 each; a node with room for one block gets one.
@@ -577,7 +577,7 @@ def _even(each: Searched) -> Candidate | None:
     return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
 
 
-def _judged(candidates: list[Candidate], found: Sequence[Searched], task: Task) -> list[Candidate]:
+def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Task) -> list[Candidate]:
     """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
 
     All are judged roughly, the best ``_FINALISTS`` then well. The order stays that of the formula if actions or time do
@@ -596,7 +596,7 @@ def _judged(candidates: list[Candidate], found: Sequence[Searched], task: Task) 
                 costs,
                 one.ring,
                 optimizer=task.optimizer,
-                most_actions=share,
+                max_actions=share,
                 is_rough=is_rough,
                 is_over=task.clock.is_over,
             )
@@ -627,7 +627,7 @@ def judged_again(
             costs,
             one.ring,
             optimizer=optimizer,
-            most_actions=effort.judged_actions // _CANDIDATES,
+            max_actions=effort.judged_actions // _CANDIDATES,
             is_over=effort.is_cancelled,
         )
     return Candidate(ring=one.ring, draft=draft, job_s=job_s(costs, one.ring), simulated_s=seconds), costs
@@ -648,7 +648,7 @@ def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in near if one in chosen]
 
 
-def _choice(best: Candidate, others: tuple[Candidate, ...], found: Sequence[Searched], *, is_even: bool) -> Choice:
+def _choice(best: Candidate, others: tuple[Candidate, ...], found: Sequence[SearchResult], *, is_even: bool) -> Choice:
     each = next(each for each in found if each.draft is best.draft)
     return Choice(
         best=best,

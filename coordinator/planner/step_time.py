@@ -45,7 +45,7 @@ Rows = list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
+class PlacedStages:
     """The stages placed so far, all of them trained whole.
 
     Attributes:
@@ -71,9 +71,9 @@ class Above:
     busy_s: tuple[float, ...]
 
 
-def at_the_head(costs: RingCosts, top: int) -> Above:
+def at_the_head(costs: RingCosts, top: int) -> PlacedStages:
     """Begin a ring whose top stage will be on node ``top``, with no stage placed yet."""
-    return Above(
+    return PlacedStages(
         node=-1,
         placed=0,
         hosts=0,
@@ -86,7 +86,9 @@ def at_the_head(costs: RingCosts, top: int) -> Above:
     )
 
 
-def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: bool) -> tuple[Rows, Above]:
+def place(
+    costs: RingCosts, above: PlacedStages, node: int, count: int, *, is_bottom: bool
+) -> tuple[Rows, PlacedStages]:
     """Put ``count`` blocks on ``node`` below what is placed.
 
     Returns:
@@ -144,7 +146,7 @@ def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float
     ]
 
 
-def frozen_s(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: bool) -> list[float]:
+def frozen_s(costs: RingCosts, above: PlacedStages, node: int, count: int, *, is_bottom: bool) -> list[float]:
     """Seconds per owner that a stage of frozen blocks, or the busiest link at it, is taken in a step."""
     is_top = above.node < 0
     stop = costs.stop - above.placed
@@ -162,13 +164,13 @@ def frozen_s(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom
 
 def _whole(
     costs: RingCosts,
-    above: Above,
+    above: PlacedStages,
     node: int,
     blocks: tuple[int, int],
     is_bottom: bool,
     moves_s: float,
     wire_s: float,
-) -> Above:
+) -> PlacedStages:
     weight, count = costs.weight(*blocks), blocks[1] - blocks[0]
     forward_s, back_s = weight * costs.graph_s[node], weight * costs.backward_s[node]
     saving = costs.saving_of(node, *blocks, above.hosts)
@@ -178,7 +180,7 @@ def _whole(
     work_s = both_s + count * costs.update_s[node]
     traffic = _traffic(costs, node, 2, 2, above.node < 0, is_bottom, costs.visit(*blocks))
     segment_s = forward_s + back_s + moves_s
-    return Above(
+    return PlacedStages(
         node=node,
         placed=above.placed + count,
         hosts=above.hosts + 1,

@@ -46,7 +46,7 @@ class Times(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class RunRecording:
     """A recording of a run.
 
     Attributes:
@@ -239,7 +239,7 @@ class WhatIf:
     add: tuple[tuple[str, str], ...] = ()
     job: Job | None = None
     move_s: float | None = None
-    recorded: Recorded | None = None
+    recorded: RunRecording | None = None
 
     def before(self) -> PredictedPlan:
         """Predict the plan without changes.

@@ -31,10 +31,10 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, IntegrityError, ModelError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
-from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard, Whereabouts
+from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Resume, SavedPart, SavedSource, Shard
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import why_it_stays, why_it_waits, without_owner
+from ringtune.schedule.migration import stay_reason, wait_reason, without_owner
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Evaluations, StartPoint, Unfreezing
@@ -53,7 +53,7 @@ class Disks(NamedTuple):
     parts: Mapping[str, Sequence[SavedPart]]
 
 
-class GoingOn(NamedTuple):
+class ResumePoint(NamedTuple):
     """The step from which a run resumes, and how.
 
     Attributes:
@@ -73,7 +73,7 @@ class GoingOn(NamedTuple):
     told: str = ""
 
 
-class Choosing:
+class ResumeChooser:
     """The choice for one run.
 
     Args:
@@ -88,7 +88,7 @@ class Choosing:
         self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort
         self._facts = profile.by_name
 
-    def choose(self) -> tuple[GoingOn | None, tuple[str, ...]]:
+    def choose(self) -> tuple[ResumePoint | None, tuple[str, ...]]:
         """Choose the newest step of which everything is there.
 
         Returns:
@@ -104,7 +104,7 @@ class Choosing:
             found = self._as_it_was(manifest)
             if isinstance(found, str):
                 found = self._from_disks(manifest, found)
-            if isinstance(found, GoingOn):
+            if isinstance(found, ResumePoint):
                 self._check_model(found)
                 return found, tuple(passed)
             passed.append(f"{manifest.name} can't be used: {found}")
@@ -112,7 +112,7 @@ class Choosing:
             return None, tuple(passed)
         raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")
 
-    def _as_it_was(self, manifest: CheckpointManifest) -> GoingOn | str:
+    def _as_it_was(self, manifest: CheckpointManifest) -> ResumePoint | str:
         """Resume from each node's own shard, or say why not."""
         missing = self._missing(manifest)
         if missing:
@@ -131,18 +131,18 @@ class Choosing:
         plan = self._resume.plan
         planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
         start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
-        return GoingOn(manifest, dataclasses.replace(planned, plan=plan), start)
+        return ResumePoint(manifest, dataclasses.replace(planned, plan=plan), start)
 
-    def _from_disks(self, manifest: CheckpointManifest, why: str) -> GoingOn | str:
+    def _from_disks(self, manifest: CheckpointManifest, why: str) -> ResumePoint | str:
         """Resume from shards on any disk, or say why not."""
         plan = self._resume.plan
-        if stays := why_it_stays(plan.course, plan.placements):
+        if stays := stay_reason(plan.course, plan.placements):
             return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
         course = self._course(manifest)
         if isinstance(course, str):
             return course
         placement = plan.at(manifest.placement_number).placement
-        where = Whereabouts(manifest, plan.course, placement, self._disks.parts, self._disks.problems)
+        where = CheckpointHolders(manifest, plan.course, placement, self._disks.parts, self._disks.problems)
         owners = [owner.node for owner in course.owners]
         problem, head = where.why_not(owners), where.head_at(owners)
         if problem or head is None:
@@ -151,7 +151,7 @@ class Choosing:
         start = self._start(manifest, course, head[0], part.placement.placement_number)
         sources = {node: where.sources(part.placement, node) for node in part.nodes}
         told = self._told(manifest, course, part.placement.placement_number, why)
-        return GoingOn(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], told)
+        return ResumePoint(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], told)
 
     def _course(self, manifest: CheckpointManifest) -> Course | str:
         """The course without the owners that are not there, or why the run waits for them."""
@@ -160,7 +160,7 @@ class Choosing:
         for owner in [one.node for one in course.owners if one.node not in self._facts]:
             if self._job.recovery.owners != SKIP_OWNER:
                 return f"node {owner} is not there, whose rows no other node has"
-            if why := why_it_waits(course, owner):
+            if why := wait_reason(course, owner):
                 return f"node {owner} is not there, whose rows can't be left out: {why}"
             course = without_owner(course, owner, turns)
         return course
@@ -212,7 +212,7 @@ class Choosing:
             + rows * bool(out)
         )
 
-    def _check_model(self, found: GoingOn) -> None:
+    def _check_model(self, found: ResumePoint) -> None:
         digest = next(iter(self._facts.values())).model.digest
         if digest != found.manifest.model_digest:
             raise ModelError(
@@ -227,7 +227,7 @@ class Noted(NamedTuple):
     step: int
 
 
-class Checkpointing:
+class CheckpointManager:
     """The checkpoints of one run: those that it may resume from, and those that it saves.
 
     Args:
@@ -252,7 +252,7 @@ class Checkpointing:
         self._run_id = resume.run_id if resume else run_id
         self._problems: dict[str, dict[int, str]] = {}
         self._parts: dict[str, tuple[SavedPart, ...]] = {}
-        self._chosen: GoingOn | None = None
+        self._chosen: ResumePoint | None = None
         self._passed_over: tuple[str, ...] = ()
         self._model_digest = ""
         self._saved: dict[int, dict[str, Shard]] = {}
@@ -321,7 +321,7 @@ class Checkpointing:
         if self._resume is None:
             return None
         disks = Disks(self._problems, self._parts)
-        choice = Choosing(self._resume, self._job, profile, disks, effort)
+        choice = ResumeChooser(self._resume, self._job, profile, disks, effort)
         self._chosen, self._passed_over = choice.choose()
         return self._chosen.planned if self._chosen else None
 

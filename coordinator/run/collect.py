@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from coordinator.planner.planned import JobTime, Planned
 from coordinator.run.events import EventSink, send_file
 from coordinator.run.node_client import AgentCalls, Files
-from coordinator.run.recorder import RunBooks
+from coordinator.run.recorder import RunRecorder
 from coordinator.run.requests import RunRequest
 from coordinator.run.result_files import result_folder, users_folders
 from ringtune.costs.memory_sizes import DTYPE_BYTES
@@ -39,7 +39,7 @@ from ringtune.models.result_files import (
     of_user,
 )
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import Evaluations
@@ -68,7 +68,7 @@ _WITH_BASES: Final = "reft"
 _CONFIGS: Final = (*DESCRIPTIONS, HEAD_CONFIG_FILE, INTERFACE_FILE, CONFIG_FILE)
 
 
-class First(NamedTuple):
+class FirstOccurrence(NamedTuple):
     """Where a tensor of blocks was seen first, with its shape."""
 
     shape: tuple[int, ...]
@@ -76,11 +76,11 @@ class First(NamedTuple):
     block: int
 
 
-Seen = dict[str, First]
+FirstOccurrences = dict[str, FirstOccurrence]
 """Tensors by their names in a block."""
 
 
-class Wanted(NamedTuple):
+class ExpectedResult(NamedTuple):
     """What the parts of a run's result have to be.
 
     Attributes:
@@ -129,7 +129,7 @@ class Wanted(NamedTuple):
         sets = max(1, len(user_sets(self.part.course)))
         whole = sum(self._outside()) if node == self.holder else 0
         return (
-            (2 * blocks * sets * self.most_numbers(numbers) + 2 * whole) * _NUMBER_BYTES
+            (2 * blocks * sets * self.max_numbers(numbers) + 2 * whole) * _NUMBER_BYTES
             + sets * MAX_HEADER_BYTES
             + MAX_SIDE_BYTES
         )
@@ -139,7 +139,7 @@ class Wanted(NamedTuple):
         user = path.split("/")[1] if path.startswith(f"{USERS_FOLDER}/") else ""
         return self._numbers(next((kind for kind in self.model.kinds if user in kind.users), self.model))
 
-    def most_numbers(self, counted: int) -> int:
+    def max_numbers(self, counted: int) -> int:
         """At most how many numbers a block has in a file, of as many that planning counted."""
         config = self.job.adapter.config
         return counted * (2 if _TWICE in config else 1) + 2 * self.model.hidden_size**2 * config.count(_WITH_BASES)
@@ -161,7 +161,7 @@ class Wanted(NamedTuple):
         return sizes.adapter_block_bytes // DTYPE_BYTES[self.job.model.dtype]
 
 
-def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: Wanted) -> None:
+def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResult) -> None:
     """Check the files that the nodes handed in.
 
     Args:
@@ -171,7 +171,7 @@ def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: Wanted) -> No
     Raises:
         IntegrityError: names the node, the file and the tensor.
     """
-    seen: dict[tuple[str, int], Seen] = {}
+    seen: dict[tuple[str, int], FirstOccurrences] = {}
     totals: dict[str, Counter[int | None]] = {path: Counter() for path in wanted.sets()}
     for node, own in sorted(files.items()):
         missing = [path for path in wanted.paths() if path not in own]
@@ -194,7 +194,9 @@ def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: Wanted) -> No
         _check_counts("the nodes sent", path, {block: counts[block] for block in blocks}, wanted)
 
 
-def _counted(node: str, path: str, tensors: TensorFile, wanted: Wanted, seen: Seen) -> dict[int | None, int]:
+def _counted(
+    node: str, path: str, tensors: TensorFile, wanted: ExpectedResult, seen: FirstOccurrences
+) -> dict[int | None, int]:
     """Check each tensor of a file; return how many numbers each block has, and what is in none."""
     dtype, blocks = _DTYPES[wanted.job.model.dtype], wanted.may_send(node)
     is_holder, is_whole = node == wanted.holder, path == WEIGHTS_FILE
@@ -209,7 +211,7 @@ def _counted(node: str, path: str, tensors: TensorFile, wanted: Wanted, seen: Se
         if info.dtype != dtype and not (block is None and is_whole):
             raise _refused(f"{where} in numbers of type {info.dtype} instead of {dtype}")
         if block is not None:
-            first = seen.setdefault(name.partition(f".{block}.")[2], First(info.shape, node, block))
+            first = seen.setdefault(name.partition(f".{block}.")[2], FirstOccurrence(info.shape, node, block))
             if first.shape != info.shape:
                 raise _refused(
                     f"{where} of shape {list(info.shape)}, but node {first.node} has {list(first.shape)} in block "
@@ -221,7 +223,7 @@ def _counted(node: str, path: str, tensors: TensorFile, wanted: Wanted, seen: Se
     return found
 
 
-def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: Wanted) -> None:
+def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: ExpectedResult) -> None:
     """Compare the numbers of each block, and of what is in none, with what planning counted."""
     counted = wanted.block_numbers(path)
     least = 0 if wanted.may_lack else counted
@@ -231,7 +233,7 @@ def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: 
         elif path == HEAD_FILE:
             continue
         else:
-            lowest, highest = least, wanted.most_numbers(counted)
+            lowest, highest = least, wanted.max_numbers(counted)
         if not lowest <= count <= highest:
             what = "outside of blocks" if block is None else f"in block {block}"
             raise _refused(f"{who} {path} with {count:,} numbers {what}, but the plan has {highest:,}")
@@ -305,7 +307,9 @@ class Results:
 
     def most_bytes(self, node: str, job: Job, part: Plan) -> int:
         """More than what a node sends takes."""
-        return Wanted(job, part, self._model, self._holder).most_bytes(node) if self._model else _MAX_RESULT_BYTES
+        return (
+            ExpectedResult(job, part, self._model, self._holder).most_bytes(node) if self._model else _MAX_RESULT_BYTES
+        )
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
         """Take the files of a node, which lie in its folder."""
@@ -340,7 +344,7 @@ class Results:
             sent = {node: files for node, files in self._files.items() if node in part.nodes}
         if part is not None and self._model is not None:
             users = user_sets(part.course)
-            check_parts(sent, Wanted(job, part, self._model, self._holder))
+            check_parts(sent, ExpectedResult(job, part, self._model, self._holder))
         result = result_of(job)
         if users:
             found = users_folders(sent, {user: result_of_user(job, user) for user in users})
@@ -375,7 +379,7 @@ class BestFiles(NamedTuple):
     files: dict[str, Pieces]
 
 
-class HandedIn:
+class ResultCollector:
     """What the nodes of one run hand in.
 
     Args:
@@ -470,11 +474,11 @@ class HandedIn:
         self._emit(control_pb2.RunEvent(best_json=json.dumps({"step": step, "is_result": is_result})))
 
 
-def hand_results_in(
+def send_results(
     request: RunRequest,
-    books: RunBooks,
-    handed_in: HandedIn,
-    state: Rounds,
+    recorder: RunRecorder,
+    collector: ResultCollector,
+    state: RunStateMachine,
     emit: EventSink,
     *,
     part: Plan,
@@ -488,8 +492,8 @@ def hand_results_in(
 
     Args:
         request: what was asked for.
-        books: of the run.
-        handed_in: what the nodes sent.
+        recorder: of the run.
+        collector: what the nodes sent.
         state: the state machine, which is done.
         emit: sends an event.
         part: of the plan that holds at the end.
@@ -502,19 +506,19 @@ def hand_results_in(
     Raises:
         IntegrityError: what the nodes sent is not as the plan has it.
     """
-    for node, totals in handed_in.last.totals():
-        books.ledger.add_totals(node, totals)
-    if request.evaluation is None and not handed_in.settle(state.best, state.last_step):
-        handed_in.last.send(request.job, emit, part=part)
-    report = books.ledger.report(
-        rows=books.rows,
+    for node, totals in collector.last.totals():
+        recorder.ledger.add_totals(node, totals)
+    if request.evaluation is None and not collector.settle(state.best, state.last_step):
+        collector.last.send(request.job, emit, part=part)
+    report = recorder.ledger.report(
+        rows=recorder.rows,
         run_id=run_id,
         wall_s=wall_s,
         phases_s=phases_s,
         predicted_bytes=planned.memory_bytes,
         unfreeze_at=state.unfreeze_at,
         predicted_steps_s=predicted.steps_s if predicted else None,
-        operations=books.operations_report(),
+        operations=recorder.operations_report(),
         best=state.best,
     )
     emit(control_pb2.RunEvent(report_json=json.dumps(report)))

@@ -35,8 +35,8 @@ from coordinator.run.members import (
     choose_members,
     choose_named,
     lost_message,
-    not_there,
-    too_few,
+    missing_nodes_error,
+    too_few_nodes_error,
 )
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import Evaluation, invited
@@ -54,13 +54,13 @@ from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import Resume
-from ringtune.schedule.migration import why_it_stays, why_it_waits
+from ringtune.schedule.migration import stay_reason, wait_reason
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import read_object
 from ringtune.v1 import control_pb2
 
 
-class Absent:
+class AbsentNodes:
     """The absent nodes of a resumed run.
 
     Args:
@@ -71,10 +71,10 @@ class Absent:
     def __init__(self, resume: Resume, job: Job) -> None:
         self._resume, self._job = resume, job
 
-    def why_needed(self, missing: Sequence[str]) -> str:
+    def need_reason(self, missing: Sequence[str]) -> str:
         """Say why the run does not resume without these nodes; empty if it does, once it has waited for them."""
         course = self._resume.plan.course
-        if stays := why_it_stays(course, self._resume.plan.placements):
+        if stays := stay_reason(course, self._resume.plan.placements):
             return f"their parts of the checkpoint are on no other node: {stays}"
         owners = [node for node in missing if course.owner(node) is not None]
         if not owners:
@@ -83,7 +83,7 @@ class Absent:
             return f"no other node has the rows of {', '.join(owners)}; or set recovery.owners = 'skip'"
         if len(owners) == len(course.owners):
             return "no other node than they owns rows"
-        return why_it_waits(course, owners[0])
+        return wait_reason(course, owners[0])
 
     def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
         """Name the members on which the run resumes in place of the nodes that it had; none if it needs those.
@@ -93,13 +93,13 @@ class Absent:
             named: the nodes that it had, of which one at least is missing.
         """
         missing = [node for node in named if node not in living]
-        return () if not living or self.why_needed(missing) else tuple(sorted(living))
+        return () if not living or self.need_reason(missing) else tuple(sorted(living))
 
     def waits(self, living: Sequence[str], named: Sequence[str], join_s: float) -> str:
         """Name the nodes that the run waits for, the longest wait, and what the run does after it."""
         missing = [node for node in named if node not in living]
         waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
-        if why := self.why_needed(missing):
+        if why := self.need_reason(missing):
             return f"{waits}, without which the run can't go on: {why}"
         return f"{waits}; then the run goes on without, if the disks of the others have what was trained there"
 
@@ -233,7 +233,7 @@ class Driver(abc.ABC):
 
     def stop(self, reason: str) -> None:
         """Ask for the end of the work at once, whatever is under way."""
-        self._queue.put(rd.StopAsked(reason))
+        self._queue.put(rd.RunStopRequested(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
         """Hand all events to a further reader, too; to be called before ``start``.
@@ -306,7 +306,7 @@ class Driver(abc.ABC):
         finally:
             try:
                 self._on_end()  # before the last event, so that whoever hears it may submit the next run
-                self._say_how_it_ended(outcome)
+                self._log_outcome(outcome)
             finally:
                 self._outbox.close()  # else the submitter would wait for ever
 
@@ -363,7 +363,7 @@ class Driver(abc.ABC):
         named: Sequence[str] = (),
         has_given_plan: bool = False,
         evaluation: Evaluation | None = None,
-        absent: Absent | None = None,
+        absent: AbsentNodes | None = None,
     ) -> tuple[Member, ...]:
         """Wait for enough members, and open the calls to them.
 
@@ -400,7 +400,7 @@ class Driver(abc.ABC):
         join_s: float,
         named: Sequence[str],
         evaluation: Evaluation | None,
-        absent: Absent | None,
+        absent: AbsentNodes | None,
         *,
         has_given_plan: bool,
     ) -> tuple[Member, ...]:
@@ -419,9 +419,9 @@ class Driver(abc.ABC):
                 if absent is not None and (found := choose_named(living, absent.instead(names, named))):
                     check_reachable(found)
                     return found
-                raise not_there(living, named, join_s, has_given_plan=has_given_plan)
+                raise missing_nodes_error(living, named, join_s, has_given_plan=has_given_plan)
             if not named and (not wanted or time.monotonic() >= deadline_s):
-                raise too_few(living, wanted, join_s)
+                raise too_few_nodes_error(living, wanted, join_s)
             raise_if_over(self._next())
 
     def _admit(self, member: Member, calls: AgentCalls) -> str:
@@ -449,7 +449,7 @@ class Driver(abc.ABC):
         for calls in self._calls.values():
             calls.close()
 
-    def _say_how_it_ended(self, outcome: RingTuneError | None) -> None:
+    def _log_outcome(self, outcome: RingTuneError | None) -> None:
         try:
             self._finish_files()
         except StorageError as error:  # the keeper's disk is full
@@ -481,7 +481,7 @@ def raise_if_over(entry: object) -> None:
         RingTuneError: a node failed.
     """
     match entry:
-        case rd.StopAsked(reason) | rd.DrainAsked(reason):
+        case rd.RunStopRequested(reason) | rd.DrainRequested(reason):
             raise InterruptedRunError(reason)
         case rd.NodeFailed(_, error, message):
             raise error_from_name(error, message)

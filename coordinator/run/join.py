@@ -2,8 +2,8 @@
 
 ::
 
-    Joined --> Inspect --answer--> Met --> checks --> the run has one node more
-                   '---error---> ComerFailed --> a note
+    Joined --> Inspect --answer--> CandidateAnswered --> checks --> the run has one node more
+                   '---error---> CandidateFailed --> a note
 
 A node is asked for the same facts as every node at the start. If its model is that of the run, and its rows, if it owns
 some, are those of the plan, the state machine may give it blocks, and the planner decides whether they pay. A node for
@@ -19,19 +19,19 @@ from typing import Final, NamedTuple
 
 from coordinator.planner.given_plan import with_given_times
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours
-from coordinator.run.migration import Replanning
-from coordinator.run.node_client import AgentCalls, Facts, ask_about_itself, read_facts
-from coordinator.run.recorder import RunBooks
+from coordinator.run.migration import ReplanSearch
+from coordinator.run.node_client import AgentCalls, Facts, inspect_node, read_facts
+from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
 from ringtune.costs.links import with_assumed
-from ringtune.costs.measurement import hidden_bytes, refuse_unlike_copies
+from ringtune.costs.measurement import hidden_bytes, refuse_differing_copies
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PeerLostError, PlanError, RingTuneError
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 
@@ -42,18 +42,18 @@ class Joined(NamedTuple):
     member: Member
 
 
-class Gathered(NamedTuple):
+class InitialNodesJoined(NamedTuple):
     """The run has the nodes that it begins with: earlier ``Joined`` events of these are no news."""
 
 
-class Met(NamedTuple):
+class CandidateAnswered(NamedTuple):
     """A node that joined has answered; ``instance`` is its process."""
 
     instance: str
     facts: Facts
 
 
-class ComerFailed(NamedTuple):
+class CandidateFailed(NamedTuple):
     """A call to a node that joined has failed, whether it is part of the run by then or not."""
 
     node: str
@@ -61,18 +61,18 @@ class ComerFailed(NamedTuple):
     error: RingTuneError
 
 
-Comes = Joined | Gathered | Met | ComerFailed
+JoinEvent = Joined | InitialNodesJoined | CandidateAnswered | CandidateFailed
 """What happens to a node that comes."""
 
 
-class Comer(NamedTuple):
+class JoinCandidate(NamedTuple):
     """A node that is asked about itself, and the calls to it."""
 
     member: Member
     calls: AgentCalls
 
 
-class Comers:
+class JoinCandidates:
     """Those that are asked in one run.
 
     Args:
@@ -82,12 +82,14 @@ class Comers:
         put: takes answers, from any thread.
     """
 
-    def __init__(self, run_id: str, job: Job, *, lease_s: float, put: Callable[[Met | ComerFailed], None]) -> None:
+    def __init__(
+        self, run_id: str, job: Job, *, lease_s: float, put: Callable[[CandidateAnswered | CandidateFailed], None]
+    ) -> None:
         self._run_id, self._job, self._lease_s, self._put = run_id, job, lease_s, put
-        self._asked: dict[str, Comer] = {}
+        self._asked: dict[str, JoinCandidate] = {}
 
     def ask(self, member: Member, *, measure: bool, neighbours: int, frozen: FrozenWeights | None) -> None:
-        """Ask a node about itself, in place of a former process of its name; see ``ask_about_itself``."""
+        """Ask a node about itself, in place of a former process of its name; see ``inspect_node``."""
         node, instance = member.node, member.instance
         self.drop(node, "it has joined again")
         calls = AgentCalls(
@@ -95,30 +97,30 @@ class Comers:
             member.address,
             self._run_id,
             lease_s=self._lease_s,
-            on_failure=lambda name, error: self._put(ComerFailed(name, instance, error)),
+            on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
         )
-        self._asked[node] = Comer(member, calls)
-        ask_about_itself(
+        self._asked[node] = JoinCandidate(member, calls)
+        inspect_node(
             calls,
             self._job,
             measure=measure,
             neighbours=neighbours,
             frozen=frozen,
-            put=lambda facts: self._put(Met(instance, facts)),
+            put=lambda facts: self._put(CandidateAnswered(instance, facts)),
         )
 
-    def take(self, node: str, instance: str) -> Comer | None:
+    def take(self, node: str, instance: str) -> JoinCandidate | None:
         """Hand out who answers; None if it is not asked, or another process of its name is."""
-        comer = self._asked.get(node)
-        if comer is None or comer.member.instance != instance:
+        candidate = self._asked.get(node)
+        if candidate is None or candidate.member.instance != instance:
             return None
         return self._asked.pop(node)
 
     def drop(self, node: str, reason: str) -> None:
         """Let a node go that is asked, if it is."""
-        comer = self._asked.pop(node, None)
-        if comer is not None:
-            let_go(comer.calls, reason)
+        candidate = self._asked.pop(node, None)
+        if candidate is not None:
+            release_node(candidate.calls, reason)
 
     def close(self, reason: str) -> None:
         """Let all go that are asked."""
@@ -126,13 +128,13 @@ class Comers:
             self.drop(node, reason)
 
 
-def let_go(calls: AgentCalls, reason: str) -> None:
+def release_node(calls: AgentCalls, reason: str) -> None:
     """Tell a node that the run does not need it, and close the calls to it after that."""
     calls.release(reason).add_done_callback(lambda _: calls.close())
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownNodes:
     """What is known of a run's nodes.
 
     Attributes:
@@ -144,7 +146,7 @@ class Known:
     facts: Mapping[str, NodeFacts]
 
 
-def why_refused(facts: NodeFacts, known: Known) -> str:
+def refusal_reason(facts: NodeFacts, known: KnownNodes) -> str:
     """Why a node can't take part; empty if it can.
 
     Its base model has to be that of the others. An owner's rows have to be those that the plan counts, and copies that
@@ -170,7 +172,7 @@ def why_refused(facts: NodeFacts, known: Known) -> str:
         return "its rows have other labels or users than when the run began; start it again with the same data"
     if known.plan.course.method.full_parameters:  # replicas are placed by what nodes are now
         try:
-            refuse_unlike_copies(known.plan, {**known.facts, facts.node: facts})
+            refuse_differing_copies(known.plan, {**known.facts, facts.node: facts})
         except PlanError as error:
             return str(error)
     return ""
@@ -199,7 +201,7 @@ def links_of(
 _OVER: Final = ("done", "failed")
 
 
-class Joining:
+class JoinHandler:
     """The nodes that join one run; everything is called on the run's thread.
 
     Args:
@@ -221,11 +223,11 @@ class Joining:
         run_id: str,
         request: RunRequest,
         members: Members,
-        machine: Rounds,
+        machine: RunStateMachine,
         reports: Reports,
         *,
         lease_s: float,
-        put: Callable[[Comes], None],
+        put: Callable[[JoinEvent], None],
         feed: Callable[[rd.Event], None],
         note: Callable[[str], None],
         admit: Callable[[Member, AgentCalls], str],
@@ -233,29 +235,29 @@ class Joining:
     ) -> None:
         self._request, self._members, self._machine, self._reports = request, members, machine, reports
         self._lease_s, self._put, self._feed, self._note, self._admit = lease_s, put, feed, note, admit
-        self._comers = Comers(run_id, request.job, lease_s=lease_s, put=put)
+        self._candidates = JoinCandidates(run_id, request.job, lease_s=lease_s, put=put)
         self._addresses = addresses
         self._early: dict[str, Joined] = {}
-        self._known: Known | None = None
-        self._books: RunBooks | None = None
-        self._replanning: Replanning | None = None
+        self._known: KnownNodes | None = None
+        self._recorder: RunRecorder | None = None
+        self._replanning: ReplanSearch | None = None
         self._instances: dict[str, str] = {}
         self._has_gathered = False
 
-    def begin(self, known: Known, books: RunBooks, replanning: Replanning) -> None:
+    def begin(self, known: KnownNodes, recorder: RunRecorder, replanning: ReplanSearch) -> None:
         """There is a plan: nodes that joined before may be asked now."""
-        self._known, self._books, self._replanning = known, books, replanning
+        self._known, self._recorder, self._replanning = known, recorder, replanning
         for early in self._early.values():
             self._put(early)
         self._early = {}
 
     def gathered(self) -> None:
         """Say that the run has the nodes that it begins with, behind what they have said already."""
-        self._put(Gathered())
+        self._put(InitialNodesJoined())
 
     def close(self) -> None:
         """The run is over: let all go that are still asked."""
-        self._comers.close("the run is over")
+        self._candidates.close("the run is over")
 
     def ask_others(self, needed: Set[str]) -> None:
         """Ask members that have no part in the run whether they have room, if it waits for any node that has."""
@@ -266,7 +268,7 @@ class Joining:
 
     # ---- what happens -----------------------------------------------------------------------------
 
-    def take(self, entry: Comes, needed: Set[str]) -> None:
+    def take(self, entry: JoinEvent, needed: Set[str]) -> None:
         """Take a node that joined the coordinator, its answer, or a failed call to one.
 
         Args:
@@ -276,18 +278,18 @@ class Joining:
         if not self._request.is_training:
             return
         match entry:
-            case Gathered():
+            case InitialNodesJoined():
                 self._has_gathered = True
             case Joined(member):
                 self._on_joined(member, needed)
-            case Met(instance, facts):
-                comer = self._comers.take(facts.node, instance)
-                if comer is not None:
-                    self._on_met(comer, entry)
-            case ComerFailed(node, instance, error):
-                comer = self._comers.take(node, instance)
-                if comer is not None:
-                    self._refuse(comer, str(error))
+            case CandidateAnswered(instance, facts):
+                candidate = self._candidates.take(facts.node, instance)
+                if candidate is not None:
+                    self._on_candidate_answered(candidate, entry)
+            case CandidateFailed(node, instance, error):
+                candidate = self._candidates.take(node, instance)
+                if candidate is not None:
+                    self._refuse(candidate, str(error))
                 elif self._instances.get(node) == instance and node in needed:
                     self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
@@ -304,14 +306,14 @@ class Joining:
         if self._known is None:
             self._early[node] = Joined(member)
             return
-        if why := self._why_not(member, needed - {node}):
+        if why := self._refusal_reason(member, needed - {node}):
             self._note(f"node {node} has joined the coordinator, and takes no part in this run: {why}")
             return
         if self._is_awaited(node):
             self._note(f"asking node {node} for its rows, memory and times ...")
         self._ask(member, needed - {node})
 
-    def _why_not(self, member: Member, needed: Set[str]) -> str:
+    def _refusal_reason(self, member: Member, needed: Set[str]) -> str:
         """Why a member is not even asked; empty if it is."""
         living = {one.node: one for one in self._members.living()}
         try:
@@ -333,7 +335,7 @@ class Joining:
 
     def _ask(self, member: Member, needed: Set[str]) -> None:
         others = [one for one in self._members.living() if one.node in needed]
-        self._comers.ask(
+        self._candidates.ask(
             member,
             measure=not self._has_given_times(member.node),
             neighbours=num_neighbours([*others, member])[member.node],
@@ -343,37 +345,37 @@ class Joining:
     def _has_given_times(self, node: str) -> bool:
         return self._request.profile is not None and node in self._request.profile.by_name
 
-    def _on_met(self, comer: Comer, met: Met) -> None:
+    def _on_candidate_answered(self, candidate: JoinCandidate, met: CandidateAnswered) -> None:
         """Take a node into the run, if it fits it; else say why not, and continue as before."""
         if self._machine.phase in _OVER or self._known is None:
-            let_go(comer.calls, "the run is over")
+            release_node(candidate.calls, "the run is over")
             return
         try:
             facts = read_facts(met.facts)
-            problem = why_refused(facts, self._known)
+            problem = refusal_reason(facts, self._known)
         except RingTuneError as error:
             problem = str(error)
         if problem:
-            self._refuse(comer, problem)
+            self._refuse(candidate, problem)
         else:
-            self._take_in(comer, self._with_times(facts))
+            self._take_in(candidate, self._with_times(facts))
 
     def _with_times(self, facts: NodeFacts) -> NodeFacts:
         if not self._has_given_times(facts.node) or self._request.profile is None:
             return facts
         return with_given_times({facts.node: facts}, self._request.profile).nodes[0]
 
-    def _take_in(self, comer: Comer, facts: NodeFacts) -> None:
-        if self._known is None or self._books is None or self._replanning is None:
+    def _take_in(self, candidate: JoinCandidate, facts: NodeFacts) -> None:
+        if self._known is None or self._recorder is None or self._replanning is None:
             return
-        member, is_awaited = comer.member, self._is_awaited(facts.node)
-        if self._admit(member, comer.calls) != member.instance:
+        member, is_awaited = candidate.member, self._is_awaited(facts.node)
+        if self._admit(member, candidate.calls) != member.instance:
             self._reports.forget(facts.node)
         self._addresses[facts.node] = member.address
         self._instances[facts.node] = member.instance
         links = links_of(member, facts, self._replanning.profile, self._members, self._request)
         self._known = dataclasses.replace(self._known, facts={**self._known.facts, facts.node: facts})
-        self._books.joined(facts, links)
+        self._recorder.joined(facts, links)
         self._replanning.joined(facts, links, looks=not is_awaited)
         self._note(
             f"node {facts.node} is back; resuming"
@@ -382,8 +384,8 @@ class Joining:
         )
         self._feed(rd.NodeJoined(facts.node))
 
-    def _refuse(self, comer: Comer, problem: str) -> None:
-        node = comer.member.node
+    def _refuse(self, candidate: JoinCandidate, problem: str) -> None:
+        node = candidate.member.node
         waits = "; the run waits on" if self._is_awaited(node) else ""
         self._note(f"node {node} takes no part in this run: {problem}{waits}")
-        let_go(comer.calls, problem)
+        release_node(candidate.calls, problem)

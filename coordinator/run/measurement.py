@@ -44,7 +44,7 @@ class LinkAnswer(NamedTuple):
     reply: control_pb2.MeasureLinkReply
 
 
-class LinkMeasuring:
+class LinkMeasurement:
     """Asks the members of one run about the links that nobody knows yet.
 
     Args:

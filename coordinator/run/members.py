@@ -23,7 +23,7 @@ from ringtune.costs.profile import LinkFacts
 from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.transport.endpoints import is_loopback, split_address
 
-MOST_BETWEEN_S: Final = 1.5
+MAX_BETWEEN_S: Final = 1.5
 """Whoever looks at leases reads the clock several times in so many seconds; a longer gap is none of theirs."""
 
 
@@ -48,7 +48,7 @@ class WakingClock:
         with self._lock:
             now_s = self._now_s()
             gap_s, self._read_s = now_s - self._read_s, now_s
-            if gap_s > MOST_BETWEEN_S:
+            if gap_s > MAX_BETWEEN_S:
                 self._stood_s += gap_s
             return now_s - self._stood_s
 
@@ -315,7 +315,7 @@ def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
     return {member.node: counts[machine_of(member)] - 1 for member in members}
 
 
-def not_there(
+def missing_nodes_error(
     living: Sequence[Member], names: Sequence[str], waited_s: float, *, has_given_plan: bool = False
 ) -> RingTuneError:
     """Make the error that ends waiting for the nodes of an earlier run, or of a given plan."""
@@ -338,7 +338,7 @@ def unused_owners(living: Sequence[Member], chosen: Sequence[Member]) -> tuple[s
     return tuple(sorted(each.node for each in living if each.has_data and not each.is_guest and each.node not in names))
 
 
-def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
+def too_few_nodes_error(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
     """Make the error that ends waiting for members."""
     if not wanted:
         return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")

@@ -6,9 +6,9 @@
 
 A lasting change of the pace of a node or a link starts a search::
 
-    reports of nodes --> PaceWatch --a node or a link has lastingly changed--> planning on a thread of its own
-                                                                                    |
-    notes with both numbers <-- Replanned through the run's queue <-----------------'
+    reports of nodes --> PaceMonitor --a node or a link has lastingly changed--> planning on a thread of its own
+                                                                                      |
+    notes with both numbers <-- Replanned through the run's queue <-------------------'
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
 from coordinator.planner.limits import Effort
-from coordinator.planner.replan import Replanned, placed_without, replanned, without
-from coordinator.run.checkpoint import Checkpointing
+from coordinator.planner.replan import PlacementProposal, placed_without, replanned, without
+from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
 from coordinator.run.report import RunLedger
 from ringtune.config.sections import NEVER
-from ringtune.costs.calibration import CHANGED, PaceWatch
+from ringtune.costs.calibration import CHANGED, PaceMonitor
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PeerLostError, RingTuneError, internal_error
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.storage.pieces import Pieces
@@ -41,7 +41,7 @@ from ringtune.storage.strict import read_object
 from ringtune.v1 import control_pb2
 
 
-class MoveDriving:
+class MigrationDriver:
     """The moves of one run.
 
     Args:
@@ -60,7 +60,7 @@ class MoveDriving:
         self,
         part: Plan,
         job: Job,
-        checkpoints: Checkpointing,
+        checkpoints: CheckpointManager,
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
         put: Callable[[NodePrepared | NodeRested | NodeMoved | rd.Event], None],
@@ -235,7 +235,7 @@ FIRST_MOVE_S: Final = 5.0
 """Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
 
 
-class Considered(NamedTuple):
+class ReplanOutcome(NamedTuple):
     """What was found for changed nodes.
 
     Attributes:
@@ -243,18 +243,18 @@ class Considered(NamedTuple):
         found: another placement, or None.
         profile: the times that it was judged with.
         problem: why looking failed; empty if it did not.
-        comers: nodes that joined in mid-run and caused the search.
+        candidates: nodes that joined in mid-run and caused the search.
     """
 
     placement_number: int
-    found: Replanned | None
+    found: PlacementProposal | None
     profile: Profile
     problem: str = ""
-    comers: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
 
 
-class Books(Protocol):
-    """What the search needs from ``coordinator.run.recorder.RunBooks``."""
+class RunProgress(Protocol):
+    """What the search needs from ``coordinator.run.recorder.RunRecorder``."""
 
     end_step: int
     """Optimizer steps that are done at the end of the granted turns, after which the run could move."""
@@ -264,7 +264,7 @@ class Books(Protocol):
         """The links with the transfers of the run."""
 
 
-class Replanning:
+class ReplanSearch:
     """The search for another placement during one run.
 
     Args:
@@ -288,7 +288,7 @@ class Replanning:
         job: Job,
         profile: Profile,
         *,
-        put: Callable[[Considered], None],
+        put: Callable[[ReplanOutcome], None],
         note: Callable[[str], None],
     ) -> None:
         self._course, self._job, self._put, self._note = plan.course, job, put, note
@@ -301,26 +301,26 @@ class Replanning:
         self._follows = job.placement.follow != NEVER and plan.course.decides
         self._watches = job.placement.replan != NEVER
         is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
-        stays = why_it_stays(plan.course, plan.placements)
+        stays = stay_reason(plan.course, plan.placements)
         self._may_move = is_wanted and not stays
-        self.why_closed = _why_closed(stays, watches=self._watches, is_shared=is_shared)
-        self._comers: tuple[str, ...] = ()
+        self.why_closed = _closed_reason(stays, watches=self._watches, is_shared=is_shared)
+        self._candidates: tuple[str, ...] = ()
         self._last_placement_number = plan.placements[-1].placement_number
         self._is_thinking = False
         self._told: Mapping[str, float] = {}  # nodes, and links as "a to b"
         self._decided: tuple[int, ...] = ()
         self._next: Profile | None = None
         self._move_s = 0.0
-        self.pace: PaceWatch | None = None
+        self.pace: PaceMonitor | None = None
         self._watch(part)
 
     def _watch(self, part: Plan, tried: int = 0) -> None:
         """Watch from now on, unless the run is to move by itself, to a later placement than it tried last."""
         self._placement_number = part.placement.placement_number
         if self._may_move and max(self._placement_number, tried) >= self._last_placement_number:
-            self.pace = PaceWatch(Plan(self._course, (part.placement,)), self.profile)
+            self.pace = PaceMonitor(Plan(self._course, (part.placement,)), self.profile)
 
-    def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
+    def turn_done(self, part: Plan, turn: Turn, books: RunProgress, *, prepare_s: float, living: Set[str]) -> None:
         """Look for another placement if nodes or links have changed, or more blocks train and slices follow that.
 
         Args:
@@ -346,30 +346,34 @@ class Replanning:
                 self._note(f"after step {turn.end_step} actions of nodes take, {compared}: {_times_as_long(nodes)}")
             if pairs:
                 self._note(f"after step {turn.end_step} messages take, {compared}: {_times_as_long(links_told)}")
-            self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
+            self._search_in_background(
+                part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s
+            )
         elif has_decided:
             self._decided = turn.unfreeze_at
             profile = dataclasses.replace(self.profile, links=links.links(self.profile.links))
-            self._think_beside(part, without(profile, lost), turn, step, prepare_s)
-        elif self._comers:
-            self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
+            self._search_in_background(part, without(profile, lost), turn, step, prepare_s)
+        elif self._candidates:
+            self._search_in_background(
+                part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s
+            )
 
-    def _think_beside(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
+    def _search_in_background(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
         self._is_thinking = True
-        comers, self._comers = tuple(node for node in self._comers if node in profile.by_name), ()
-        work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S), comers)
+        candidates, self._candidates = tuple(node for node in self._candidates if node in profile.by_name), ()
+        work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S), candidates)
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
-    def take(self, answer: Considered, living: Set[str]) -> rd.Replanned | None:
+    def take(self, answer: ReplanOutcome, living: Set[str]) -> rd.Replanned | None:
         """Tell the user what was found, and return the event for the state machine; None if the run stays.
 
         What was looked for beside another placement than that which holds is forgotten.
         """
         self._is_thinking, found = False, answer.found
         if answer.placement_number != self._placement_number:
-            self._comers = tuple(dict.fromkeys((*self._comers, *answer.comers)))  # beside what holds now
+            self._candidates = tuple(dict.fromkeys((*self._candidates, *answer.candidates)))  # beside what holds now
             return None
-        who = f"with node {', '.join(answer.comers)}: " if answer.comers else ""
+        who = f"with node {', '.join(answer.candidates)}: " if answer.candidates else ""
         if found is None:
             why = answer.problem or "there is no other placement that fits the nodes"
             self._note(f"{who}{why}; the run stays on its own")
@@ -394,7 +398,7 @@ class Replanning:
         others = without(self.profile, [facts.node])
         self.profile = _sorted(others, (facts,), links)
         if looks and self._may_move:
-            self._comers = (*self._comers, facts.node)
+            self._candidates = (*self._candidates, facts.node)
 
     def _complete(self, profile: Profile) -> Profile:
         """A profile with the nodes that joined after it was begun."""
@@ -403,7 +407,9 @@ class Replanning:
         links = [link for link in self.profile.links if (link.source, link.target) not in pairs]
         return _sorted(profile, missing, links) if missing else profile
 
-    def place_again(self, command: rd.PlaceAgain, put: Callable[[rd.Placed | rd.NotPlaced], None]) -> None:
+    def find_placement(
+        self, command: rd.FindPlacement, put: Callable[[rd.PlacementFound | rd.NoPlacementFound], None]
+    ) -> None:
         """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
         self.profile = without(self.profile, command.lost)
         profile, placement_number = self.profile, command.placement_number
@@ -411,16 +417,20 @@ class Replanning:
         def think() -> None:
             try:
                 effort = Effort(seconds=self._job.runtime.plan_s)
-                put(rd.Placed(placement_number, placed_without(command.part, self._job, profile, command.lost, effort)))
+                put(
+                    rd.PlacementFound(
+                        placement_number, placed_without(command.part, self._job, profile, command.lost, effort)
+                    )
+                )
             except RingTuneError as error:
-                put(rd.NotPlaced(placement_number, type(error).__name__, str(error)))
+                put(rd.NoPlacementFound(placement_number, type(error).__name__, str(error)))
             except Exception as error:
                 _LOG.exception("looking for a placement without lost nodes failed by a bug")
-                put(rd.NotPlaced(placement_number, RingTuneError.__name__, str(internal_error(error))))
+                put(rd.NoPlacementFound(placement_number, RingTuneError.__name__, str(internal_error(error))))
 
         threading.Thread(target=think, name="recover", daemon=True).start()
 
-    def moved(self, command: rd.LogMove) -> PaceWatch | None:
+    def moved(self, command: rd.LogMove) -> PaceMonitor | None:
         """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
         if not command.problem:
             self._move_s = command.seconds
@@ -430,14 +440,14 @@ class Replanning:
         self._watch(command.part, command.placement_number)
         return self.pace
 
-    def recovered(self, command: rd.LogRecovery) -> PaceWatch | None:
+    def recovered(self, command: rd.LogRecovery) -> PaceMonitor | None:
         """Begin to watch anew on the placement without lost nodes, and return the watch."""
         self._next, self._told, self._course = None, {}, command.plan.course
         self._watch(command.part, self._last_placement_number)  # no later placement of the plan is left
         return self.pace
 
     def _think(
-        self, part: Plan, profile: Profile, turn: Turn, step: int, move_s: float, comers: tuple[str, ...]
+        self, part: Plan, profile: Profile, turn: Turn, step: int, move_s: float, candidates: tuple[str, ...]
     ) -> None:
         found, problem = None, ""
         try:
@@ -456,10 +466,10 @@ class Replanning:
         except Exception:
             _LOG.exception("looking for another placement failed by a bug")
             problem = "looking for another placement failed by a bug"
-        self._put(Considered(part.placement.placement_number, found, profile, problem, comers))
+        self._put(ReplanOutcome(part.placement.placement_number, found, profile, problem, candidates))
 
 
-def _why_closed(stays: str, *, watches: bool, is_shared: bool) -> str:
+def _closed_reason(stays: str, *, watches: bool, is_shared: bool) -> str:
     """Why a node that joins in mid-run gets no blocks; empty if it may."""
     if stays:
         return f"the run stays on its placement, as {stays}"

@@ -41,7 +41,7 @@ from ringtune.storage.strict import read_object
 from ringtune.transport.channels import open_channel
 from ringtune.transport.codecs import GrantWriter
 from ringtune.transport.parties import node_party
-from ringtune.transport.retry import Asking, repeated
+from ringtune.transport.retry import RetriedCall, repeated
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -211,8 +211,8 @@ class AgentCalls:
         self._run_id = run_id
         self._on_failure = on_failure
         self._placement_number, self._grants = 0, GrantWriter(run_id)
-        self._moving: Asking | None = None
-        self._fetching: Asking | None = None
+        self._moving: RetriedCall | None = None
+        self._fetching: RetriedCall | None = None
         self._num_moves = 0
         self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
@@ -388,7 +388,7 @@ class AgentCalls:
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
         request = self._grants.request(turns, keep_from_step=keep_from_step)
-        again = Asking(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
+        again = RetriedCall(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
         self._submit(lambda: self._track(again).result())
 
     def collect(
@@ -453,8 +453,8 @@ class AgentCalls:
             if not self._cancelled.is_set():
                 tell(error if isinstance(error, RingTuneError) else self._bug(error))
 
-    def _asking(self, method: Any, request: Any, timeout_s: float) -> Asking:
-        return Asking(method, request, peer=self._peer, lease_s=self._lease_s, timeout_s=timeout_s)
+    def _asking(self, method: Any, request: Any, timeout_s: float) -> RetriedCall:
+        return RetriedCall(method, request, peer=self._peer, lease_s=self._lease_s, timeout_s=timeout_s)
 
     def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
         return self._track(self._asking(method, request, timeout_s)).result()
@@ -546,7 +546,7 @@ MEASURE_S: Final = 1.0
 """A run measures briefly as it starts; 'ringtune measure' takes longer, and nodes remember the better one."""
 
 
-def ask_about_itself(
+def inspect_node(
     calls: AgentCalls,
     job: Job,
     *,

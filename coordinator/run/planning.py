@@ -29,9 +29,9 @@ from coordinator.planner.given_plan import accept_plan, check_given, with_given_
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import JobTime, Planned, measured_time
-from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.events import EventSink
-from coordinator.run.measurement import LinkAnswer, LinkMeasuring, has_own_links, remember, remembered_links
+from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remember, remembered_links
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
@@ -137,7 +137,7 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
     return planned
 
 
-class PlanningThread:
+class PlannerThread:
     """Plans a run beside the run's thread.
 
     Args:
@@ -151,7 +151,7 @@ class PlanningThread:
         self._cancelled = threading.Event()
 
     def start(
-        self, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing, links: tuple[LinkFacts, ...] = ()
+        self, facts: Mapping[str, NodeFacts], checkpoints: CheckpointManager, links: tuple[LinkFacts, ...] = ()
     ) -> Profile:
         """Begin to plan.
 
@@ -174,7 +174,7 @@ class PlanningThread:
         """Let the thread end soon: nobody waits for its plan any more."""
         self._cancelled.set()
 
-    def _plan(self, profile: Profile, checkpoints: Checkpointing) -> None:
+    def _plan(self, profile: Profile, checkpoints: CheckpointManager) -> None:
         effort = Effort(seconds=self._request.job.runtime.plan_s, is_cancelled=self._cancelled.is_set)
         try:
             kept = checkpoints.planned(profile, effort)
@@ -189,7 +189,7 @@ class PlanningThread:
 _SHARE_OF_WAIT = 0.5
 
 
-class Looked(NamedTuple):
+class FirstInspectionDone(NamedTuple):
     """The first look at all nodes' answers is done.
 
     Attributes:
@@ -201,7 +201,7 @@ class Looked(NamedTuple):
     frozen: FrozenWeights | None = None
 
 
-class FirstLook:
+class FirstInspection:
     """The answers of all nodes before they measure; made when the nodes are asked.
 
     Args:
@@ -215,7 +215,7 @@ class FirstLook:
         self,
         request: RunRequest,
         nodes: tuple[str, ...],
-        on_done: Callable[[Looked], None],
+        on_done: Callable[[FirstInspectionDone], None],
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -247,14 +247,14 @@ class FirstLook:
             planned = self._plan()
         except DeadlineError as error:  # the planner that knows all will say what is wrong
             _LOG.info("the first look took too long: %s", error)
-            self._on_done(Looked(None))
+            self._on_done(FirstInspectionDone(None))
         except RingTuneError as error:
-            self._on_done(Looked(error))
+            self._on_done(FirstInspectionDone(error))
         except Exception as error:
             _LOG.exception("the first look failed by a bug")
-            self._on_done(Looked(internal_error(error)))
+            self._on_done(FirstInspectionDone(internal_error(error)))
         else:
-            self._on_done(Looked(None, planned.plan.course.frozen))
+            self._on_done(FirstInspectionDone(None, planned.plan.course.frozen))
 
     def _plan(self) -> Planned:
         left_s = max(0.0, self._end_s - self._now_s())
@@ -263,15 +263,16 @@ class FirstLook:
         return plan_run(self._request, run_profile(self._request, self._facts), None, effort)
 
 
-class PlanMaking:
+class RunPlanner:
     """Takes one run through the steps before its plan.
 
     Args:
         request: what is asked for.
         checkpoints: of the run; they have a plan to keep if it is resumed.
         cache: links that are known.
-        put: takes, from any thread, entries for the run's thread: ``Looked`` calls for ``end_look``, a ``LinkAnswer``
-            for ``take_link``; a plan or a failure ends the preparation.
+        put: takes, from any thread, entries for the run's thread: ``FirstInspectionDone`` calls for
+            ``end_first_inspection``, a ``LinkAnswer`` for ``add_link_answer``; a plan or a failure ends the
+            preparation.
         emit: sends an event to the submitter.
         enter: takes the name of a step that begins.
     """
@@ -279,20 +280,20 @@ class PlanMaking:
     def __init__(
         self,
         request: RunRequest,
-        checkpoints: Checkpointing,
+        checkpoints: CheckpointManager,
         cache: LinkCache,
         *,
-        put: Callable[[Looked | LinkAnswer | PlanReady | rd.PlanFailed], None],
+        put: Callable[[FirstInspectionDone | LinkAnswer | PlanReady | rd.PlanFailed], None],
         emit: EventSink,
         enter: Callable[[str], None],
     ) -> None:
         self._request, self._checkpoints, self._cache = request, checkpoints, cache
         self._put, self._emit, self._enter = put, emit, enter
-        self._planning = PlanningThread(request, put)
+        self._planning = PlannerThread(request, put)
         self._members: tuple[Member, ...] = ()
         self._calls: Mapping[str, AgentCalls] = {}
-        self._first_look: FirstLook | None = None
-        self._measuring: LinkMeasuring | None = None
+        self._first_inspection: FirstInspection | None = None
+        self._measuring: LinkMeasurement | None = None
         self._facts: Mapping[str, NodeFacts] = {}
 
     # ---- nodes ------------------------------------------------------------------------------------
@@ -300,27 +301,27 @@ class PlanMaking:
     def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls]) -> None:
         """Begin with the members of the run, which are asked about themselves next."""
         self._members, self._calls = tuple(members), calls
-        if FirstLook.is_wanted(self._request):
-            self._first_look = FirstLook(self._request, tuple(member.node for member in members), self._put)
+        if FirstInspection.is_wanted(self._request):
+            self._first_inspection = FirstInspection(self._request, tuple(member.node for member in members), self._put)
 
     @property
-    def is_looking(self) -> bool:
+    def is_first_inspection(self) -> bool:
         """Whether the answers are for the first look only: nodes are asked again, to measure themselves."""
-        return self._first_look is not None
+        return self._first_inspection is not None
 
     @property
     def needs_times(self) -> bool:
         """Whether a node that is asked now shall measure itself."""
-        return self._request.needs_times and not self.is_looking
+        return self._request.needs_times and not self.is_first_inspection
 
-    def look_at(self, facts: NodeFacts) -> None:
-        """Take a node's first answer; after the last one ``Looked`` follows."""
-        if self._first_look is not None:
-            self._first_look.take(facts)
+    def add_answer(self, facts: NodeFacts) -> None:
+        """Take a node's first answer; after the last one ``FirstInspectionDone`` follows."""
+        if self._first_inspection is not None:
+            self._first_inspection.take(facts)
 
-    def end_look(self) -> None:
+    def end_first_inspection(self) -> None:
         """Let answers count from now on."""
-        self._first_look = None
+        self._first_inspection = None
 
     # ---- links and plan ---------------------------------------------------------------------------
 
@@ -328,17 +329,17 @@ class PlanMaking:
         """Plan with the facts of all nodes; first measure the links that the run may use, if it is planned by them."""
         self._facts = facts
         job, model = self._request.job, next(iter(facts.values())).model
-        if not LinkMeasuring.is_wanted(self._request):
+        if not LinkMeasurement.is_wanted(self._request):
             is_own = has_own_links(self._request)
             self._plan_with(remembered_links(self._members, job, model, self._cache) if is_own else ())
             return
-        self._measuring = LinkMeasuring(self._members, self._calls, job, model, cache=self._cache, put=self._put)
+        self._measuring = LinkMeasurement(self._members, self._calls, job, model, cache=self._cache, put=self._put)
         if not self._measuring.is_done:
             self._enter("measuring links")
         self._measuring.go_on()
         self._plan_once_measured()
 
-    def take_link(self, answer: LinkAnswer) -> None:
+    def add_link_answer(self, answer: LinkAnswer) -> None:
         """Take a node's answer about a link."""
         if self._measuring is not None:
             self._measuring.take(answer)
@@ -367,8 +368,8 @@ class PlanMaking:
     def cancel(self) -> None:
         """Let the work beside the run's thread end soon: nobody waits for its answer any more."""
         self._planning.cancel()
-        if self._first_look is not None:
-            self._first_look.cancel()
+        if self._first_inspection is not None:
+            self._first_inspection.cancel()
 
     # ---- after the run ----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from coordinator.run.events import EventSink, GrowingFile
 from coordinator.run.report import NodeTotals, OperationsLedger, RunLedger
 from coordinator.run.run_text import fetched_line, fetched_text, recovery_line, replan_line, rows_facts, stop_text
 from coordinator.run.trace import Activity, TraceText
-from ringtune.costs.calibration import PaceWatch, RecordedProfile
+from ringtune.costs.calibration import PaceMonitor, RecordedProfile
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.engine.events import Span
@@ -19,10 +19,10 @@ from ringtune.errors import PlanError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import parse_action
-from ringtune.schedule.operation_tables import GivenTable
+from ringtune.schedule.operation_tables import ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
-from ringtune.texts import Repeats, times
+from ringtune.texts import RepeatCounter, times
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ Logged = (
 """What the state machine logs, and a run's books take."""
 
 
-class RunBooks:
+class RunRecorder:
     """The books of one run: ledger, trace, recordings, and the times that its actions took.
 
     Args:
@@ -87,13 +87,13 @@ class RunBooks:
         self.ledger = RunLedger(
             plan, job, placement_number=(part or plan).placement.placement_number if plan.moves else None
         )
-        self.pace: PaceWatch | None = None
+        self.pace: PaceMonitor | None = None
         self.onlooker: EventSink | None = None
         self._activity = Activity()
         self.end_seq = self.end_step = 0
-        self._left_out = Repeats()
+        self._left_out = RepeatCounter()
         self._has_risen = False
-        self._comers: tuple[str, ...] = ()  # before the trace was begun
+        self._candidates: tuple[str, ...] = ()  # before the trace was begun
 
     @property
     def plan(self) -> Plan:
@@ -104,7 +104,7 @@ class RunBooks:
         """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
         self.ledger.begin(started_unix_s)
         num_blocks = self._plan.course.num_blocks
-        nodes = dict.fromkeys((*self._plan.nodes, *self._comers))
+        nodes = dict.fromkeys((*self._plan.nodes, *self._candidates))
         self._trace_text = TraceText(
             nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, placement_number=self.ledger.placement_number
         )
@@ -145,7 +145,7 @@ class RunBooks:
         if self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.joined(facts.node).encode())
         else:
-            self._comers = (*self._comers, facts.node)
+            self._candidates = (*self._candidates, facts.node)
 
     def recovered(self, command: rd.LogRecovery, at_unix_s: float) -> None:
         """Write into the books that the run continues without a node; send the plan and the line to the submitter."""
@@ -257,7 +257,7 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rd.LogOperations(step, operations):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
-                chosen = GivenTable(step=step, operations=operations, origin=self._plan.course.table_origin)
+                chosen = ScheduledTable(step=step, operations=operations, origin=self._plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
             case rd.LogTechniqueFailed(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Final
 
-from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import StatusBoard
 from coordinator.run.events import now_unix_s
-from coordinator.run.migration import MoveDriving, Replanning
-from coordinator.run.recorder import RunBooks
+from coordinator.run.migration import MigrationDriver, ReplanSearch
+from coordinator.run.recorder import RunRecorder
 from coordinator.run.requests import RunRequest
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import IntegrityError, PeerLostError, PlanError
@@ -23,7 +23,7 @@ from ringtune.ids import naming_node
 from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.replicas import CopyDigest
@@ -35,7 +35,7 @@ GRACE_S = 1.0
 """Seconds that a node has to report its own failure after another node complained about it."""
 
 
-class Blame:
+class PeerSuspicions:
     """Complaints of nodes about lost peers, each kept until its time is up."""
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ def with_role(message: str, node: str, plan: Plan) -> str:
     )
 
 
-_MOST_SCORES: Final = 1 << 22
+_MAX_SCORES: Final = 1 << 22
 """Most entries of scores that are kept for turns under way; a million batches of four micro-batches have so many."""
-_MOST_COPIES: Final = 2
-_MOST_TURNS: Final = 1 << 16
+_MAX_COPIES: Final = 2
+_MAX_TURNS: Final = 1 << 16
 
 
 class Reports:
@@ -89,21 +89,21 @@ class Reports:
         now_s: the clock by which ``verdict`` is asked.
     """
 
-    def __init__(self, checkpoints: Checkpointing, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, checkpoints: CheckpointManager, now_s: Callable[[], float] = time.monotonic) -> None:
         self._checkpoints, self._now_s = checkpoints, now_s
         self._num_reports: dict[str, int] = {}
         self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
         self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
-        self._blame = Blame()
+        self._suspicions = PeerSuspicions()
 
     def take(
-        self, request: control_pb2.ReportRequest, books: RunBooks, placement_number: int = 0
+        self, request: control_pb2.ReportRequest, recorder: RunRecorder, placement_number: int = 0
     ) -> Iterator[rd.Event]:
         """Write a report into the books; a report with a number that was taken before is ignored.
 
         Args:
             request: the report.
-            books: of the run.
+            recorder: of the run.
             placement_number: of the placement that holds. An error of a node that has no role in it ends nothing: the
                 run has continued without that node, and its links broke because of that.
 
@@ -118,11 +118,11 @@ class Reports:
         last = self._num_reports.get(request.node, 0)
         if request.number <= last:
             return  # the node did not hear that it had arrived
-        check_report(request, last=last, nodes=books.plan.nodes, end_seq=books.end_seq)
+        check_report(request, last=last, nodes=recorder.plan.nodes, end_seq=recorder.end_seq)
         self._num_reports[request.node] = request.number
-        books.add_report(request)
+        recorder.add_report(request)
         for step in request.steps:
-            books.note_end(step.seq, step.at_unix_s)
+            recorder.note_end(step.seq, step.at_unix_s)
             values = numbers_from_proto(step.values)
             yield rd.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
@@ -132,13 +132,13 @@ class Reports:
             yield rd.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
-        if request.error and books.plan.has_role(request.node, placement_number):
+        if request.error and recorder.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
-                message = with_role(message, request.lost_peer or request.node, books.plan)
+                message = with_role(message, request.lost_peer or request.node, recorder.plan)
             failed = rd.NodeFailed(request.node, request.error, message, request.lost_peer)
             if request.lost_peer:
-                self._blame.add(failed, request.lost_peer, self._now_s())
+                self._suspicions.add(failed, request.lost_peer, self._now_s())
             else:
                 yield failed
 
@@ -147,7 +147,7 @@ class Reports:
         for message in request.scores:
             self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
         held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
-        if held > _MOST_SCORES:
+        if held > _MAX_SCORES:
             raise IntegrityError(
                 f"node {request.node} reports scores without end: {held} are here of turns that nobody has ended; use "
                 "one version on all machines"
@@ -158,7 +158,7 @@ class Reports:
         for message in request.copies:
             copies = self._copies.setdefault((request.node, message.turn), [])
             copies.append(CopyDigest(message.unit, message.sha256))
-            if len(copies) > _MOST_COPIES or len(self._copies) > _MOST_TURNS:
+            if len(copies) > _MAX_COPIES or len(self._copies) > _MAX_TURNS:
                 raise IntegrityError(
                     f"node {request.node} reports digests of copies without end; use one version on all machines"
                 )
@@ -173,14 +173,14 @@ class Reports:
 
     def forgive(self) -> None:
         """Forget who complained about whom: the run continues without those that were lost."""
-        self._blame = Blame()
+        self._suspicions = PeerSuspicions()
 
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Return the failure of a node that others complain about, once its time to report itself is up."""
-        return self._blame.verdict(now_s)
+        return self._suspicions.verdict(now_s)
 
 
-def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> Rounds:
+def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunStateMachine:
     """Make the state machine that a request wants: where the plan has copies it continues without lost nodes.
 
     Args:
@@ -189,9 +189,9 @@ def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> Rounds:
     """
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
-        return Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+        return RunStateMachine(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
     recovery = request.job.recovery
-    return Rounds(
+    return RunStateMachine(
         None,
         plan_only=plan_only,
         plan_s=runtime.plan_s,
@@ -217,10 +217,10 @@ def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str
 
 
 def recover(
-    command: rd.LogMove | rd.PlaceAgain | rd.LogRecovery,
-    moving: MoveDriving | None,
-    books: RunBooks | None,
-    replanning: Replanning | None,
+    command: rd.LogMove | rd.FindPlacement | rd.LogRecovery,
+    moving: MigrationDriver | None,
+    recorder: RunRecorder | None,
+    replanning: ReplanSearch | None,
     reports: Reports,
     answers: SimpleQueue[Any],
 ) -> str:
@@ -232,18 +232,18 @@ def recover(
     Raises:
         PlanError: there is no plan yet.
     """
-    if moving is None or books is None or replanning is None:
+    if moving is None or recorder is None or replanning is None:
         raise PlanError("a run recovers that has no plan yet; please report this")
-    if isinstance(command, rd.PlaceAgain):
-        replanning.place_again(command, answers.put)
+    if isinstance(command, rd.FindPlacement):
+        replanning.find_placement(command, answers.put)
         return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
     if isinstance(command, rd.LogMove):
         told = moving.log(command)
-        books.moved(command, now_unix_s())
-        books.pace = replanning.moved(command)
+        recorder.moved(command, now_unix_s())
+        recorder.pace = replanning.moved(command)
         return told
     told = moving.recovered(command)
-    books.recovered(command, now_unix_s())
-    books.pace = replanning.recovered(command)
+    recorder.recovered(command, now_unix_s())
+    recorder.pace = replanning.recovered(command)
     reports.forgive()
     return told

@@ -21,7 +21,7 @@ from typing import Any
 from coordinator.run.run_text import LastStep, rise_text, shown, training_facts
 from ringtune import __version__
 from ringtune.config.sections import learning_rate
-from ringtune.costs.action_costs import CourseCosts, Done, all_full, done_of, total
+from ringtune.costs.action_costs import CourseCosts, NodeWork, all_full, done_of, total
 from ringtune.costs.profile import Profile
 from ringtune.engine.events import Span
 from ringtune.errors import IntegrityError, PlanError
@@ -520,7 +520,7 @@ class OperationsLedger:
         self._costs = _costs(plan, profile) if self._is_kept else None
         self._busy_s: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._bytes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        self._done = {node: Done() for node in plan.nodes}
+        self._done = {node: NodeWork() for node in plan.nodes}
         self._steps: dict[tuple[Plan, str, int], int] = defaultdict(int)
         self._items: dict[tuple[Plan, str, int], Item] = {}
         self._total_busy_s: dict[str, float] = defaultdict(float)
@@ -531,7 +531,7 @@ class OperationsLedger:
 
     def joined(self, node: str) -> None:
         """Count what one more node does."""
-        self._done.setdefault(node, Done())
+        self._done.setdefault(node, NodeWork())
 
     # ---- what nodes report ------------------------------------------------------------------------
 
@@ -583,7 +583,7 @@ class OperationsLedger:
         full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
         busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
-        all_full_s = measured.work_s if _was_full_where_it_counts(done, full) else None
+        all_full_s = measured.work_s if _has_full_work(done, full) else None
         return {
             "steps": sum(self._steps.values()),
             "nodes": {node: each.shares() for node, each in done.items()},
@@ -604,20 +604,20 @@ class OperationsLedger:
             "scores": {"batches": self._scored, "busy_s": self._score_busy_s, "sent_bytes": self._score_bytes},
         }
 
-    def _all_full(self, costs: CourseCosts | None) -> dict[str, Done]:
+    def _all_full(self, costs: CourseCosts | None) -> dict[str, NodeWork]:
         """What each node would have done with everything full, where items of an owner are alike at each depth."""
-        sums = {node: Done() for node in self._plan.nodes}
+        sums = {node: NodeWork() for node in self._plan.nodes}
         for alike, times in self._steps.items():
             _add_done(sums, done_of(alike[0], self._items[alike], costs), times)
         return sums
 
 
-def _was_full_where_it_counts(done: Mapping[str, Done], full: Mapping[str, Done]) -> bool:
+def _has_full_work(done: Mapping[str, NodeWork], full: Mapping[str, NodeWork]) -> bool:
     """Whether each node that trains blocks has done anything full: else the time of full work there is not known."""
     return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
 
 
-def _add_done(sums: dict[str, Done], more: Mapping[str, Done], times: float) -> None:
+def _add_done(sums: dict[str, NodeWork], more: Mapping[str, NodeWork], times: float) -> None:
     for node, each in more.items():
         sums[node] += each.times(times)
 

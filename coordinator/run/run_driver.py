@@ -2,9 +2,9 @@
 
 ::
 
-    calls to nodes --answers--.                         .--> calls to nodes
-    reports of nodes ---------+--> queue --> Rounds ----+--> events for the submitter
-    leases, timers, stop -----'   (one thread)          '--> books (ledger, trace)
+    calls to nodes --answers--.                             .--> calls to nodes
+    reports of nodes ---------+--> queue --> state machine -+--> events for the submitter
+    leases, timers, stop -----'   (one thread)              '--> recorder (ledger, trace)
 
 One thread touches the state machine and the books. All decisions are the state machine's.
 """
@@ -20,14 +20,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from coordinator.planner.planned import JobTime, Planned
-from coordinator.run.checkpoint import Checkpointing, Noted
-from coordinator.run.collect import BestFiles, HandedIn, hand_results_in
-from coordinator.run.driver import Absent, Driver
+from coordinator.run.checkpoint import CheckpointManager, Noted
+from coordinator.run.collect import BestFiles, ResultCollector, send_results
+from coordinator.run.driver import AbsentNodes, Driver
 from coordinator.run.events import now_unix_s
-from coordinator.run.join import ComerFailed, Comes, Gathered, Joined, Joining, Known, Met
+from coordinator.run.join import (
+    CandidateAnswered,
+    CandidateFailed,
+    InitialNodesJoined,
+    Joined,
+    JoinEvent,
+    JoinHandler,
+    KnownNodes,
+)
 from coordinator.run.measurement import LinkAnswer
 from coordinator.run.members import Member, Members, num_neighbours, unused_owners
-from coordinator.run.migration import Considered, MoveDriving, Replanning, note_figures
+from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch, note_figures
 from coordinator.run.node_client import (
     Answer,
     Facts,
@@ -36,12 +44,12 @@ from coordinator.run.node_client import (
     NodePrepared,
     NodeRested,
     Reported,
-    ask_about_itself,
+    inspect_node,
     read_facts,
 )
-from coordinator.run.planning import Looked, PlanMaking, PlanReady
-from coordinator.run.recorder import RunBooks
-from coordinator.run.recovery import Reports, await_nodes, recover, rounds_of, with_role
+from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner
+from coordinator.run.recorder import RunRecorder
+from coordinator.run.recovery import Reports, await_nodes, recover, state_machine_of, with_role
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
 from ringtune.costs.measurement import SKIPPED_ITEMS
@@ -121,14 +129,14 @@ class RunDriver(Driver):
         self._job = request.job
         self._addresses: dict[str, str] = {}
         self._request = request
-        self._rounds = rounds_of(request, awaits_nodes=awaits_nodes)
-        self._checkpoints = Checkpointing(run_id, request.job, request.resume)
-        self._making = PlanMaking(
+        self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
+        self._checkpoints = CheckpointManager(run_id, request.job, request.resume)
+        self._run_planner = RunPlanner(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
         )
         self._reports = Reports(self._checkpoints, self._now_s)
-        self._handed_in = HandedIn(request.job, self._queue.put, self._emit)
-        self._joining = Joining(
+        self._collector = ResultCollector(request.job, self._queue.put, self._emit)
+        self._join_handler = JoinHandler(
             run_id,
             request,
             members,
@@ -144,9 +152,9 @@ class RunDriver(Driver):
         self._timers: dict[str, float] = {}
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
-        self._books: RunBooks | None = None
-        self._moving: MoveDriving | None = None
-        self._replanning: Replanning | None = None
+        self._recorder: RunRecorder | None = None
+        self._migration: MigrationDriver | None = None
+        self._replanning: ReplanSearch | None = None
         self._predicted: JobTime | None = None
         self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
         self._phase = ("joining", self._started_s)
@@ -158,7 +166,7 @@ class RunDriver(Driver):
 
     def drain(self, reason: str) -> None:
         """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
-        self._queue.put(rd.DrainAsked(reason))
+        self._queue.put(rd.DrainRequested(reason))
 
     def joined(self, member: Member) -> None:
         """Queue that a node has joined the coordinator."""
@@ -193,14 +201,14 @@ class RunDriver(Driver):
             named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes),
             has_given_plan=request.plan is not None and request.resume is None,
             evaluation=request.evaluation,
-            absent=Absent(request.resume, request.job) if request.resume else None,
+            absent=AbsentNodes(request.resume, request.job) if request.resume else None,
         )
-        self._joining.gathered()
+        self._join_handler.gathered()
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
-        self._making.begin(members, self._calls)
+        self._run_planner.begin(members, self._calls)
         self._feed(rd.Started(tuple(sorted(self._addresses))))
         try:
             while self._finish is None:
@@ -210,17 +218,26 @@ class RunDriver(Driver):
                 self._fire_timers()
                 self._check_leases()
         finally:
-            self._making.cancel()
-            self._joining.close()
+            self._run_planner.cancel()
+            self._join_handler.close()
         if self._finish.error:
             return error_from_name(self._finish.error, self._finish.message)
-        self._hand_results_in()
+        self._send_results()
         return None
 
     # ---- events -----------------------------------------------------------------------------------
 
     def _take(
-        self, entry: rd.Event | Answer | BestFiles | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
+        self,
+        entry: rd.Event
+        | Answer
+        | BestFiles
+        | Noted
+        | PlanReady
+        | FirstInspectionDone
+        | LinkAnswer
+        | ReplanOutcome
+        | JoinEvent,
     ) -> None:
         match entry:
             case Reported(request):
@@ -228,41 +245,41 @@ class RunDriver(Driver):
             case Facts():
                 self._on_facts(entry)
             case NodePrepared(node, hosted_bytes):
-                if self._books is not None:
-                    self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
+                if self._recorder is not None:
+                    self._recorder.ledger.nodes[node].hosted_bytes = hosted_bytes
                 self._feed(rd.Prepared(node))
             case Files() | BestFiles():
-                self._feed(self._handed_in.take(entry))
+                self._feed(self._collector.take(entry))
             case PlanReady():
                 self._on_plan(entry)
-            case Looked():
-                self._on_first_look(entry)
+            case FirstInspectionDone():
+                self._on_first_inspection(entry)
             case LinkAnswer():
-                self._making.take_link(entry)
-            case Considered():
+                self._run_planner.add_link_answer(entry)
+            case ReplanOutcome():
                 if self._replanning is not None and (found := self._replanning.take(entry, self._needed)) is not None:
                     self._feed(found)
             case NodeRested() | NodeMoved():
-                if self._books is not None:
-                    self._feed(note_figures(entry, self._books.ledger))
-            case Joined() | Gathered() | Met() | ComerFailed():
-                self._joining.take(entry, self._needed)
+                if self._recorder is not None:
+                    self._feed(note_figures(entry, self._recorder.ledger))
+            case Joined() | InitialNodesJoined() | CandidateAnswered() | CandidateFailed():
+                self._join_handler.take(entry, self._needed)
             case Noted(step):
-                self._let_go_of_shards(step)
+                self._drop_old_shards(step)
             case _:
                 self._feed(entry)
 
     def _on_facts(self, entry: Facts) -> None:
         facts = read_facts(entry)
-        if self._making.is_looking:
-            self._making.look_at(facts)
+        if self._run_planner.is_first_inspection:
+            self._run_planner.add_answer(facts)
         else:
             self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
             self._feed(rd.Inspected(entry.node, facts))
 
-    def _on_first_look(self, looked: Looked) -> None:
+    def _on_first_inspection(self, looked: FirstInspectionDone) -> None:
         """Let the nodes measure themselves, or end a run for which no plan is possible."""
-        self._making.end_look()
+        self._run_planner.end_first_inspection()
         if looked.error is not None:
             self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return
@@ -271,9 +288,11 @@ class RunDriver(Driver):
             self._inspect(node)
 
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
-        if self._books is None:
+        if self._recorder is None:
             raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
-        for event in self._reports.take(request, self._books, self._require_moving().part.placement.placement_number):
+        for event in self._reports.take(
+            request, self._recorder, self._require_moving().part.placement.placement_number
+        ):
             self._feed(event)
 
     def _check_leases(self) -> None:
@@ -305,26 +324,28 @@ class RunDriver(Driver):
             case rd.Inspect(node):
                 self._inspect(node)
             case rd.MakePlan(facts):
-                self._making.plan(facts)
+                self._run_planner.plan(facts)
             case rd.Prepare(node, plan):
                 self._require_moving().prepare(command, self._request.saved_for(node, plan))
             case rd.FetchAhead() | rd.Rest() | rd.Move() | rd.Halt():
                 self._require_moving().tell(command)
             case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
-                self._joining.ask_others(self._needed)
-            case rd.LogMove() | rd.PlaceAgain() | rd.LogRecovery():
-                self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
-            case rd.LogTurn(turn) if self._books is not None and self._replanning is not None:
-                self._books.log(command)
+                self._join_handler.ask_others(self._needed)
+            case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
+                self._note(
+                    recover(command, self._migration, self._recorder, self._replanning, self._reports, self._queue)
+                )
+            case rd.LogTurn(turn) if self._recorder is not None and self._replanning is not None:
+                self._recorder.log(command)
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
-                self._replanning.turn_done(part, turn, self._books, prepare_s=prepare_s, living=self._needed)
+                self._replanning.turn_done(part, turn, self._recorder, prepare_s=prepare_s, living=self._needed)
             case rd.Grant(turns):
-                if self._books is not None:
-                    self._books.granted(turns)
+                if self._recorder is not None:
+                    self._recorder.granted(turns)
                 self._require_moving().grant(turns)
             case rd.Collect() | rd.CollectBest() | rd.LogBest():
-                self._handed_in.carry_out(command, self._calls, self._require_moving().part)
+                self._collector.carry_out(command, self._calls, self._require_moving().part)
             case rd.Release(node, reason, is_finished):
                 self._needed -= {node}
                 self._released.append(self._calls[node].release(reason, is_finished=is_finished))
@@ -339,24 +360,24 @@ class RunDriver(Driver):
             case rd.LogCheckpoint() | rd.LogKept():
                 part, is_kept = self._require_moving().part, self._keeper is not None
                 self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
-                if self._books is not None and isinstance(command, rd.LogCheckpoint):
-                    self._books.emit_profile()  # for a submitter or coordinator that does not live to see the end
+                if self._recorder is not None and isinstance(command, rd.LogCheckpoint):
+                    self._recorder.emit_profile()  # for a submitter or coordinator that does not live to see the end
             case _:
-                if self._books is not None:
-                    self._books.log(command)
+                if self._recorder is not None:
+                    self._recorder.log(command)
 
     def _inspect(self, node: str) -> None:
-        ask_about_itself(
+        inspect_node(
             self._calls[node],
             self._job,
-            measure=self._making.needs_times,
+            measure=self._run_planner.needs_times,
             neighbours=self._neighbours[node],
             frozen=self._timed_frozen,
             put=self._queue.put,
             extend=lambda request: self._checkpoints.ask_about(node, request),
         )
 
-    def _let_go_of_shards(self, step: int) -> None:
+    def _drop_old_shards(self, step: int) -> None:
         """Tell nodes which shards they may drop now that the submitter has the manifest of ``step``.
 
         A call of its own, because there may be no further grant that could say so.
@@ -370,8 +391,8 @@ class RunDriver(Driver):
             return
         self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
         self._phase = (phase, now_s)
-        if phase == "training" and self._books is not None and not self._books.is_open:
-            self._books.begin(now_unix_s())
+        if phase == "training" and self._recorder is not None and not self._recorder.is_open:
+            self._recorder.begin(now_unix_s())
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 
@@ -381,7 +402,7 @@ class RunDriver(Driver):
             return
         self._planned, plan = made.planned, made.planned.plan
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
-        self._handed_in.expect(made.profile.nodes[0].model)
+        self._collector.expect(made.profile.nodes[0].model)
         if made.planned.note:
             self._note(made.planned.note)
         if made.planned.effort_line:
@@ -391,21 +412,21 @@ class RunDriver(Driver):
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         start = self._checkpoints.start
         part = plan.at(start.placement_number if start else plan.placement.placement_number)
-        self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
+        self._recorder = RunRecorder(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:
             self._note(self._predicted.line())
             loads = {one.node: one.load for one in made.profile.nodes}
-            if self._making.needs_times and (busy := busy_text(loads, "when measured")):
+            if self._run_planner.needs_times and (busy := busy_text(loads, "when measured")):
                 self._note(busy)
         self._checkpoints.tell(self._emit)
         if not self._request.plan_only:
-            self._moving = MoveDriving(
+            self._migration = MigrationDriver(
                 part, self._job, self._checkpoints, self._addresses, self._calls, self._queue.put
             )
-            self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
-            self._books.pace, self._books.onlooker = self._replanning.pace, self._onlooker
-            self._joining.begin(Known(plan, made.profile.by_name), self._books, self._replanning)
+            self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
+            self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker
+            self._join_handler.begin(KnownNodes(plan, made.profile.by_name), self._recorder, self._replanning)
         self._feed(rd.PlanMade(plan, start))
 
     def _require_plan(self) -> Planned:
@@ -413,21 +434,21 @@ class RunDriver(Driver):
             raise PlanError("there is no plan yet; please report this")
         return self._planned
 
-    def _require_moving(self) -> MoveDriving:
-        if self._moving is None:
+    def _require_moving(self) -> MigrationDriver:
+        if self._migration is None:
             raise PlanError("no placement holds yet; please report this")
-        return self._moving
+        return self._migration
 
     # ---- the end ----------------------------------------------------------------------------------
 
-    def _hand_results_in(self) -> None:
+    def _send_results(self) -> None:
         """Send adapter or model, and report, of the run to the submitter, merged from what the nodes sent."""
-        if self._request.plan_only or self._books is None:
+        if self._request.plan_only or self._recorder is None:
             return
-        hand_results_in(
+        send_results(
             self._request,
-            self._books,
-            self._handed_in,
+            self._recorder,
+            self._collector,
             self._rounds,
             self._emit,
             part=self._require_moving().part,
@@ -443,10 +464,10 @@ class RunDriver(Driver):
 
     def _finish_files(self) -> None:
         """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
-        self._handed_in.drop()
-        if self._books is None:
+        self._collector.drop()
+        if self._recorder is None:
             return
         if not self._request.plan_only:
-            self._books.emit_profile()
-            self._making.remember(self._books.shown_links())
-        self._books.close()
+            self._recorder.emit_profile()
+            self._run_planner.remember(self._recorder.shown_links())
+        self._recorder.close()

@@ -225,7 +225,7 @@ def rise_text(job: Job, known: Evaluations, loss: float | None, *, is_last: bool
     """
     if known.best is None or loss is None or loss <= known.best * _RISES_BY:
         return ""
-    if known.waited < (1 if is_last else _EVALUATIONS_OF_A_RISE) or known.end_a_run(job.train.patience_evals):
+    if known.waited < (1 if is_last else _EVALUATIONS_OF_A_RISE) or known.stops_run(job.train.patience_evals):
         return ""
     rise = f"evaluation loss has risen since step {known.best_step} ({known.best:.4g} -> {loss:.4g})"
     return f"{rise}: {_remedy(job, known.best_step)}"

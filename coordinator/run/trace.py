@@ -127,9 +127,9 @@ def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-MOST_SPANS: Final = 4000
+MAX_SPANS: Final = 4000
 """Actions of a step that are shown; 200 nodes with micro-batches of their own have so many. The rest is counted."""
-_MOST_ITEMS: Final = 512
+_MAX_ITEMS: Final = 512
 _MAY_RUN_AHEAD: Final = (Op.EMBED, Op.FORWARD_FREE, Op.SKIP, Op.KEEP, Op.READ)
 MESSAGES: Final = ">"
 """Ends the name of a node whose messages are waited for, on their way or not sent yet, while what they say is known."""
@@ -161,7 +161,7 @@ class _NodeTime:
             self._items[seq].add(start_s, end_s)
             return
         self._items[seq] = _Item(start_s, end_s, end_s - start_s)
-        if len(self._items) > _MOST_ITEMS:
+        if len(self._items) > _MAX_ITEMS:
             oldest, second = sorted(self._items)[:2]
             old = self._items.pop(oldest)
             self._items[second].add(old.start_s, old.start_s)
@@ -213,7 +213,7 @@ class _TurnSpans:
         self.start_s, self.end_s = min(self.start_s, span.start_s), max(self.end_s, span.end_s)
         if span.action.seq < self.turn.end_seq - 1:
             self.end_before_last_s = max(self.end_before_last_s, span.end_s)
-        elif len(self.last) < MOST_SPANS:
+        elif len(self.last) < MAX_SPANS:
             self.last.append((node, span))
         else:
             self.left_out += 1

@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.run.run_text import figure
 from coordinator.screen.progress import trained_text
 from coordinator.screen.tables import table_lines
-from coordinator.server.restart import taken_up_by
+from coordinator.server.restart import resumed_by
 from coordinator.server.run_record import RunRecord
 from ringtune.hints import hint
 from ringtune.quantities import format_bytes, format_seconds
@@ -108,7 +108,7 @@ _LEFT = 6
 
 def run_lines(records: Sequence[RunRecord]) -> list[str]:
     """Write one JSON line for each run."""
-    return [json.dumps({**dataclasses.asdict(record), "can_go_on": record.can_go_on}) for record in records]
+    return [json.dumps({**dataclasses.asdict(record), "can_go_on": record.is_resumable}) for record in records]
 
 
 def run_table(records: Sequence[RunRecord]) -> list[str]:
@@ -121,7 +121,7 @@ def run_table(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _why(record: RunRecord, records: Mapping[str, RunRecord]) -> str:
-    after = taken_up_by(records, record.run_id)
+    after = resumed_by(records, record.run_id)
     return printable(record.message) + (f"; {after.run_id} goes on with it" if after is not None else "")
 
 

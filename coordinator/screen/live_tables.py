@@ -17,7 +17,7 @@ from rich.text import Text
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure
 from coordinator.screen.listing import node_lines, node_table
-from coordinator.screen.progress import SpokenProgress, trained_text
+from coordinator.screen.progress import LineProgress, trained_text
 from coordinator.screen.training_text import helper_lines, training_lines
 from ringtune.errors import InterruptedRunError
 from ringtune.quantities import format_bytes
@@ -30,7 +30,7 @@ from ringtune.v1 import control_pb2
 _FIRST_PHASE = "starting"
 
 
-class LiveProgress(SpokenProgress):
+class LiveProgress(LineProgress):
     """Shows a run on a terminal.
 
     Args:
@@ -138,11 +138,11 @@ def _trained_at(course: Course, step: int, depth: int) -> Units:
 
 
 INTERVAL_S: Final = 1.0
-Ask = Callable[[], Sequence[control_pb2.NodeEntry]]
+NodeSource = Callable[[], Sequence[control_pb2.NodeEntry]]
 
 
 def watch_nodes(
-    ask: Ask,
+    ask: NodeSource,
     coordinator: str,
     *,
     as_json: bool,

@@ -19,7 +19,7 @@ from ringtune.schedule.actions import ops
 from ringtune.schedule.migration import due, first_step
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import BY_ROWS
-from ringtune.schedule.stages import num_dealt, replicas
+from ringtune.schedule.stages import num_assigned, replicas
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.units import units_text
@@ -114,7 +114,7 @@ def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[st
         blocks = f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
         if replicas(plan.placement, node):
             count = len(plan.course.microbatch_sizes())
-            blocks += f", {num_dealt(plan.placement, node, count)} of {count} micro-batches"
+            blocks += f", {num_assigned(plan.placement, node, count)} of {count} micro-batches"
         saves = SlicePolicy.of(plan, piece.start, piece.stop).text or "kept"
         needs = format_bytes(memory[node].total_bytes) if node in memory else ""
         has = format_bytes(budgets[node]) if node in budgets else ""

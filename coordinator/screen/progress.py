@@ -29,17 +29,17 @@ from ringtune.transport.parties import ADMIN, VARIABLE
 from ringtune.transport.speaker import is_encrypted
 
 
-def reachable_address(bound: str, own_host: str) -> str:
+def reachable_address(bound: str, machine_address: str) -> str:
     """Return ``host:port`` where a coordinator is reached; a bind to all addresses is no address to call.
 
     Example: ``0.0.0.0:7070`` on a machine that is 10.0.0.7 is ``10.0.0.7:7070``.
 
     Args:
         bound: where it listens.
-        own_host: this machine's address on its network; empty = it has none.
+        machine_address: this machine's address on its network; empty = it has none.
     """
     port = split_address(bound, option="--bind")[1]
-    return join_address(own_host or "HOST", port) if is_wildcard(bound) else bound
+    return join_address(machine_address or "HOST", port) if is_wildcard(bound) else bound
 
 
 def listening_line(bound: str) -> str:
@@ -258,7 +258,7 @@ class Progress:
         """Show any other line of text."""
 
 
-class SpokenProgress(Progress):
+class LineProgress(Progress):
     """Shows the rare events as lines, each passed to ``note``."""
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ class SpokenProgress(Progress):
             self.note(line)
 
 
-class PlainProgress(SpokenProgress):
+class PlainProgress(LineProgress):
     """Shows plain lines: each phase, and a step every few seconds."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -377,7 +377,7 @@ _PHASES: Final = {
 }
 
 
-class Waiting(Progress):
+class WaitNotice(Progress):
     """Says what is waited for while in its context, once it takes longer than ``QUIET_S``; as a progress, each phase.
 
     A terminal shows the seconds on one line, which is gone at the end; elsewhere each thing is said once, on a line.

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.run_control.evaluation import LEAST_ROWS
+from ringtune.run_control.evaluation import MIN_ROWS
 from ringtune.texts import printable
 
-MOST_CELL: Final = 200
+MAX_CELL: Final = 200
 """Longest cell; what nodes say of themselves may be longer."""
 
 
@@ -23,7 +23,7 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: i
         rows: cells, as many as titles.
         left: so many first columns are aligned to the left, the others to the right.
     """
-    every = [tuple(titles), *(tuple(printable(cell, most=MOST_CELL) for cell in row) for row in rows)]
+    every = [tuple(titles), *(tuple(printable(cell, most=MAX_CELL) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in every) for column in range(len(titles))]
     return ["  ".join(_cell(cell, widths[i], i < left) for i, cell in enumerate(row)).rstrip() for row in every]
 
@@ -32,8 +32,8 @@ def _cell(text: str, width: int, to_left: bool) -> str:
     return text.ljust(width) if to_left else text.rjust(width)
 
 
-_MOST_ROWS: Final = 30
-_MOST_COLUMNS: Final = 8
+_MAX_ROWS: Final = 30
+_MAX_COLUMNS: Final = 8
 
 
 def class_lines(found: Mapping[str, Any]) -> list[str]:
@@ -55,8 +55,8 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     if not classes or not confusion:
         return []
     labels: list[str] = confusion["labels"]
-    shown = sorted(classes, key=lambda label: (classes[label]["f1"], labels.index(label)))[:_MOST_ROWS]
-    predicted = labels if len(labels) <= _MOST_COLUMNS else []
+    shown = sorted(classes, key=lambda label: (classes[label]["f1"], labels.index(label)))[:_MAX_ROWS]
+    predicted = labels if len(labels) <= _MAX_COLUMNS else []
     one, many, counted_as = ("tag", "tags", "words") if "words" in found else ("class", "classes", "rows")
     titles = [one, counted_as, "precision", "recall", "F1", *(f"as {label}" for label in predicted)]
     rows = [
@@ -73,7 +73,7 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     counted, rows_of_all = found.get("counted_rows"), found.get("count")
     if counted != rows_of_all:
         more.append(
-            f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: an owner of fewer than {LEAST_ROWS} "
+            f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: an owner of fewer than {MIN_ROWS} "
             "evaluation rows sends no counts, which could tell its labels"
         )
     return [*(f"  {line}" for line in table_lines(titles, rows)), *more]
@@ -86,7 +86,7 @@ def _entity_table(found: Mapping[str, Any]) -> list[str]:
         return []
     of_all = {name: found[f"entity_{name}"] for name in ("precision", "recall", "f1")}
     whole = {**of_all, "entities": found["entities"], "predicted": sum(kind["predicted"] for kind in types.values())}
-    shown = [*sorted(types.items(), key=lambda item: -item[1]["entities"])[:_MOST_ROWS], ("all", whole)]
+    shown = [*sorted(types.items(), key=lambda item: -item[1]["entities"])[:_MAX_ROWS], ("all", whole)]
     rows = [
         [
             name,

@@ -20,8 +20,8 @@ from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload import rows_by_user, user_sets
 from ringtune.techniques.operations import expected_table
 
-_MOST_OWNERS = 8
-_MOST_CLASSES = 8
+_MAX_OWNERS = 8
+_MAX_CLASSES = 8
 _LONGEST_NAME = 30
 
 
@@ -37,14 +37,14 @@ def training_lines(course: Course) -> list[str]:
     ]
     owners = list(facts["owners"].items())
     width = max(len(name) for name, _ in owners)
-    for name, own in owners[:_MOST_OWNERS]:
+    for name, own in owners[:_MAX_OWNERS]:
         times = _times(own["least_times"], own["most_times"])
         lines.append(
             f"  {name:<{width}}  {_counted(own['steps'], 'step')} of {_counted(own['rows_of_batch'], 'row')}: "
             f"{own['used_rows']:,} of its {own['rows']:,} rows{times}"
         )
-    if len(owners) > _MOST_OWNERS:
-        epochs = [own["epochs"] for _, own in owners[_MOST_OWNERS:]]
+    if len(owners) > _MAX_OWNERS:
+        epochs = [own["epochs"] for _, own in owners[_MAX_OWNERS:]]
         lines.append(f"  and {len(epochs)} more owners, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
     if course.labels:
         lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
@@ -67,11 +67,11 @@ def _times(least: int, most: int) -> str:
 def _classes(labels: tuple[str, ...]) -> str:
     """List the first names; those with spaces at an end, or none to see, in quotes."""
     shown = [label if label == label.strip() and label.isprintable() and label else repr(label) for label in labels]
-    cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown[:_MOST_CLASSES]]
-    return ", ".join(cut) + (f" and {len(shown) - _MOST_CLASSES} more" if len(shown) > _MOST_CLASSES else "")
+    cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown[:_MAX_CLASSES]]
+    return ", ".join(cut) + (f" and {len(shown) - _MAX_CLASSES} more" if len(shown) > _MAX_CLASSES else "")
 
 
-_MOST_GROUPS = 8
+_MAX_GROUPS = 8
 _EMBEDDING_TELLS = "with texts, the embedding's which tokens it had and, of learned positions, where they stood"
 _HEAD_TELLS = "the head's about how many rows of each class"
 
@@ -87,8 +87,8 @@ def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[s
         return []
     period = course.method.period(course)
     kinds = [course.method.trained(course, step) for step in range(period)]
-    shown = " | ".join(units_text(units) for units in kinds[:_MOST_GROUPS])
-    more = f" | and {period - _MOST_GROUPS} more" if period > _MOST_GROUPS else ""
+    shown = " | ".join(units_text(units) for units in kinds[:_MAX_GROUPS])
+    more = f" | and {period - _MAX_GROUPS} more" if period > _MAX_GROUPS else ""
     rate = course.method.rate_at(course, course.num_steps - 1)[1]
     lines = [
         f"trains all parameters, one group a step: {shown}{more}",
@@ -125,7 +125,7 @@ def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
     COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
@@ -163,8 +163,8 @@ def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
 
 
 def _named(users: Sequence[str]) -> str:
-    more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
-    return f"{', '.join(users[:_MOST_NAMED])}{more}"
+    more = f" and {len(users) - _MAX_NAMED} more" if len(users) > _MAX_NAMED else ""
+    return f"{', '.join(users[:_MAX_NAMED])}{more}"
 
 
 def _result(plan: Plan) -> str:
@@ -185,7 +185,7 @@ def _result(plan: Plan) -> str:
     return f"{'; '.join(said)}: the result is not that of a run without helpers"
 
 
-MOST_BATCHES = 2
+MAX_BATCHES = 2
 
 
 def choice_lines(plan: Plan) -> list[str]:
@@ -205,7 +205,7 @@ def choice_lines(plan: Plan) -> list[str]:
     return [f"operations of {what} are chosen by the policy {choice.policy}{by} before training{anew}"]
 
 
-def operations_lines(plan: Plan, *, most_batches: int = MOST_BATCHES) -> list[str]:
+def operations_lines(plan: Plan, *, max_batches: int = MAX_BATCHES) -> list[str]:
     """Write the table of a plan with a legend: its first batches, and where it is only assumed.
 
     Example: ``1132 3333`` is a micro-batch that passes the second of two blocks of four subnets by.
@@ -216,9 +216,9 @@ def operations_lines(plan: Plan, *, most_batches: int = MOST_BATCHES) -> list[st
     table = expected_table(course)
     assumed = ", assumed until the run has chosen" if course.operations is None else ""
     lines = [f"operations{assumed}: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet"]
-    for entry in table.batches[:most_batches]:
+    for entry in table.batches[:max_batches]:
         lines += _batch(entry, course.num_blocks, table.subnets)
-    more = len(table.batches) - most_batches
+    more = len(table.batches) - max_batches
     return [*lines, f"  and {more} more batches"] if more > 0 else lines
 
 

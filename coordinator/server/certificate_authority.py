@@ -32,7 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringtune.errors import StorageError, TokenError, TrustError, UsageError
 from ringtune.storage.durable import make_private_folder, write_durably
-from ringtune.texts import Repeats, times
+from ringtune.texts import RepeatCounter, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
     BACKDATED_S,
@@ -82,7 +82,7 @@ CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RevokedCertificate:
     """A certificate that holds no longer.
 
     Attributes:
@@ -106,7 +106,7 @@ class Register:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._refused = Repeats()
+        self._refused = RepeatCounter()
         with contextlib.suppress(FileExistsError), _storage_errors(self._path):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._transaction() as database:
@@ -203,14 +203,14 @@ class Register:
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
         return number
 
-    def removed(self, now_unix_s: float) -> tuple[Removed, ...]:
+    def removed(self, now_unix_s: float) -> tuple[RevokedCertificate, ...]:
         """List what was removed and has not expired yet."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT serial, removed FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? ORDER BY serial",
                 (now_unix_s,),
             ).fetchall()
-        return tuple(Removed(serial, reason) for serial, reason in rows)
+        return tuple(RevokedCertificate(serial, reason) for serial, reason in rows)
 
     # ---- notes ------------------------------------------------------------------------------------
 
@@ -453,7 +453,7 @@ GUEST = re.compile(r"eval-[0-9a-f]{8}")
 """Names of nodes that a user's machine may have invited by itself, for one evaluation."""
 
 
-class Keeper:
+class TrustKeeper:
     """Keeps the trust of one folder while a coordinator runs; safe for threads.
 
     Args:

@@ -19,9 +19,9 @@ from coordinator.run.measurement import MeasureDriver
 from coordinator.run.members import LinkCache, Member, Registry, WakingClock
 from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto
 from coordinator.run.run_driver import RunDriver
-from coordinator.server.restart import request_to_go_on, to_take_up
+from coordinator.server.restart import resume_request, run_to_resume
 from coordinator.server.run_record import RunRecord
-from coordinator.server.run_store import KeptRuns
+from coordinator.server.run_store import RunStore
 from ringtune.errors import (
     BusyError,
     FrameError,
@@ -76,7 +76,7 @@ def lost_line(member: Member, silent_s: float) -> str:
     return f"node {member.node} is lost: last heard of {format_seconds(silent_s)} ago"
 
 
-class SpokenRun:
+class RunLogger:
     """Says when a run begins and how it ends, from its events.
 
     Args:
@@ -141,7 +141,7 @@ class Coordinator:
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
         self.lease_s = lease_s
         self.offers = Offers()
-        self.kept: KeptRuns | None = None
+        self.kept: RunStore | None = None
         self.awaits_nodes = True
         self.say: Callable[[str], None] = lambda line: None
         self.sinks: list[EventSink] = []
@@ -231,7 +231,7 @@ class Coordinator:
         except OSError as error:  # its terminal is gone; nobody else shall suffer for it
             _LOG.info("%s (can't be shown: %s)", line, error)
 
-    def say_who_is_lost(self) -> None:
+    def report_lost_members(self) -> None:
         """Say once of each member that is lost that it is."""
         now_s = self._now_s()
         with self._lock:
@@ -290,10 +290,10 @@ class Coordinator:
             request.job,
             request.kind,
             request.submitted_by,
-            lambda run_id, on_end: self._kept_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end),
+            lambda run_id, on_end: self._stored_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end),
         )
 
-    def _kept_driver(
+    def _stored_driver(
         self, run_id: str, request: RunRequest, takes_up: str, *, lease_s: float, on_end: Callable[[], None]
     ) -> RunDriver:
         driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
@@ -303,7 +303,7 @@ class Coordinator:
             driver.keep(self.kept.begin(record, request=asked, on_saved=driver.noted))
         return driver
 
-    def take_up(self, *, within_s: float) -> None:
+    def resume_interrupted(self, *, within_s: float) -> None:
         """Go on with the run that was under way when the coordinator's process before this one ended, if any.
 
         A run that can't be resumed is named, and stays interrupted.
@@ -315,12 +315,12 @@ class Coordinator:
             UsageError: no runs are kept.
         """
         kept = self.require_kept()
-        found = to_take_up(kept.records(), now_unix_s=time.time(), within_s=within_s)
+        found = run_to_resume(kept.records(), now_unix_s=time.time(), within_s=within_s)
         if found is None:
             return
         try:
             asked = read_run_request(kept.request(found.run_id))
-            request = request_to_go_on(asked, found, kept.events(found.run_id, wait=False))
+            request = resume_request(asked, found, kept.events(found.run_id, wait=False))
             driver = self.run(request, takes_up=found.run_id)
             if request.resume is None:  # all of it is done again, so nobody will fetch it
                 kept.fetched(found.run_id)
@@ -329,11 +329,11 @@ class Coordinator:
         else:
             self.tell(f"run {found.run_id} was under way when the coordinator ended; {driver.run_id} goes on with it")
 
-    def keeps(self, run_id: str) -> KeptRuns | None:
+    def keeps(self, run_id: str) -> RunStore | None:
         """Return where the books of a run are kept; None if they are not."""
         return self.kept if self.kept is not None and run_id in self.kept.records() else None
 
-    def require_kept(self) -> KeptRuns:
+    def require_kept(self) -> RunStore:
         """Return where books of runs are kept.
 
         Raises:
@@ -375,7 +375,7 @@ class Coordinator:
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
             model = name_of_folder(PurePath(job.model.path))
-            spoken = SpokenRun(what, who=who, model=model, say=self.tell, clock=time.monotonic)
+            spoken = RunLogger(what, who=who, model=model, say=self.tell, clock=time.monotonic)
             driver.listen(spoken)
             for sink in self.sinks:
                 driver.listen(sink)
@@ -487,7 +487,7 @@ _WAIT_S = 0.5
 _POLL_S = 0.1
 
 
-class Ending:
+class ShutdownSignals:
     """Hears SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
 
     Attributes:
@@ -500,7 +500,7 @@ class Ending:
         self._asked = threading.Event()
         self._hearing = handled(self._on_signal)
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> ShutdownSignals:
         """Install the handlers."""
         self._hearing.__enter__()
         return self

@@ -21,19 +21,19 @@ from coordinator.run.requests import RunRequest
 from coordinator.server.run_record import RunRecord, in_order
 from ringtune.errors import UsageError
 from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
-from ringtune.run_control.continuation import Length, as_it_was, digests
+from ringtune.run_control.continuation import Length, digests, plan_of_checkpoint
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
-MOST_IN_VAIN: Final = 3
+MAX_IN_VAIN: Final = 3
 """So often in a row a run is taken up that does not get to its next checkpoint: what it does may end coordinators."""
 
 NODES_S: Final = 300.0
 """How long a run that is taken up waits for its nodes: they may have to start too."""
 
 
-def taken_up_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | None:
+def resumed_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | None:
     """Return the run that took up an interrupted one; None if there is none."""
     return next((record for record in records.values() if record.takes_up == run_id), None)
 
@@ -41,13 +41,13 @@ def taken_up_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | No
 def last_of(records: Mapping[str, RunRecord], run_id: str) -> str:
     """Return the id of the last run that resumes a run: its own unless it was taken up."""
     seen = {run_id}
-    while (after := taken_up_by(records, run_id)) is not None and after.run_id not in seen:
+    while (after := resumed_by(records, run_id)) is not None and after.run_id not in seen:
         run_id = after.run_id
         seen.add(run_id)
     return run_id
 
 
-def to_take_up(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s: float) -> RunRecord | None:
+def run_to_resume(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s: float) -> RunRecord | None:
     """Choose the run to take up: the newest one, if it was interrupted and not too often in vain.
 
     Args:
@@ -58,11 +58,11 @@ def to_take_up(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s:
     Returns:
         What is known of it; None if there is none.
     """
-    open_ends = in_order(record for record in records.values() if taken_up_by(records, record.run_id) is None)
+    open_ends = in_order(record for record in records.values() if resumed_by(records, record.run_id) is None)
     last = open_ends[-1] if open_ends else None
     if last is None or last.state != "interrupted" or now_unix_s - last.ended_unix_s > within_s:
         return None
-    return last if _num_in_vain(records, last) < MOST_IN_VAIN else None
+    return last if _num_in_vain(records, last) < MAX_IN_VAIN else None
 
 
 def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
@@ -73,7 +73,7 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
     return count
 
 
-def request_to_go_on(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
+def resume_request(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
     """Make the request that resumes an interrupted run.
 
     Args:
@@ -127,7 +127,7 @@ def _of_one_course(
     request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
 ) -> Resume:
     """The points to resume from, without those from before an owner was left out, unless there are no others."""
-    plan = as_it_was(request.job, plan, [newest[0].plan_digest], lengths)
+    plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
     known = set[str]().union(*digests(request.job, plan, lengths).values())
     manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)
     return Resume(plan=plan, manifests=manifests, lengths=lengths)

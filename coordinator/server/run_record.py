@@ -94,7 +94,7 @@ class RunRecord:
         return max(self.saved_step, self.kept_step)
 
     @property
-    def can_go_on(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether it can be resumed."""
         return self.state in ("stopped", "failed", "interrupted") and self.saved_step >= 0
 

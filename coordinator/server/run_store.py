@@ -48,7 +48,7 @@ from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
 _HEAD: Final = struct.Struct(">II")
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 
 
 class EventLog:
@@ -135,7 +135,7 @@ def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damag
                 if len(head) < _HEAD.size:
                     return
                 length, checksum = _HEAD.unpack(head)
-                content = file.read(length) if length <= _MOST_BYTES else b""
+                content = file.read(length) if length <= _MAX_BYTES else b""
                 if len(content) < length:
                     return
                 if zlib.crc32(content) != checksum:
@@ -153,7 +153,7 @@ _ASK_S = 0.5
 _ENDS = ("failure", "done")
 
 
-class KeptRun:
+class StoredRun:
     """A run that is or was written to the disk; one thread writes, any thread reads.
 
     Args:
@@ -182,17 +182,17 @@ class KeptRun:
         self._changed = threading.Condition()
 
     @staticmethod
-    def begun(record: RunRecord, record_path: Path, events_path: Path, *, on_saved: Callable[[int], None]) -> KeptRun:
+    def begun(record: RunRecord, record_path: Path, events_path: Path, *, on_saved: Callable[[int], None]) -> StoredRun:
         """Begin to write a run.
 
         Raises:
             StorageError: no room.
         """
         write_durably(record_path, record.to_text().encode())
-        return KeptRun(record, record_path, events_path, log=EventLog(events_path), on_saved=on_saved)
+        return StoredRun(record, record_path, events_path, log=EventLog(events_path), on_saved=on_saved)
 
     @staticmethod
-    def found(record_path: Path, events_path: Path) -> KeptRun:
+    def found(record_path: Path, events_path: Path) -> StoredRun:
         """Read a run of an earlier coordinator; one that was under way then counts as interrupted now.
 
         Of its events those before the first damaged one count.
@@ -208,7 +208,7 @@ class KeptRun:
                 record = record.interrupted(written.stat().st_mtime)
             with suppress(StorageError):  # the next start finds it again
                 write_durably(record_path, record.to_text().encode())
-        return KeptRun(record, record_path, events_path, log=None)
+        return StoredRun(record, record_path, events_path, log=None)
 
     # ---- writing ----------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ KEEP_BYTES = 10 << 30
 _LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request", "events"
 
 
-class KeptRuns:
+class RunStore:
     """The runs in a folder, which is locked; safe to call from any thread.
 
     Args:
@@ -344,7 +344,7 @@ class KeptRuns:
         self._keep_unfetched_days = keep_unfetched_days
         self._lock = threading.Lock()
         self._readers: Counter[str] = Counter()
-        self._runs: dict[str, KeptRun] = {}
+        self._runs: dict[str, StoredRun] = {}
         make_private_folder(folder, is_ours=(_LOCK, _RUNS).__contains__)
         with storage_errors(folder):
             make_folder(folder / _RUNS)
@@ -371,7 +371,7 @@ class KeptRuns:
                 continue
             remove_partial_files(folder)
             try:
-                run = KeptRun.found(folder / _RECORD, folder / _EVENTS)
+                run = StoredRun.found(folder / _RECORD, folder / _EVENTS)
             except Exception as error:  # whatever is in its files, the other runs are served
                 _LOG.warning("the run in %s can't be used, and stays as it is: %s", folder, error)
             else:
@@ -379,7 +379,7 @@ class KeptRuns:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> KeptRun:
+    def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> StoredRun:
         """Begin to keep a run.
 
         Args:
@@ -392,7 +392,7 @@ class KeptRuns:
         """
         self.prune()
         folder = self.folder / _RUNS / record.run_id
-        run = KeptRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
+        run = StoredRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
         write_durably(folder / _REQUEST, request)
         with self._lock:
             self._runs[record.run_id] = run
@@ -457,7 +457,7 @@ class KeptRuns:
         self._run(run_id)
         return chain_of(self.records(), run_id)
 
-    def _run(self, run_id: str) -> KeptRun:
+    def _run(self, run_id: str) -> StoredRun:
         with self._lock:
             run = self._runs.get(run_id)
         if run is None:

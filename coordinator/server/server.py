@@ -23,7 +23,7 @@ from coordinator.run.events import now_unix_s
 from coordinator.run.members import Member
 from coordinator.run.requests import Evaluation, MeasureRequest, RunRequest, run_request_from_proto
 from coordinator.run.run_driver import RunDriver
-from coordinator.server.certificate_authority import Keeper
+from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
 from ringtune.errors import BusyError, ConnectionFailedError, UsageError
@@ -38,7 +38,7 @@ from ringtune.transport.endpoints import (
     is_loopback,
     is_wildcard,
     join_address,
-    own_host,
+    machine_address,
     require_private,
     split_address,
 )
@@ -47,7 +47,7 @@ from ringtune.transport.status import answer, answer_stream
 from ringtune.transport.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc, weights_pb2_grpc
 
-_MOST_TEXT: Final = 300
+_MAX_TEXT: Final = 300
 _SAID = tuple(field.name for field in dataclasses.fields(Member) if field.name not in ("seen_at_s", "rss_bytes"))
 _OPTIONAL: tuple[Literal["train_rows"], Literal["eval_rows"]] = ("train_rows", "eval_rows")
 _TOLD = tuple(name for name in _SAID if name != "instance")
@@ -61,7 +61,7 @@ def member_of(request: control_pb2.JoinRequest) -> Member:
 
 def _checked(value: object) -> object:
     """Bound a text of an agent, which is shown and logged later."""
-    return printable(value, most=_MOST_TEXT) if isinstance(value, str) else value
+    return printable(value, most=_MAX_TEXT) if isinstance(value, str) else value
 
 
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
@@ -71,7 +71,7 @@ def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry
 
 
 _UPLOAD_S = 600.0
-_MOST_UPLOADS = 8
+_MAX_UPLOADS = 8
 """Saved results that may be sent here at a time; each takes a worker, also of somebody who sends nothing."""
 
 
@@ -81,7 +81,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._speaker = speaker.speaker()
-        self._uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
+        self._uploads = threading.BoundedSemaphore(_MAX_UPLOADS)
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
@@ -201,7 +201,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def _begin_upload(self) -> None:
         if not self._uploads.acquire(blocking=False):
-            raise BusyError(f"{_MOST_UPLOADS} results are sent here, or evaluated, already; try again soon")
+            raise BusyError(f"{_MAX_UPLOADS} results are sent here, or evaluated, already; try again soon")
 
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request
@@ -236,7 +236,7 @@ def _follow(driver: Driver, context: grpc.ServicerContext) -> Iterator[control_p
 class JoiningServicer(trust_pb2_grpc.JoiningServicer):
     """The calls of those who have no certificate yet."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: TrustKeeper) -> None:
         self._keeper = keeper
 
     def Authority(self, request: trust_pb2.AuthorityRequest, context: grpc.ServicerContext) -> trust_pb2.AuthorityReply:
@@ -257,7 +257,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         keeper: of its trust; None = all is plain text.
     """
 
-    def __init__(self, coordinator: Coordinator, keeper: Keeper | None) -> None:
+    def __init__(self, coordinator: Coordinator, keeper: TrustKeeper | None) -> None:
         self._coordinator = coordinator
         self._keeper = keeper
 
@@ -294,7 +294,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         run_id = answer(context, lambda: self._coordinator.drain_node(request.node, undo=request.undo))
         return trust_pb2.DrainNodeReply(run_id=run_id)
 
-    def _required(self) -> Keeper:
+    def _required(self) -> TrustKeeper:
         if self._keeper is None:
             raise _PLAIN
         return self._keeper
@@ -336,7 +336,7 @@ class CoordinatorServer:
         *,
         lease_s: float,
         insecure: bool = False,
-        keeper: Keeper | None = None,
+        keeper: TrustKeeper | None = None,
         join_port: int = 0,
         before: Callable[[Coordinator, str], object] = lambda coordinator, address: None,
     ) -> None:
@@ -372,7 +372,7 @@ class CoordinatorServer:
         self._server.stop(_GRACE_S, wait=False)
 
 
-def _serve_joining(keeper: Keeper, bind: str, join_port: int) -> Server:
+def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
     """Answer those who have no certificate yet."""
     host, port = split_address(bind, option="--bind")
     address = join_address(host, join_port or (port + 1 if port else 0))
@@ -433,7 +433,7 @@ def announcing(
 def _announce(address: str, authority_sha256: str, interfaces: Sequence[str]) -> tuple[Any, str]:
     """Register the service; return the library's object, or None and why not."""
     host, port = split_address(address, option="--bind")
-    host = own_host() if is_wildcard(address) else host
+    host = machine_address() if is_wildcard(address) else host
     try:
         from zeroconf import Error, InterfaceChoice, ServiceInfo, Zeroconf
     except ImportError:

@@ -32,15 +32,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coordinator.web.metrics import CONTENT_TYPE, Figures
-from coordinator.web.streams import MOST_STREAMS, Seen, Streams
-from coordinator.web.what_if import Asking
+from coordinator.web.metrics import CONTENT_TYPE, MetricsCollector
+from coordinator.web.streams import MAX_STREAMS, BrowserState, Streams
+from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 from ringtune.texts import shown
 from ringtune.transport.page_access import Guard
 
-MOST_CONNECTIONS: Final = 256
-MOST_OF_AN_ADDRESS: Final = 128
+MAX_CONNECTIONS: Final = 256
+MAX_OF_AN_ADDRESS: Final = 128
 """Half of all: behind an address may be a tunnel with several browsers, each with some connections."""
 REQUEST_S: Final = 10.0
 """How long the line and the headers of a request may take, from the connection or from their first byte."""
@@ -65,7 +65,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self.of_address[self._address] += 1
-        if self.of_address[self._address] > MOST_OF_AN_ADDRESS:
+        if self.of_address[self._address] > MAX_OF_AN_ADDRESS:
             transport.close()
         else:
             self._await_request()
@@ -105,7 +105,7 @@ class _Connection(H11Protocol):
 
 
 STATIC: Final = Path(__file__).parent / "static"
-MOST_QUESTION_BYTES: Final = 8192
+MAX_QUESTION_BYTES: Final = 8192
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 _HEADERS: Final = {
     "content-security-policy": (
@@ -119,7 +119,7 @@ _HEADERS: Final = {
 }
 
 
-def make_app(streams: Streams, asking: Asking, guard: Guard) -> ASGIApp:
+def make_app(streams: Streams, asking: SimulatorProcess, guard: Guard) -> ASGIApp:
     """Make the application.
 
     Args:
@@ -163,9 +163,9 @@ class _Outside:
 
 
 class _Pages:
-    def __init__(self, streams: Streams, asking: Asking, guard: Guard) -> None:
+    def __init__(self, streams: Streams, asking: SimulatorProcess, guard: Guard) -> None:
         self._streams, self._asking, self._guard = streams, asking, guard
-        self._figures = Figures(streams)
+        self._figures = MetricsCollector(streams)
 
     def guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """Show a page to those alone who may see it."""
@@ -191,14 +191,14 @@ class _Pages:
     async def state(self, request: Request) -> Response:
         if (gone := self._gone(request)) is not None:
             return gone
-        frame = self._streams.watching.framer.frame(Seen())
+        frame = self._streams.page_data.framer.frame(BrowserState())
         return Response(frame, media_type="application/json", headers={"cache-control": "no-store"})
 
     async def stream(self, request: Request) -> Response:
         if (gone := self._gone(request)) is not None:
             return gone
-        if self._streams.open >= MOST_STREAMS:
-            return _problem(503, f"{MOST_STREAMS} browsers show this page already; close one of them")
+        if self._streams.open >= MAX_STREAMS:
+            return _problem(503, f"{MAX_STREAMS} browsers show this page already; close one of them")
         return _Stream(self._streams, request.query_params.get("run", ""))
 
     async def what_if(self, request: Request) -> Response:
@@ -212,8 +212,8 @@ class _Pages:
             async with asyncio.timeout(REQUEST_S):
                 async for piece in request.stream():
                     body += piece
-                    if len(body) > MOST_QUESTION_BYTES:
-                        return _problem(413, f"a what-if has at most {MOST_QUESTION_BYTES} bytes")
+                    if len(body) > MAX_QUESTION_BYTES:
+                        return _problem(413, f"a what-if has at most {MAX_QUESTION_BYTES} bytes")
         except TimeoutError:
             return _problem(408, f"the what-if was not here within {REQUEST_S:g} s")
         try:
@@ -236,7 +236,7 @@ class _Pages:
 
     def _gone(self, request: Request) -> Response | None:
         """Refuse a request for another run than the newest one."""
-        asked, has = request.query_params.get("run", ""), self._streams.watching.state.run_id
+        asked, has = request.query_params.get("run", ""), self._streams.page_data.state.run_id
         if not asked or asked == has:
             return None
         now = f"the page shows {has} now" if has else "there is no run yet"

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 from coordinator.client.saved_run import read_place, read_run_file
 from coordinator.run.trace import Activity
 from coordinator.server.coordinator import Coordinator
-from coordinator.web.streams import MemberNow, Watching
+from coordinator.web.streams import MemberStatus, PageData
 from ringtune.engine.events import Span
 from ringtune.errors import IntegrityError, PlanError, RingTuneError, UsageError
 from ringtune.schedule.actions import Op, parse_action
@@ -31,9 +31,9 @@ from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.strict import parse_json
 from ringtune.v1 import control_pb2
 
-MOST_TRACE_BYTES: Final = 32 << 20
+MAX_TRACE_BYTES: Final = 32 << 20
 """How much of the end of a trace is read: some 150,000 actions."""
-_MOST_LINE: Final = 8 << 20
+_MAX_LINE: Final = 8 << 20
 
 
 class FolderFeed:
@@ -77,7 +77,7 @@ class FolderFeed:
         if not self._has_begun:
             self._has_begun = True
             yield from self._head()
-        if self._has_gone_back():
+        if self._has_rewound():
             self._lines_read, self._plan_seen = 0, (0, 0)
             yield from self._head()
         yield from self._plan()
@@ -103,7 +103,7 @@ class FolderFeed:
             plan = Plan.from_json(read_run_file(self._folder / "plan.json"))
             yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
 
-    def _has_gone_back(self) -> bool:
+    def _has_rewound(self) -> bool:
         """Whether the run was resumed, and its books were cut at its checkpoint: they are shown anew."""
         path = self._folder / "metrics.jsonl"
         return path.is_file() and path.stat().st_size < self._lines_read
@@ -114,7 +114,7 @@ class FolderFeed:
             return
         with path.open("rb") as file:
             file.seek(self._lines_read)
-            while (line := file.readline(_MOST_LINE)).endswith(b"\n"):
+            while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
                 self._lines_read += len(line)
                 yield control_pb2.RunEvent(metrics_json=line.decode("utf-8", "replace"))
 
@@ -173,21 +173,21 @@ def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
     with path.open("rb") as file:
         names = _names(file)
         size = path.stat().st_size
-        if size > MOST_TRACE_BYTES:
-            file.seek(size - MOST_TRACE_BYTES)
-            file.readline(_MOST_LINE)
+        if size > MAX_TRACE_BYTES:
+            file.seek(size - MAX_TRACE_BYTES)
+            file.readline(_MAX_LINE)
         else:
             file.seek(0)
-        while line := file.readline(_MOST_LINE):
+        while line := file.readline(_MAX_LINE):
             event = _event(line)
             if event.get("ph") == "X" and (found := _span(event, names, num_blocks)) is not None:
                 yield found
 
 
 def _names(file: BinaryIO) -> dict[int, str]:
-    file.readline(_MOST_LINE)
+    file.readline(_MAX_LINE)
     found: dict[int, str] = {}
-    while (event := _event(file.readline(_MOST_LINE))).get("ph") == "M":
+    while (event := _event(file.readline(_MAX_LINE))).get("ph") == "M":
         if event.get("name") == "process_name":
             found[int(event["pid"])] = str(event["args"]["name"])
     if not found:
@@ -218,7 +218,7 @@ def _span(event: dict[str, Any], names: dict[int, str], num_blocks: int) -> tupl
     return node, Span(action, start_s, start_s + took_s)
 
 
-MOST_AHEAD: Final = 20_000
+MAX_AHEAD: Final = 20_000
 """Events that wait for the page."""
 _LOOK_S: Final = 0.2
 _END_S: Final = 2.0
@@ -233,7 +233,7 @@ class RunFeed:
 
     def __init__(self, events: Callable[[], Iterable[control_pb2.RunEvent]]) -> None:
         self._events = events
-        self._came: queue.Queue[control_pb2.RunEvent] = queue.Queue(MOST_AHEAD)
+        self._came: queue.Queue[control_pb2.RunEvent] = queue.Queue(MAX_AHEAD)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="page-events", daemon=True)
 
@@ -252,7 +252,7 @@ class RunFeed:
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
         """Yield the events since the last call."""
         with contextlib.suppress(queue.Empty):
-            for _ in range(MOST_AHEAD):
+            for _ in range(MAX_AHEAD):
                 yield self._came.get_nowait()
 
     def _follow(self) -> None:
@@ -276,15 +276,15 @@ class RunFeed:
         return False
 
 
-def watch(coordinator: Coordinator) -> Watching:
+def watch(coordinator: Coordinator) -> PageData:
     """Look at a coordinator from now on; runs that began before are not seen."""
 
-    def members() -> dict[str, MemberNow]:
+    def members() -> dict[str, MemberStatus]:
         return {
-            member.node: MemberNow(state, member.rss_bytes, member.memory_bytes, member.device)
+            member.node: MemberStatus(state, member.rss_bytes, member.memory_bytes, member.device)
             for member, state, _ in coordinator.members()
         }
 
-    watching = Watching(members=members)
+    watching = PageData(members=members)
     coordinator.onlookers.append(watching.hear)
     return watching

@@ -15,14 +15,14 @@ from prometheus_client.registry import Collector
 from coordinator.web.streams import Streams
 from ringtune import __version__
 
-MOST_NODES: Final = 1000
-MOST_LINKS: Final = 500
+MAX_NODES: Final = 1000
+MAX_LINKS: Final = 500
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STATES: Final = ("idle", "running", "drained", "draining", "lost")
 _SHARES: Final = ("busy", "waiting", "idle")
 
 
-class Figures(Collector):
+class MetricsCollector(Collector):
     """Collects the figures of a page; to be asked on the page's own thread.
 
     Args:
@@ -30,7 +30,7 @@ class Figures(Collector):
     """
 
     def __init__(self, streams: Streams) -> None:
-        self._streams, self._watching = streams, streams.watching
+        self._streams, self._page_data = streams, streams.page_data
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -51,7 +51,7 @@ class Figures(Collector):
         yield from self._of_page()
 
     def _of_run(self) -> Iterator[Metric]:
-        state, plan = self._watching.state, self._watching.state.plan
+        state, plan = self._page_data.state, self._page_data.state.plan
         run = state.section("run")
         last, evaluation = run.get("last", {}), run.get("evaluation", {})
         yield InfoMetricFamily("ringtune_coordinator", "This process.", value={"version": __version__})
@@ -80,7 +80,7 @@ class Figures(Collector):
                 yield GaugeMetricFamily(name, text, value=value)
 
     def _of_members(self) -> Iterator[Metric]:
-        members = self._watching.members
+        members = self._page_data.members
         counts = GaugeMetricFamily("ringtune_nodes", "Members of the coordinator by state.", labels=["state"])
         for name in _STATES:
             counts.add_metric([name], sum(one.state == name for one in members.values()))
@@ -88,33 +88,33 @@ class Figures(Collector):
         rss = GaugeMetricFamily("ringtune_node_rss_bytes", "Resident memory of a node.", labels=["node"])
         budget = GaugeMetricFamily("ringtune_node_budget_bytes", "What a node lets a run use.", labels=["node"])
         up = GaugeMetricFamily("ringtune_node_up", "1 = a node is heard of, 0 = it is lost.", labels=["node"])
-        for node, one in sorted(members.items())[:MOST_NODES]:
+        for node, one in sorted(members.items())[:MAX_NODES]:
             rss.add_metric([node], one.rss_bytes)
             budget.add_metric([node], one.memory_bytes)
             up.add_metric([node], float(one.state != "lost"))
         yield from (rss, budget, up)
 
     def _of_nodes(self) -> Iterator[Metric]:
-        state = self._watching.state
+        state = self._page_data.state
         text = "Share of a node's time in the newest turn."
         shares = GaugeMetricFamily("ringtune_node_time_ratio", text, labels=["node", "kind"])
-        for node, found in sorted(state.shares.items())[:MOST_NODES]:
+        for node, found in sorted(state.shares.items())[:MAX_NODES]:
             for kind, share in zip(_SHARES, found, strict=True):
                 shares.add_metric([node, kind], share)
         yield shares
         needed = GaugeMetricFamily("ringtune_node_planned_bytes", "What the plan needs on a node.", labels=["node"])
-        for one in state.section("plan").get("nodes", ())[:MOST_NODES]:
+        for one in state.section("plan").get("nodes", ())[:MAX_NODES]:
             needed.add_metric([one["node"]], one["needed_bytes"])
         yield needed
 
     def _of_links(self) -> Iterator[Metric]:
-        state = self._watching.state
+        state = self._page_data.state
         sent = CounterMetricFamily("ringtune_link_bytes", "Payload bytes over a link.", labels=["source", "target"])
         shown = state.links.view(None)
-        for source, target, total, _, _ in shown[:MOST_LINKS]:
+        for source, target, total, _, _ in shown[:MAX_LINKS]:
             sent.add_metric([source, target], total)
-        if len(shown) > MOST_LINKS:
-            sent.add_metric(["other", "other"], sum(one[2] for one in shown[MOST_LINKS:]))
+        if len(shown) > MAX_LINKS:
+            sent.add_metric(["other", "other"], sum(one[2] for one in shown[MAX_LINKS:]))
         yield sent
 
     def _of_page(self) -> Iterator[Metric]:

@@ -36,7 +36,7 @@ from ringtune.storage.strict import read_object
 from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
-MOST_BUCKETS: Final = 512
+MAX_BUCKETS: Final = 512
 
 
 class Point(NamedTuple):
@@ -65,15 +65,15 @@ class ThinCurve:
     """Keeps the points of a curve that show its shape.
 
     Args:
-        most_buckets: at most two points are kept of each.
+        max_buckets: at most two points are kept of each.
 
     Attributes:
         generation: counts how often settled points became others.
         last: the newest point, which is always shown.
     """
 
-    def __init__(self, most_buckets: int = MOST_BUCKETS) -> None:
-        self._most = most_buckets
+    def __init__(self, max_buckets: int = MAX_BUCKETS) -> None:
+        self._most = max_buckets
         self._width = 1
         self._buckets: list[_Bucket] = []
         self._settled: list[Point] = []
@@ -140,8 +140,8 @@ def _value(point: Point) -> float:
     return point.value
 
 
-MOST_LINKS: Final = 2000
-_MOST_KEPT: Final = 20_000
+MAX_LINKS: Final = 2000
+_MAX_KEPT: Final = 20_000
 
 
 class LinkTable:
@@ -155,7 +155,7 @@ class LinkTable:
         """Add the bytes of one step."""
         self._last = sent
         for link, count in sent.items():
-            if link in self.total_bytes or len(self.total_bytes) < _MOST_KEPT:
+            if link in self.total_bytes or len(self.total_bytes) < _MAX_KEPT:
                 self.total_bytes[link] = self.total_bytes.get(link, 0) + int(count)
 
     def view(self, profile: Profile | None) -> list[list[Any]]:
@@ -168,7 +168,7 @@ class LinkTable:
             ``[source, target, bytes so far, bytes of the newest step, bytes per second]``; no rate = None.
         """
         rates = {(one.source, one.target): one.rate_bytes_per_s for one in profile.links} if profile else {}
-        most = sorted(self.total_bytes.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST_LINKS]
+        most = sorted(self.total_bytes.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_LINKS]
         found = []
         for link, total in most:
             source, _, target = link.partition(">")
@@ -295,11 +295,11 @@ def _recovery(line: Mapping[str, Any]) -> str:
     return f"step {line.get('bad_step')} was not finite; the run {back}"
 
 
-MOST_EVENTS: Final = 200
-MOST_MARKS: Final = 256
+MAX_EVENTS: Final = 200
+MAX_MARKS: Final = 256
 CURVES: Final = ("loss", "accuracy", "eval_loss", "eval_accuracy", "seconds")
 SECTIONS: Final = ("run", "plan", "trains", "nodes", "links", "gantt", "events", "marks")
-_MOST_AHEAD: Final = 4096
+_MAX_AHEAD: Final = 4096
 _FIGURES: Final = ("step", "round", "initiator", "depth", "trains", "loss", "accuracy", "lr", "seconds")
 _NAMED: Final = re.compile(r"\bnode ([a-z0-9][a-z0-9._-]{0,62})")
 
@@ -319,7 +319,7 @@ class PageState:
 
     def __init__(self) -> None:
         self.versions = dict.fromkeys(SECTIONS, 0)
-        self._events: deque[EventLine] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[EventLine] = deque(maxlen=MAX_EVENTS)
         self._begin("")
 
     def _begin(self, run_id: str) -> None:
@@ -485,7 +485,7 @@ class PageState:
             self._change("run", doing=f"{kind} {line.get('batch')}/{line.get('batches')}")
         if kind == "train":
             self.ahead[int(line["step"])] = (_number(line.get("loss")), _number(line.get("accuracy")))
-            while len(self.ahead) > _MOST_AHEAD:
+            while len(self.ahead) > _MAX_AHEAD:
                 del self.ahead[min(self.ahead)]
 
     def _show_step(self, line: Mapping[str, Any]) -> None:
@@ -512,7 +512,7 @@ class PageState:
                         self.curves[f"eval_{name}"].add(step, value)
                 self._change("run", evaluation=_judged(line) | {"risen": line.get("risen")})
             case "recovery":
-                self._go_back(line)
+                self._rewind(line)
             case "move":
                 self._placement_number = placement_number(line, self._placement_number)
                 self._show_plan()
@@ -520,7 +520,7 @@ class PageState:
                     set(self.plan.at(self._placement_number).nodes) if self.plan and not line.get("problem") else set()
                 )
 
-    def _go_back(self, line: Mapping[str, Any]) -> None:
+    def _rewind(self, line: Mapping[str, Any]) -> None:
         step = int(line.get("step", 0))
         self.ahead = {at: value for at, value in self.ahead.items() if at <= step}
         self._last = LastStep()
@@ -549,7 +549,7 @@ class PageState:
         if depth != self._depth:
             self._depth = depth
             self._marks.append((step, depth))
-            self._marks = self._marks if len(self._marks) <= MOST_MARKS else self._marks[::2]
+            self._marks = self._marks if len(self._marks) <= MAX_MARKS else self._marks[::2]
             self._touch("marks")
         self._change("run", last={**self._run.get("last", {}), "seconds": seconds}, steps_s=self._step_seconds_s)
         self._touch("links")

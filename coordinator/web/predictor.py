@@ -19,7 +19,7 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
 
-MOST_ACTIONS: Final = 150_000
+MAX_ACTIONS: Final = 150_000
 """Actions of one prediction; a board does some 20,000 a second."""
 _NICE: Final = 10
 
@@ -75,7 +75,7 @@ def _affordable(plan: Plan) -> int:
     """How many steps can be predicted within the limit."""
     course = plan.course
     per_step = course.microbatches * (3 * len(plan.placement.hosts) + 2) + len(plan.nodes)
-    return max(course.local_iterations, MOST_ACTIONS // per_step)
+    return max(course.local_iterations, MAX_ACTIONS // per_step)
 
 
 def _steps(plan: Plan, wanted: int) -> int:

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from coordinator.web.streams import Streams, Watching
-from coordinator.web.what_if import Asking
+from coordinator.web.streams import PageData, Streams
+from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.hints import hint_to_install
-from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, own_host, split_address
+from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, machine_address, split_address
 from ringtune.transport.page_access import Guard, token_of
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class PageServer:
     """The page, which is served while in its context.
 
     Args:
-        watching: what is shown.
+        page_data: what is shown.
         bind: ``host:port``; port 0 = any free one.
         token_file: has the token that is needed beyond this machine; None = a new one.
 
     Attributes:
-        watching: as given.
+        page_data: as given.
         address: ``host:port`` where it listens.
 
     Raises:
@@ -59,9 +59,9 @@ class PageServer:
         StorageError: the token can't be read or written.
     """
 
-    def __init__(self, watching: Watching, bind: str, *, token_file: Path | None = None) -> None:
+    def __init__(self, page_data: PageData, bind: str, *, token_file: Path | None = None) -> None:
         require_web()
-        self.watching = watching
+        self.page_data = page_data
         host, port = split_address(bind, option="--web")
         self._socket = _bound(host, port, bind)
         self.address = join_address(host, self._socket.getsockname()[1])
@@ -83,7 +83,7 @@ class PageServer:
         """The address to open, with the token where one is needed."""
         at = self.address
         if is_wildcard(at):
-            at = join_address(own_host() or "localhost", self._guard.port)
+            at = join_address(machine_address() or "localhost", self._guard.port)
         return f"http://{at}/" + (f"#token={self._guard.token}" if self._guard.token else "")
 
     def lines(self) -> list[str]:
@@ -125,10 +125,10 @@ class PageServer:
     async def _serve(self) -> None:
         import uvicorn
 
-        from coordinator.web.app import MOST_CONNECTIONS, connections_of_a_page, make_app
+        from coordinator.web.app import MAX_CONNECTIONS, connections_of_a_page, make_app
 
-        self._streams = Streams(self.watching)
-        asking = Asking(self.watching.state)
+        self._streams = Streams(self.page_data)
+        asking = SimulatorProcess(self.page_data.state)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             make_app(self._streams, asking, self._guard),
@@ -141,7 +141,7 @@ class PageServer:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
@@ -159,14 +159,14 @@ class PageServer:
             if self._server is not None and self._server.started:
                 self._ready.set()
             try:
-                if self.watching.tick(time.monotonic()):
+                if self.page_data.tick(time.monotonic()):
                     streams.wake()
             except Exception:  # the page goes on with what it has
                 _LOG.exception("the page could not be brought up to date")
             await asyncio.sleep(TICK_S if self._ready.is_set() else 0.01)
 
     def _end(self) -> None:
-        self.watching.tick(time.monotonic())
+        self.page_data.tick(time.monotonic())
         if self._streams is not None:
             self._streams.end()
         if self._server is not None:

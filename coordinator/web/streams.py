@@ -1,10 +1,10 @@
 """Streams of the page: a run's events become its state, and each browser gets frames of the changes.
 
-A browser has, in a ``Seen``, a version of each section, and of each curve a generation with a number of points. A frame
-has the sections that changed and the points that each curve has gained. It is made from the state as it is when the one
-before has left for the network, so nothing is queued: a slow browser gets fewer frames, each complete, and the next one
-says how many changes were skipped. A browser that takes nothing for ``SEND_S`` is let go; it asks again by itself and
-gets a whole state.
+A browser has, in a ``BrowserState``, a version of each section, and of each curve a generation with a number of points.
+A frame has the sections that changed and the points that each curve has gained. It is made from the state as it is when
+the one before has left for the network, so nothing is queued: a slow browser gets fewer frames, each complete, and the
+next one says how many changes were skipped. A browser that takes nothing for ``SEND_S`` is let go; it asks again by
+itself and gets a whole state.
 
 The run's thread only puts an event into the box. Everything else happens on the page's own thread, which calls
 ``tick`` a few times a second.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 SHOWN_CURVES: Final = tuple(name for name in CURVES if name != "seconds")
 OF_ALL_RUNS: Final = ("members",)
-_MOST_AHEAD: Final = 512
+_MAX_AHEAD: Final = 512
 
 
 @dataclass(slots=True)
-class Seen:
+class BrowserState:
     """What one browser has.
 
     Attributes:
@@ -61,7 +61,7 @@ class Framer:
         self._state, self._members = state, members
         self._written: dict[str, tuple[int, str]] = {}
 
-    def frame(self, seen: Seen) -> str:
+    def frame(self, seen: BrowserState) -> str:
         """Write what a browser lacks as a JSON object, and note that it has it; empty if it lacks nothing."""
         state, parts = self._state, []
         if seen.run_id != state.run_id:
@@ -89,7 +89,7 @@ class Framer:
             written = self._written[name] = (version, json.dumps(value, separators=(",", ":")))
         return written[1]
 
-    def _curve(self, name: str, seen: Seen) -> str:
+    def _curve(self, name: str, seen: BrowserState) -> str:
         curve = self._state.curves[name]
         generation, count, had = seen.curves.get(name, (-1, 0, ""))
         start = count if generation == curve.generation else 0
@@ -111,7 +111,7 @@ class Framer:
             for step, values in sorted(self._state.ahead.items())
             if step > done and (value := values[place]) is not None
         ]
-        return found[:: len(found) // _MOST_AHEAD + 1]
+        return found[:: len(found) // _MAX_AHEAD + 1]
 
 
 _LOG = logging.getLogger(__name__)
@@ -121,12 +121,12 @@ _KINDS: Final = frozenset(
         *("failure", "done", "checkpoint_json", "note", "resumed_json", "activity_json"),
     )
 )
-MOST_WAITING: Final = 50_000
+MAX_WAITING: Final = 50_000
 """Events that may wait for the page's thread, which takes them four times a second."""
-_LEAST_BETWEEN_S: Final = 1.0
+_MIN_BETWEEN_S: Final = 1.0
 
 
-class MemberNow(NamedTuple):
+class MemberStatus(NamedTuple):
     """A member of a coordinator as it is now.
 
     Attributes:
@@ -145,14 +145,14 @@ class MemberNow(NamedTuple):
 Feed = Callable[[], Iterable[control_pb2.RunEvent]]
 
 
-class Watching:
+class PageData:
     """What the page knows.
 
     Args:
         members: lists the members by name; must not wait long.
         feed: returns further events, where they are read and not sent.
         clock: unix seconds.
-        most_waiting: events that may wait for the next tick; of more the oldest are dropped.
+        max_waiting: events that may wait for the next tick; of more the oldest are dropped.
 
     Attributes:
         state: of the newest run.
@@ -163,20 +163,20 @@ class Watching:
     def __init__(
         self,
         *,
-        members: Callable[[], Mapping[str, MemberNow]] = dict,
+        members: Callable[[], Mapping[str, MemberStatus]] = dict,
         feed: Feed = tuple,
         clock: Callable[[], float] = time.time,
-        most_waiting: int = MOST_WAITING,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self.state = PageState()
         self.framer = Framer(self.state, lambda: (self._members_version, self._shown_members))
         self.changes = 0
-        self.members: Mapping[str, MemberNow] = {}
+        self.members: Mapping[str, MemberStatus] = {}
         self._ask_members, self._feed, self._clock = members, feed, clock
-        self._box: deque[tuple[float | None, control_pb2.RunEvent]] = deque(maxlen=most_waiting)
+        self._box: deque[tuple[float | None, control_pb2.RunEvent]] = deque(maxlen=max_waiting)
         self._members_version = 1
         self._shown_members: Mapping[str, Sequence[Any]] = {}
-        self._asked_at_s = -_LEAST_BETWEEN_S
+        self._asked_at_s = -_MIN_BETWEEN_S
 
     def hear(self, event: control_pb2.RunEvent) -> None:
         """Take an event from any thread, without waiting; files and what else the page does not show are left out."""
@@ -194,7 +194,7 @@ class Watching:
             at_unix_s, event = self._box.popleft()
             self._take(event, at_unix_s)
             changed = True
-        if now_s - self._asked_at_s >= _LEAST_BETWEEN_S:
+        if now_s - self._asked_at_s >= _MIN_BETWEEN_S:
             self._asked_at_s = now_s
             for event in self._feed():
                 self._take(event, None)
@@ -209,7 +209,7 @@ class Watching:
         except (RingTuneError, KeyError, TypeError, ValueError):
             _LOG.warning("the page can't show an event of the run", exc_info=True)
 
-    def _note_members(self, members: Mapping[str, MemberNow]) -> bool:
+    def _note_members(self, members: Mapping[str, MemberStatus]) -> bool:
         if members == self.members:
             return False
         at_unix_s = self._clock()
@@ -221,7 +221,7 @@ class Watching:
         return True
 
 
-def member_lines(before: Mapping[str, MemberNow], now: Mapping[str, MemberNow]) -> list[EventLine]:
+def member_lines(before: Mapping[str, MemberStatus], now: Mapping[str, MemberStatus]) -> list[EventLine]:
     """Name the nodes that joined, were lost, joined again or left."""
     found = []
     for node in sorted(before.keys() | now.keys()):
@@ -239,7 +239,7 @@ def member_lines(before: Mapping[str, MemberNow], now: Mapping[str, MemberNow]) 
     return found
 
 
-MOST_STREAMS: Final = 64
+MAX_STREAMS: Final = 64
 SEND_S: Final = 20.0
 """How long a browser may take for one frame."""
 KEEP_ALIVE_S: Final = 15.0
@@ -254,7 +254,7 @@ class Streams:
     """Gives all browsers their frames.
 
     Args:
-        watching: what is shown.
+        page_data: what is shown.
         send_s: how long a browser may take for one frame.
 
     Attributes:
@@ -263,8 +263,8 @@ class Streams:
         closed: browsers that were let go.
     """
 
-    def __init__(self, watching: Watching, *, send_s: float = SEND_S) -> None:
-        self.watching = watching
+    def __init__(self, page_data: PageData, *, send_s: float = SEND_S) -> None:
+        self.page_data = page_data
         self.open = self.skipped = self.closed = 0
         self._send_s = send_s
         self._changed = asyncio.Event()
@@ -304,20 +304,20 @@ class Streams:
                 await leaving
 
     async def _send_frames(self, run_id: str, send: Send, leaving: asyncio.Future[None]) -> None:
-        seen, had = Seen(), self.watching.changes
+        seen, had = BrowserState(), self.page_data.changes
         while not leaving.done():
             changed, is_over = self._changed, self._is_over
-            if run_id and self.watching.state.run_id != run_id:
-                await self._send(send, f"event: gone\ndata: {self.watching.state.run_id}\n\n", more=False)
+            if run_id and self.page_data.state.run_id != run_id:
+                await self._send(send, f"event: gone\ndata: {self.page_data.state.run_id}\n\n", more=False)
                 return
-            missed, had = max(0, self.watching.changes - had - 1), self.watching.changes
-            if frame := self.watching.framer.frame(seen):
+            missed, had = max(0, self.page_data.changes - had - 1), self.page_data.changes
+            if frame := self.page_data.framer.frame(seen):
                 self.skipped += missed
                 await self._send(send, f"data: {_with_skipped(frame, missed)}\n\n")
             if is_over:  # before this frame was made, so that it had everything
                 await self._send(send, "event: bye\ndata: over\n\n", more=False)
                 return
-            if self.watching.changes != had or self._is_over:
+            if self.page_data.changes != had or self._is_over:
                 continue
             waiting: asyncio.Future[Any] = asyncio.ensure_future(changed.wait())
             both: set[asyncio.Future[Any]] = {waiting, leaving}

@@ -20,12 +20,12 @@ from coordinator.web.page_state import PageState
 from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 
 DEADLINE_S: Final = 30.0
-MOST_WAITING: Final = 4
-MOST_CHANGES: Final = 16
+MAX_WAITING: Final = 4
+MAX_CHANGES: Final = 16
 COMMAND: Final = (sys.executable, "-P", "-m", "coordinator.web.predictor")
-_LEAST_FACTOR, _MOST_FACTOR = 0.01, 100.0
-_MOST_ANSWERS: Final = 64
-_MOST_BYTES: Final = 1 << 20
+_MIN_FACTOR, _MAX_FACTOR = 0.01, 100.0
+_MAX_ANSWERS: Final = 64
+_MAX_BYTES: Final = 1 << 20
 _KEYS: Final = ("speeds", "rates", "microbatches")
 
 
@@ -42,12 +42,12 @@ def check_question(value: object) -> dict[str, Any]:
         raise UsageError("microbatches has to be a whole number, 0 = as they are")
     for name in ("speeds", "rates"):
         factors = value.get(name, {})
-        if not isinstance(factors, Mapping) or len(factors) > MOST_CHANGES:
-            raise UsageError(f"{name} has to be an object of at most {MOST_CHANGES} factors")
+        if not isinstance(factors, Mapping) or len(factors) > MAX_CHANGES:
+            raise UsageError(f"{name} has to be an object of at most {MAX_CHANGES} factors")
         for key, factor in factors.items():
             is_number = isinstance(factor, int | float) and not isinstance(factor, bool) and math.isfinite(factor)
-            if not is_number or not _LEAST_FACTOR <= factor <= _MOST_FACTOR or len(key) > 200:
-                raise UsageError(f"{name}: a factor has to be from {_LEAST_FACTOR} to {_MOST_FACTOR:g}")
+            if not is_number or not _MIN_FACTOR <= factor <= _MAX_FACTOR or len(key) > 200:
+                raise UsageError(f"{name}: a factor has to be from {_MIN_FACTOR} to {_MAX_FACTOR:g}")
         found[name] = {key: round(float(factor), 4) for key, factor in factors.items() if factor != 1}
     return found
 
@@ -67,7 +67,7 @@ def measured_s(state: PageState, steps: int) -> float | None:
     return before.value + (after.value - before.value) * (steps - before.step) / (after.step - before.step)
 
 
-class Asking:
+class SimulatorProcess:
     """Asks the simulator.
 
     Args:
@@ -95,7 +95,7 @@ class Asking:
         line = json.dumps(question, sort_keys=True)
         key = hashlib.sha256(line.encode()).hexdigest()
         if key not in self._answers:
-            if self._waiting >= MOST_WAITING:
+            if self._waiting >= MAX_WAITING:
                 raise BusyError("others ask the simulator too; ask again in a moment")
             self._waiting += 1
             try:
@@ -133,7 +133,7 @@ class Asking:
 
     def _remember(self, key: str, found: dict[str, Any]) -> None:
         self._answers[key] = found
-        if len(self._answers) > _MOST_ANSWERS:
+        if len(self._answers) > _MAX_ANSWERS:
             self._answers.popitem(last=False)
 
     async def _answer(self, line: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Asking:
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                limit=_MOST_BYTES,
+                limit=_MAX_BYTES,
                 start_new_session=True,  # Ctrl-C is for the command, which then ends this process
             )
         if process.stdin is None or process.stdout is None:

@@ -15,9 +15,9 @@ from ringtune.storage.strict import read_dataclass
 
 _BED_NAME = re.compile(r"[a-z][a-z0-9]{0,14}")
 # Addresses of one /24, less the hub's, the network's and the broadcast's.
-MOST_BOARDS = 253
+MAX_BOARDS = 253
 # The kernel refuses quotas and periods outside these.
-_LEAST_QUOTA_S, _LEAST_PERIOD_S, _MOST_PERIOD_S = 0.001, 0.001, 1.0
+_MIN_QUOTA_S, _MIN_PERIOD_S, _MAX_PERIOD_S = 0.001, 0.001, 1.0
 _MBIT_BYTES = 125_000
 
 
@@ -83,16 +83,16 @@ class Layout:
             raise InvalidInputError(
                 f"testbed.name {self.name!r} has to be 1 to 15 small letters and digits, starting with a letter"
             )
-        if not 1 <= len(self.boards) <= MOST_BOARDS:
-            raise InvalidInputError(f"there are {len(self.boards)} boards; 1 to {MOST_BOARDS} are possible")
+        if not 1 <= len(self.boards) <= MAX_BOARDS:
+            raise InvalidInputError(f"there are {len(self.boards)} boards; 1 to {MAX_BOARDS} are possible")
         names = [board.name for board in self.boards]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidInputError(f"two boards are called {twice[0]!r}; each needs a name of its own")
-        if not _LEAST_PERIOD_S <= self.cpu_period_s <= _MOST_PERIOD_S:
+        if not _MIN_PERIOD_S <= self.cpu_period_s <= _MAX_PERIOD_S:
             raise InvalidInputError(f"testbed.cpu_period_ms is {self.cpu_period_s * 1e3:g}, possible are 1 to 1000")
         for board in self.boards:
-            if board.cpu_cores * self.cpu_period_s < _LEAST_QUOTA_S * 0.999:
+            if board.cpu_cores * self.cpu_period_s < _MIN_QUOTA_S * 0.999:
                 raise InvalidInputError(
                     f"board {board.name}: {board.cpu_cores:g} cores of a period of {self.cpu_period_s * 1e3:g} ms are "
                     f"less than the kernel's 1 ms; set testbed.cpu_period_ms to {1 / board.cpu_cores:.0f} or more"

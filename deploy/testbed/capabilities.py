@@ -101,7 +101,7 @@ def find_capabilities() -> Capabilities:
     lacks_root = "" if is_root else "the user is not root; use sudo"
 
     def tried(name: str) -> str:
-        return lacks_root or _why_not(_TRIALS[name])
+        return lacks_root or _refusal_reason(_TRIALS[name])
 
     mounts = _mounts()
     in_groups = mounts if isinstance(mounts, str) else lacks_root or _why_no_group(mounts)
@@ -118,7 +118,7 @@ def find_capabilities() -> Capabilities:
     return Capabilities(found=found, mounts=None if isinstance(mounts, str) or in_groups else mounts)
 
 
-def _why_not(script: str) -> str:
+def _refusal_reason(script: str) -> str:
     done = attempt((*_SCRATCH, script))
     return "" if done.returncode == 0 else _last_words(done.stderr) or f"exit code {done.returncode}"
 

@@ -22,7 +22,7 @@ MTU_BYTES = 1500
 # How long a packet may wait for its turn before it is dropped, as in a common router.
 _QUEUE_S = 0.05
 # The bucket: what may leave at once. A few milliseconds, so that a timer that comes late costs no rate.
-_BURST_S, _LEAST_BURST_BYTES = 0.004, 16 << 10
+_BURST_S, _MIN_BURST_BYTES = 0.004, 16 << 10
 # Of a full Ethernet frame (1514 bytes) 1448 are payload of TCP with time stamps.
 PAYLOAD_SHARE = 1448 / 1514
 # Boards have cubic, which is reno on links as short as these (RFC 9438, section 4.3); every kernel has reno. The
@@ -107,7 +107,7 @@ def shaping_commands(
 
 def burst_bytes(rate_bytes_per_s: float) -> int:
     """The size of the bucket."""
-    return max(_LEAST_BURST_BYTES, int(rate_bytes_per_s * _BURST_S))
+    return max(_MIN_BURST_BYTES, int(rate_bytes_per_s * _BURST_S))
 
 
 def enter(namespace: str, command: Command) -> Command:

@@ -1,8 +1,8 @@
 """One run at one node: its preparation (slice, links, loop), its part of the result, and its release.
 
 ``ActiveRun`` alone refers to everything that a run holds (threads, links, tensors), so dropping it frees all. Links
-deliver to it; what arrives before the node is prepared or after the release is dropped. ``Workshop`` is the interface
-of ``edge.agent.torch_backend``, so that tests run an agent without torch.
+deliver to it; what arrives before the node is prepared or after the release is dropped. ``TorchBackend`` is the
+interface of ``edge.agent.torch_backend``, so that tests run an agent without torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from edge.checkpoint.shard_saver import GoesOn, Saver, open_saver
-from edge.checkpoint.snapshots import SnapshotLike, TakenOver
+from edge.checkpoint.shard_saver import ResumeShard, Saver, open_saver
+from edge.checkpoint.snapshots import MigratedState, SnapshotLike
 from edge.machine import resources
 from edge.machine.libraries import ComputeThread
-from edge.machine.resources import give_memory_back, peak_rss_bytes
+from edge.machine.resources import peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
-from edge.runtime.loop import NO_KEEPER, AgentRun, Keeper, Link
+from edge.runtime.loop import NO_KEEPER, AgentRun, Link, TurnSnapshotSink
 from edge.runtime.reporter import Arrived, Reporter, SharedClock, Totals
 from ringtune.engine.events import Span
 from ringtune.errors import (
@@ -43,12 +43,12 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint
 from ringtune.storage.pieces import Pieces
-from ringtune.texts import Repeats, times
+from ringtune.texts import RepeatCounter, times
 from ringtune.transport.channels import MAX_WORKERS
 from ringtune.transport.codecs import GrantReader
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
-from ringtune.transport.refusals import why_refused
+from ringtune.transport.refusals import refusal_reason
 from ringtune.transport.speaker import is_encrypted
 from ringtune.v1 import control_pb2
 
@@ -85,11 +85,11 @@ class ActiveRun:
     run: AgentRun | None = None
     reporter: Reporter | None = None
     clock: SharedClock = field(default_factory=SharedClock)
-    keeper: Keeper | None = None
+    keeper: TurnSnapshotSink | None = None
     grants: GrantReader = field(init=False)
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
-    _refused: Repeats = field(default_factory=Repeats)
+    _refused: RepeatCounter = field(default_factory=RepeatCounter)
 
     def __post_init__(self) -> None:
         """Make the reader of the run's grants."""
@@ -226,10 +226,10 @@ class ActiveRun:
             self.saver.close(is_finished=self.is_finished)
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.links.clear()
-        give_memory_back()
+        release_memory()
 
 
-class Workshop(Protocol):
+class TorchBackend(Protocol):
     """The part of an agent that needs torch; ``edge.agent.torch_backend``, loaded when first needed."""
 
     def preload(self) -> None:
@@ -249,7 +249,7 @@ class Workshop(Protocol):
     def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
         """Copy what was trained of some blocks into a file; on the compute thread."""
 
-    def take_over(self, executor: Any, taken: TakenOver) -> None:
+    def load_migrated(self, executor: Any, taken: MigratedState) -> None:
         """Give an executor the trained tensors of its blocks."""
 
     def working_clock(self, executor: Any) -> Callable[[], float]:
@@ -270,11 +270,11 @@ def build_slice(
     job: Job,
     options: AgentOptions,
     *,
-    workshop: Workshop,
+    backend: TorchBackend,
     ring: Any,
     dataset: Any,
-    goes_on: GoesOn | None,
-    taken: TakenOver | None = None,
+    goes_on: ResumeShard | None,
+    taken: MigratedState | None = None,
     deadline_s: float,
 ) -> None:
     """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
@@ -283,7 +283,7 @@ def build_slice(
         active: the run, which gets executor and saver.
         job: with the model's folder on this machine.
         options: of the agent.
-        workshop: builds.
+        backend: builds.
         ring: the servicer, which takes the run's frames from now on.
         dataset: that was loaded for this run before; None = load it.
         goes_on: the shard; None = the run begins, or moves.
@@ -296,11 +296,11 @@ def build_slice(
     """
     resources.reset_peak()
     # before the slice is built: peers that are faster may open their links meanwhile
-    workshop.expect(ring, active, job)
+    backend.expect(ring, active, job)
     if active.cancelled.is_set():
         ring.forget(active)
         active.check_wanted()
-    active.executor = workshop.build(options, job, active.plan, dataset)
+    active.executor = backend.build(options, job, active.plan, dataset)
     first_run = goes_on.run_id if goes_on else taken.shards_run if taken else active.run_id
     active.saver = open_saver(
         options.state,
@@ -323,7 +323,7 @@ def build_slice(
     if taken is not None:
         if taken.is_resumed and active.saver is not None:
             active.saver.require_rows()
-        workshop.take_over(active.executor, taken)
+        backend.load_migrated(active.executor, taken)
     if goes_on is not None and active.saver is not None:
         active.saver.load(
             goes_on.shard.step,
@@ -347,7 +347,7 @@ def start_loop(
     active: ActiveRun,
     job: Job,
     *,
-    workshop: Workshop,
+    backend: TorchBackend,
     ring: Any,
     compute: ComputeThread,
     report: Callable[[control_pb2.ReportRequest], object],
@@ -360,7 +360,7 @@ def start_loop(
     Args:
         active: the run, which gets reporter and loop.
         job: of the run.
-        workshop: makes the clock of what computing takes.
+        backend: makes the clock of what computing takes.
         ring: the servicer, which returns credits.
         compute: the thread.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
@@ -391,7 +391,7 @@ def start_loop(
         start=active.start,
         saver=active.saver,
         keeper=active.keeper or NO_KEEPER,
-        worked=workshop.working_clock(active.executor),
+        worked=backend.working_clock(active.executor),
         totals=totals,
     )
     compute.submit(active.run.loop)
@@ -403,7 +403,7 @@ MAX_INCOMING = MAX_WORKERS - 64
 
 
 def open_links(
-    active: ActiveRun, options: AgentOptions, workshop: Workshop, addresses: Mapping[str, str], deadline_s: float
+    active: ActiveRun, options: AgentOptions, backend: TorchBackend, addresses: Mapping[str, str], deadline_s: float
 ) -> None:
     """Open a link to each node that this one sends to.
 
@@ -424,7 +424,7 @@ def open_links(
         if not address:
             raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
         check_private(options, target, address)
-        _open_link(workshop, active, target, address, deadline_s)
+        _open_link(backend, active, target, address, deadline_s)
 
 
 def check_private(options: AgentOptions, target: str, address: str) -> None:
@@ -440,11 +440,11 @@ def check_private(options: AgentOptions, target: str, address: str) -> None:
         )
 
 
-def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> None:
+def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: str, deadline_s: float) -> None:
     """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
     while True:
         # before it is open, so that who ends the run ends the waiting too
-        link = active.links[target] = workshop.connect(active, target, address)
+        link = active.links[target] = backend.connect(active, target, address)
         active.check_wanted()
         try:
             link.open(max(0.1, deadline_s - time.monotonic()))
@@ -461,7 +461,7 @@ def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str,
 def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
     """Raise the error of the certificates, if that is why a link can't be opened."""
     if is_encrypted() and isinstance(error, ConnectionFailedError):
-        why = why_refused(address, node_party(target), time.time())
+        why = refusal_reason(address, node_party(target), time.time())
         if why:
             raise TrustError(f"node {node} can't send to node {target}: {why}") from error
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge.agent.active_run import ActiveRun, Workshop, build_slice, check_private, collect, open_links, start_loop
-from edge.agent.migration import AgentMoves
-from edge.checkpoint.shard_saver import GoesOn
-from edge.checkpoint.snapshots import TakenOver
+from edge.agent.active_run import ActiveRun, TorchBackend, build_slice, check_private, collect, open_links, start_loop
+from edge.agent.migration import AgentMigration
+from edge.checkpoint.shard_saver import ResumeShard
+from edge.checkpoint.snapshots import MigratedState
 from edge.machine import resources
 from edge.machine.libraries import ComputeThread
 from edge.options import AgentOptions
@@ -31,7 +31,7 @@ from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import SharedClock, Totals
 from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
-from edge.weights.weight_fetch import Borrower
+from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, RingTuneError
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.schedule.plan import Plan
@@ -63,8 +63,8 @@ class Agent:
         attach_ring: Callable[[Any], None],
         report: Callable[[control_pb2.ReportRequest], object],
         *,
-        load_workshop: Callable[[], Workshop] | None = None,
-        models: Borrower | None = None,
+        load_workshop: Callable[[], TorchBackend] | None = None,
+        models: ModelFetcher | None = None,
         clock: SharedClock | None = None,
     ) -> None:
         self.models, self._clock = models, clock or SharedClock()
@@ -73,14 +73,14 @@ class Agent:
         self._ring: Any = None
         self._report = report
         self._load = load_workshop or (lambda: importlib.import_module("edge.agent.torch_backend"))
-        self._loaded: Workshop | None = None
+        self._loaded: TorchBackend | None = None
         self._compute = ComputeThread()
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
         self._data: tuple[str, Any] = ("", None)
         self.totals = Totals()
-        self.links = LinkMeasuring(options)
-        self.moves = AgentMoves(self, options.name)
+        self.links = LinkMeasurement(options)
+        self.moves = AgentMigration(self, options.name)
 
     @property
     def current_run(self) -> str:
@@ -94,7 +94,7 @@ class Agent:
 
     def preload(self) -> None:
         """Load torch in the background; an error shows up when a run needs it."""
-        self._compute.submit(lambda: self.workshop().preload())
+        self._compute.submit(lambda: self.backend().preload())
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Agent:
         def work() -> dict[str, Any]:
             known = self._data[1] if self._data[0] == run_id else None
             self._data = ("", None)
-            facts, dataset = self.workshop().inspect(
+            facts, dataset = self.backend().inspect(
                 self.options, job, timing=timing, memory_bytes=budget, dataset=known
             )
             self._data = (run_id, dataset)
@@ -135,7 +135,7 @@ class Agent:
         job_toml: str,
         addresses: Mapping[str, str],
         timeout_s: float,
-        goes_on: GoesOn | None = None,
+        goes_on: ResumeShard | None = None,
     ) -> int:
         """Build the slice and open the links; with ``goes_on`` load what a checkpoint or the end of a turn has.
 
@@ -173,8 +173,8 @@ class Agent:
         addresses: Mapping[str, str],
         deadline_s: float,
         *,
-        goes_on: GoesOn | None = None,
-        taken: TakenOver | None = None,
+        goes_on: ResumeShard | None = None,
+        taken: MigratedState | None = None,
     ) -> None:
         """Prepare a run, or resume from what was ``taken`` over; see ``prepare``."""
         run_id, plan = active.run_id, active.plan
@@ -186,7 +186,7 @@ class Agent:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
                 active.check_wanted()
             self._build(active, job, deadline_s, goes_on, taken)
-            open_links(active, self.options, self.workshop(), addresses, deadline_s)
+            open_links(active, self.options, self.backend(), addresses, deadline_s)
             active.keeper = self.moves.keeper(active, job, addresses)
             self._start(active, job)
             active.check_wanted()
@@ -290,17 +290,17 @@ class Agent:
     # ---- parts of prepare -------------------------------------------------------------------------
 
     def _build(
-        self, active: ActiveRun, job: Job, deadline_s: float, goes_on: GoesOn | None, taken: TakenOver | None
+        self, active: ActiveRun, job: Job, deadline_s: float, goes_on: ResumeShard | None, taken: MigratedState | None
     ) -> None:
         def work() -> None:
             active.check_wanted()
-            workshop = self.workshop()
+            backend = self.backend()
             data_run, dataset = self._data
             build_slice(
                 active,
                 job,
                 self.options,
-                workshop=workshop,
+                backend=backend,
                 ring=self._ring,
                 dataset=dataset if data_run == active.run_id else None,
                 goes_on=goes_on,
@@ -315,7 +315,7 @@ class Agent:
         start_loop(
             active,
             job,
-            workshop=self.workshop(),
+            backend=self.backend(),
             ring=self._ring,
             compute=self._compute,
             report=self._report,
@@ -368,7 +368,7 @@ class Agent:
             )
         return active, active.run
 
-    def workshop(self) -> Workshop:
+    def backend(self) -> TorchBackend:
         """Return the part that needs torch, which is loaded when it is first asked for."""
         if self._loaded is None:
             start_s = time.monotonic()
@@ -385,7 +385,7 @@ class Agent:
         return job.with_overrides({"model.path": str(path)}) if path is not None else job
 
 
-class LinkMeasuring:
+class LinkMeasurement:
     """Measures the links of one node.
 
     Args:

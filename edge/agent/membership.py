@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
 _LONGEST_RETRY_S = 5.0
-_MOST_MISSED = 1
+_MAX_MISSED = 1
 _PATIENCE_LEASES = 12
 """So long, in leases, a run is kept in memory for a coordinator that does not answer."""
 
@@ -55,7 +55,7 @@ class Membership:
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
-        why_refused: called when no call succeeded; returns the error of the certificates, empty = none.
+        refusal_reason: called when no call succeeded; returns the error of the certificates, empty = none.
         on_removed: called at every answer with the removed certificates, serial -> reason.
     """
 
@@ -71,7 +71,7 @@ class Membership:
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
         clock: SharedClock | None = None,
-        why_refused: Callable[[], str] = lambda: "",
+        refusal_reason: Callable[[], str] = lambda: "",
         on_removed: Callable[[Mapping[str, str]], None] = lambda removed: None,
     ) -> None:
         self._coordinator = coordinator
@@ -83,7 +83,7 @@ class Membership:
         self._rss_bytes = rss_bytes
         self._rejoin = rejoin
         self._on_removed = on_removed
-        self._why_refused = why_refused
+        self._why_refused = refusal_reason
         self._clock = clock or SharedClock()
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
@@ -183,7 +183,7 @@ class Membership:
     def _beat(self) -> None:
         while not self._leaving.wait(self._lease_s / 3):
             try:
-                self.beat_once()
+                self.send_heartbeat()
             except TrustError as error:  # asking again won't help
                 self._on_run_over("", str(error))
                 self._on_gone(error)
@@ -194,7 +194,7 @@ class Membership:
                 self._on_gone(ConnectionFailedError(self._gone(_PATIENCE_LEASES * self._lease_s)))
                 return
 
-    def beat_once(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send one heartbeat and act on the answer.
 
         Raises:
@@ -236,7 +236,7 @@ class Membership:
         _LOG.debug("no answer to a heartbeat: %s", error)
         self._missed += 1
         silent_s, patience_s = time.monotonic() - self._heard_s, _PATIENCE_LEASES * self._lease_s
-        if self._is_lost or self._missed <= _MOST_MISSED or silent_s < self._lease_s:
+        if self._is_lost or self._missed <= _MAX_MISSED or silent_s < self._lease_s:
             return
         if not self._is_silent:
             self._is_silent = True

@@ -25,12 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from edge.agent.active_run import ActiveRun, Workshop, check_private
-from edge.checkpoint.shard_saver import GoesOn, SavedStart, Saver, finish_run, saved_parts
+from edge.agent.active_run import ActiveRun, TorchBackend, check_private
+from edge.checkpoint.shard_saver import ResumeShard, SavedStart, Saver, finish_run, saved_parts
 from edge.checkpoint.snapshot_servicer import fetch, fetch_head
-from edge.checkpoint.snapshots import KeptFile, KeptTurns, SnapshotShelf, TakenOver, metadata
+from edge.checkpoint.snapshots import MigratedState, SnapshotFile, SnapshotShelf, TurnSnapshots, metadata
 from edge.checkpoint.state_folder import SavedParts
-from edge.checkpoint.turn_snapshots import TurnKeeper, save_turns
+from edge.checkpoint.turn_snapshots import TurnSnapshotter, save_turns
 from edge.options import AgentOptions
 from edge.runtime.loop import AgentRun
 from ringtune.errors import (
@@ -87,7 +87,7 @@ class NextPlacement(NamedTuple):
     head_from: str = ""
 
 
-class Host(Protocol):
+class MigratingAgent(Protocol):
     """The part of ``edge.agent.agent.Agent`` that a move needs."""
 
     options: AgentOptions
@@ -98,14 +98,14 @@ class Host(Protocol):
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop."""
 
-    def workshop(self) -> Workshop:
+    def backend(self) -> TorchBackend:
         """Return the part that needs torch."""
 
     def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
         """Make this the agent's run."""
 
     def begin(
-        self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: TakenOver
+        self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: MigratedState
     ) -> None:
         """Prepare a run with what was taken over."""
 
@@ -113,7 +113,7 @@ class Host(Protocol):
         """Stop a run and drop what it holds."""
 
 
-class AgentMoves:
+class AgentMigration:
     """The moves of the run of an agent.
 
     Args:
@@ -121,8 +121,8 @@ class AgentMoves:
         node: its name.
     """
 
-    def __init__(self, agent: Host, node: str) -> None:
-        self.shelf, self.kept = SnapshotShelf(node), KeptTurns(node)
+    def __init__(self, agent: MigratingAgent, node: str) -> None:
+        self.shelf, self.kept = SnapshotShelf(node), TurnSnapshots(node)
         self._agent, self._node = agent, node
         self._lock = threading.Lock()
         self._num_calls = 0
@@ -143,37 +143,37 @@ class AgentMoves:
         metadata = _snapshot_metadata(run_id, placement_number)
 
         def keep() -> Any:
-            return self._agent.workshop().snapshot(active, metadata)
+            return self._agent.backend().snapshot(active, metadata)
 
         self.shelf.put(run_id, placement_number, run.call(keep, timeout_s=timeout_s, what="its snapshot"))
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
         return json.dumps(active.figures())
 
-    def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnKeeper | None:
-        """Make the ``TurnKeeper`` of a run; None where its placement has no copies."""
+    def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnSnapshotter | None:
+        """Make the ``TurnSnapshotter`` of a run; None where its placement has no copies."""
         if not active.plan.placement.copies:
             return None
         saver = active.saver
         self._place = saver.place if saver is not None else ("", "")
         has_checkpoints = saver is not None and active.plan.course.checkpoint_every > 0
-        return TurnKeeper(
+        return TurnSnapshotter(
             active.run_id,
             self._node,
             active.plan,
             active.executor,
             self.kept,
-            make_file=self._agent.workshop().kept_file,
+            make_file=self._agent.backend().kept_file,
             addresses=addresses,
             patience_s=job.runtime.lease_s,
             on_lost=active.on_link_lost,
             save=self._saving(active.run_id, saver) if saver is not None and has_checkpoints else None,
         )
 
-    def _saving(self, run_id: str, saver: Saver) -> Callable[[KeptFile], None]:
+    def _saving(self, run_id: str, saver: Saver) -> Callable[[SnapshotFile], None]:
         """Make the function that writes another node's copy to this disk; a full disk costs the copy, not the run."""
 
-        def save(file: KeptFile) -> None:
+        def save(file: SnapshotFile) -> None:
             try:
                 saver.parts().write(file.step, run_id, file.content, is_head=file.is_head)
             except StorageError as error:
@@ -194,16 +194,16 @@ class AgentMoves:
         return saved_parts(self._agent.options.state, self._node, run_id)
 
     def from_disks(
-        self, goes_on: GoesOn | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
-    ) -> TakenOver | None:
+        self, goes_on: ResumeShard | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
+    ) -> MigratedState | None:
         """Fetch the blocks of a resumed run from the nodes' disks; None where a run begins, or the own shard has them.
 
         Raises:
-            RingTuneError: as for ``take_from_disks``.
+            RingTuneError: as for ``load_from_disks``.
         """
         if goes_on is None or goes_on.saved is None:
             return None
-        return take_from_disks(
+        return load_from_disks(
             self._agent.options,
             goes_on,
             goes_on.saved,
@@ -278,29 +278,29 @@ class AgentMoves:
         _LOG.info("run %s moved, blocks %s; %d bytes came", to.run_id, plan.slice_of(self._node).text, fetched_bytes)
         return int(active.executor.hosted_bytes), fetched_bytes
 
-    def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> TakenOver:
+    def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> MigratedState:
         """The trained tensors after a move: this node's own, and those fetched from other nodes."""
         head = None
         if own or to.start.holder == self._node:
             snapshot = self.shelf.get(to.run_id, to.from_placement_number)
             files += tuple(snapshot.part(source.start, source.stop) for source in own)
             head = snapshot.head if to.start.holder == self._node else None
-        return TakenOver(files, _snapshot_metadata(to.run_id, to.from_placement_number), head, to.shards_run)
+        return MigratedState(files, _snapshot_metadata(to.run_id, to.from_placement_number), head, to.shards_run)
 
     def _kept(
         self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
-    ) -> TakenOver:
+    ) -> MigratedState:
         """The trained tensors of a recovery, as they were kept after a step; those fetched are kept, too."""
         for source, file in zip(others, files, strict=True):
             self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
         files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
         head = self.kept.head(to.run_id, step) if step and to.start.holder == self._node else None
-        return TakenOver(files, metadata(to.run_id, step), head, to.shards_run)
+        return MigratedState(files, metadata(to.run_id, step), head, to.shards_run)
 
     def _begin_again(self, to: NextPlacement, step: int) -> None:
         """Keep files of this run from now on, and forget those after a step."""
         self.kept.begin(to.run_id)
-        self.kept.go_back(step, to.placement_number)
+        self.kept.rewind(step, to.placement_number)
 
     def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
         """Keep the head that another node has kept; return its bytes."""
@@ -433,16 +433,16 @@ def read_ahead(folder: Path, blocks: range) -> int:
     return asked
 
 
-def take_from_disks(
+def load_from_disks(
     options: AgentOptions,
-    goes_on: GoesOn,
+    goes_on: ResumeShard,
     saved: SavedStart,
     addresses: Mapping[str, str],
     deadline_s: float,
     check: Callable[[str, str], None],
     *,
     lease_s: float,
-) -> TakenOver:
+) -> MigratedState:
     """Fetch the blocks that other nodes have on their disks, and read those of this one.
 
     Args:
@@ -469,7 +469,7 @@ def take_from_disks(
             files.append(_own_copies(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
     if goes_on.holder == node:
         head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
-    return TakenOver(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
+    return MigratedState(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
 
 
 def _own_copies(parts: SavedParts | None, node: str) -> SavedParts:

@@ -29,7 +29,7 @@ _REQUEST_S: Final = 5.0
 _POLL_S: Final = 0.2
 
 
-class NodeFigures(NamedTuple):
+class NodeMetrics(NamedTuple):
     """Figures of a node at this moment.
 
     Attributes:
@@ -61,7 +61,7 @@ def require_metrics() -> None:
         raise UsageError(f"--metrics needs prometheus_client, not installed here; {hint_to_install('web')}")
 
 
-def figures_text(figures: NodeFigures) -> bytes:
+def figures_text(figures: NodeMetrics) -> bytes:
     """Write figures in the text format of Prometheus."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -98,7 +98,7 @@ def figures_text(figures: NodeFigures) -> bytes:
     return generate_latest(registry)
 
 
-class FiguresServer:
+class MetricsServer:
     """Answers with the figures of a node while in its context.
 
     Args:
@@ -115,7 +115,7 @@ class FiguresServer:
         ConnectionFailedError: the address can't be bound.
     """
 
-    def __init__(self, bind: str, figures: Callable[[], NodeFigures], *, token_file: Path | None = None) -> None:
+    def __init__(self, bind: str, figures: Callable[[], NodeMetrics], *, token_file: Path | None = None) -> None:
         require_metrics()
         host, port = split_address(bind, option="--metrics")
         is_local = is_loopback(bind)
@@ -137,7 +137,7 @@ class FiguresServer:
         token = f", with the token {self.guard.token}" if self.guard.token else ""
         return f"figures for Prometheus: http://{self.address}/metrics{token}"
 
-    def __enter__(self) -> FiguresServer:
+    def __enter__(self) -> MetricsServer:
         """Begin to answer."""
         self._thread.start()
         return self
@@ -153,7 +153,7 @@ class FiguresServer:
 
 class _Server(HTTPServer):
     guard: Guard
-    figures: Callable[[], NodeFigures]
+    figures: Callable[[], NodeMetrics]
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -25,14 +25,14 @@ import grpc
 
 from edge.agent.agent import Agent
 from edge.agent.membership import Membership
-from edge.agent.node_metrics import FiguresServer, NodeFigures
+from edge.agent.node_metrics import MetricsServer, NodeMetrics
 from edge.agent.servicer import AgentServer
 from edge.machine import resources
 from edge.machine.libraries import limit_library_threads
 from edge.machine.resources import has_cuda_device, keep_freed_memory
 from edge.options import AgentOptions, advertised_address, bind_address
 from edge.runtime.reporter import SharedClock
-from edge.weights.weight_fetch import Borrower
+from edge.weights.weight_fetch import ModelFetcher
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.process import end_within, handled
@@ -43,7 +43,7 @@ from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
 from ringtune.transport.channels import open_channel
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.refusals import why_refused
+from ringtune.transport.refusals import refusal_reason
 from ringtune.transport.retry import repeated
 from ringtune.transport.speaker import speaker
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -59,7 +59,7 @@ _WAIT_S = 0.5
 
 
 @dataclass(slots=True)
-class _Ending:
+class _ExitReason:
     """The reason why the process shall end; only the first one counts."""
 
     wanted: threading.Event = field(default_factory=threading.Event)
@@ -91,7 +91,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
     """
     keep_files_private()
     keep_freed_memory()  # before there is a second thread, which would have a heap of its own
-    ending = _Ending()
+    ending = _ExitReason()
     with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):
         if options.watch_parent:
             threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
@@ -103,7 +103,9 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
             channel.close()
 
 
-def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joined: Callable[[str], object]) -> int:
+def _serve(
+    options: AgentOptions, channel: grpc.Channel, ending: _ExitReason, on_joined: Callable[[str], object]
+) -> int:
     stub = control_pb2_grpc.CoordinatorStub(channel)
     clock = SharedClock()
 
@@ -115,7 +117,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         options,
         lambda servicer: server.add_ring(servicer),
         report,
-        models=Borrower(options, lambda: _peers(options, stub)),
+        models=ModelFetcher(options, lambda: _peers(options, stub)),
         clock=clock,
     )
     server = AgentServer(agent, bind_address(options))
@@ -130,7 +132,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         rss_bytes=resources.rss_bytes,
         rejoin=not options.watch_parent,
         clock=clock,
-        why_refused=lambda: why_refused(options.coordinator, COORDINATOR, time.time()),
+        refusal_reason=lambda: refusal_reason(options.coordinator, COORDINATOR, time.time()),
         on_removed=refuse_removed,
     )
     beside = contextlib.ExitStack()
@@ -158,12 +160,12 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
     return ending.code
 
 
-def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> FiguresServer:
+def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> MetricsServer:
     """Serve the figures of this node."""
 
-    def now() -> NodeFigures:
+    def now() -> NodeMetrics:
         totals = agent.totals
-        return NodeFigures(
+        return NodeMetrics(
             node=options.name,
             run_id=agent.current_run,
             rss_bytes=resources.rss_bytes(),
@@ -173,10 +175,10 @@ def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> FiguresS
             sent_bytes=dict(totals.sent_bytes),
         )
 
-    return FiguresServer(options.metrics, now, token_file=options.metrics_token)
+    return MetricsServer(options.metrics, now, token_file=options.metrics_token)
 
 
-def _exit_now(ending: _Ending) -> None:
+def _exit_now(ending: _ExitReason) -> None:
     """Exit without waiting for a thread inside a long torch call, or for calls that wait for that thread."""
     if ending.error is not None:
         sys.stderr.write(f"error: {ending.error}\n")
@@ -186,7 +188,7 @@ def _exit_now(ending: _Ending) -> None:
     os._exit(ending.code)
 
 
-def _watch_parent(ending: _Ending) -> None:
+def _watch_parent(ending: _ExitReason) -> None:
     """End the process when its parent ends."""
     while True:
         try:

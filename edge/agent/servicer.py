@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from edge.agent.migration import NextPlacement, fetch_ahead
-from edge.checkpoint.shard_saver import GoesOn, SavedStart, ShardAsked, check_shards, list_parts
+from edge.checkpoint.shard_saver import ResumeShard, SavedStart, ShardRequest, check_shards, list_parts
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.profiler.timing import DEFAULT_BUDGET_S, TimingRequest
 from edge.transport.probe import add_probe_sink
@@ -64,7 +64,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     ) -> list[control_pb2.ShardState]:
         if not request.shards:
             return []
-        asked = [ShardAsked(shard.step, shard.sha256) for shard in request.shards]
+        asked = [ShardRequest(shard.step, shard.sha256) for shard in request.shards]
         options, left_s = self._agent.options, _left_s(context)
         problems = self._agent.on_compute_thread(
             lambda: check_shards(options.state, options.name, request.checkpoint_run, asked, timeout_s=left_s),
@@ -113,7 +113,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 job_toml=request.job_toml,
                 addresses=dict(request.addresses),
                 timeout_s=_left_s(context),
-                goes_on=_goes_on(request),
+                goes_on=_resume_shard(request),
             ),
         )
         return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
@@ -204,16 +204,16 @@ def _timing(request: control_pb2.InspectRequest) -> TimingRequest | None:
     return TimingRequest(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh, frozen)
 
 
-def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
+def _resume_shard(request: control_pb2.PrepareRequest) -> ResumeShard | None:
     run, holder = request.checkpoint_run, request.start_holder
     if request.HasField("saved"):
         saved = request.saved
         sources = tuple(SavedSource(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
         start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256)
-        return GoesOn(run, ShardAsked(saved.step, ""), holder, saved=start)
+        return ResumeShard(run, ShardRequest(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):
         return None
-    return GoesOn(run, ShardAsked(request.shard.step, request.shard.sha256), holder, request.checkpoint_plan)
+    return ResumeShard(run, ShardRequest(request.shard.step, request.shard.sha256), holder, request.checkpoint_plan)
 
 
 def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:

@@ -20,12 +20,12 @@ import torch
 
 from edge.agent.active_run import ActiveRun
 from edge.checkpoint.shard_file import PREFIXES
-from edge.checkpoint.snapshots import METADATA, TakenOver
+from edge.checkpoint.snapshots import METADATA, MigratedState
 from edge.checkpoint.state_folder import disk_of, room_bytes
 from edge.data.dataset import NO_TOKENS, OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_budget, device_name, multiplies_bfloat16_fast, numerics_of
 from edge.machine.libraries import load_libraries, touch_kernels
-from edge.machine.resources import describe_hardware, facts_here, give_memory_back, memory_budget, set_up_heap
+from edge.machine.resources import describe_hardware, facts_here, memory_budget, release_memory, set_up_heap
 from edge.model.tensor_files import is_finite
 from edge.options import AgentOptions
 from edge.profiler import timing
@@ -38,7 +38,7 @@ from edge.transport.server import RingServicer, RunExpectation
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.memory_sizes import CONTEXT_BYTES, data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, job_subnets, model_facts
-from ringtune.costs.profile import LeftOut, ModelFacts, NodeFacts, TimedShape, Work
+from ringtune.costs.profile import ModelFacts, NodeFacts, SkippedRows, TimedShape, Work
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, UsageError
 from ringtune.job.job import Job
@@ -106,7 +106,7 @@ def inspect(
                 timing=timing,
                 memory_bytes=max(0, budget_bytes - CONTEXT_BYTES) if device == "cuda" else budget_bytes,
             )
-        give_memory_back()
+        release_memory()
     node = NodeFacts(
         node=options.name,
         train_rows=dataset.train_rows if dataset else 0,
@@ -114,7 +114,7 @@ def inspect(
         labels=dataset.labels if dataset else (),
         eval_labels=dataset.eval_labels if dataset else (),
         skipped_rows=sum(dataset.left_out.values()) if dataset else 0,
-        left_out=tuple(LeftOut(why=why, rows=rows) for why, rows in sorted(dataset.left_out.items()))
+        left_out=tuple(SkippedRows(why=why, rows=rows) for why, rows in sorted(dataset.left_out.items()))
         if dataset
         else (),
         cut_rows=dataset.cut_rows if dataset else 0,
@@ -219,13 +219,13 @@ def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, 
     return copy_into_file(executor, blocks, of)
 
 
-def take_over(executor: NodeExecutor, taken: TakenOver) -> None:
+def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
     """Give an executor the trained tensors of its blocks.
 
     Raises:
         IntegrityError: it is of another run, step or block, or damaged.
     """
-    take_over_blocks(executor, taken.files, taken.metadata)
+    load_blocks(executor, taken.files, taken.metadata)
     if taken.head is not None:
         executor.load_head_blob(taken.head)
 
@@ -341,7 +341,7 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
     return bytes(write_tensors(found, metadata={METADATA: json.dumps(dict(of), sort_keys=True)}))
 
 
-def take_over_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
+def load_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
     """Replace the trained tensors of some blocks, with their optimizer state, by parts of snapshots.
 
     Args:
@@ -357,7 +357,7 @@ def take_over_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: 
         file = TensorFile(content, where="a snapshot")
         _check(file, metadata)
         tensors |= {name: file.tensor(name) for name in file.infos}
-    executor.part.take_over(tensors, blocks={_block_of(name) for name in tensors})
+    executor.part.load_migrated(tensors, blocks={_block_of(name) for name in tensors})
 
 
 def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:

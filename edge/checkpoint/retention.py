@@ -27,7 +27,7 @@ class FinishedRun(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class RetentionLimits:
     """The limits for shards of finished runs.
 
     Attributes:
@@ -63,5 +63,5 @@ class Kept:
         return dropped
 
 
-KEPT: Final = Kept()
+KEPT: Final = RetentionLimits()
 """What stays where nobody says otherwise."""

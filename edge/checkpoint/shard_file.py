@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from edge.checkpoint.snapshots import HEAD, METADATA
-from edge.model.optimizers import Prefixes, TrainingState, UnitOptimizers
+from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from ringtune.errors import IntegrityError
 from ringtune.storage.pieces import Pieces
@@ -28,14 +28,14 @@ from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 
 FORMAT = "ringtune-shard-1"
-PREFIXES = Prefixes(value="adapter/", state="moments/")
+PREFIXES = NamePrefixes(value="adapter/", state="moments/")
 _WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Tensors = Mapping[str, torch.Tensor]
 
 
-class Besides(Protocol):
+class ExtraTensors(Protocol):
     """Tensors of a shard besides the trained ones: VeLoRA's vectors, and sums of a helper's gradients."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -58,7 +58,7 @@ def to_shard(
     head: Pieces | None,
     metadata: Mapping[str, str],
     *,
-    besides: Mapping[str, Besides] | None = None,
+    besides: Mapping[str, ExtraTensors] | None = None,
     installed: Tensors | None = None,
 ) -> Pieces:
     """Make the file of a node, which is read from the tensors when it is gone through.
@@ -87,7 +87,7 @@ def load_shard(
     metadata: Mapping[str, str],
     *,
     with_head: bool,
-    besides: Mapping[str, Besides] | None = None,
+    besides: Mapping[str, ExtraTensors] | None = None,
     installed: Tensors | None = None,
 ) -> Pieces | None:
     """Replace parameters and optimizer state by those of a file of ``to_shard``.

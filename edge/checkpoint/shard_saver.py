@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from edge.checkpoint.retention import KEPT, Kept
+from edge.checkpoint.retention import KEPT, RetentionLimits
 from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, SavedParts, StateFolder
 from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.ids import check_run_id
@@ -22,14 +22,14 @@ _NO_FOLDER_FOR_STATE = (
 )
 
 
-class Saves(Protocol):
+class ShardSource(Protocol):
     """The part of ``edge.runtime.executor.NodeExecutor`` that a checkpoint needs."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """Return this node's part of a checkpoint, which is read from the tensors when it is gone through."""
 
 
-class Loads(Protocol):
+class ShardTarget(Protocol):
     """The part of ``edge.runtime.executor.NodeExecutor`` that loads a checkpoint."""
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
@@ -48,7 +48,9 @@ class Saver:
         rows: digest of the node's rows for this run; empty = it has none.
     """
 
-    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: Kept = KEPT, rows: str = "") -> None:
+    def __init__(
+        self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: RetentionLimits = KEPT, rows: str = ""
+    ) -> None:
         self._folder = folder
         self._run_id = run_id
         self._plan_digest = plan.digest
@@ -71,7 +73,7 @@ class Saver:
             self._state.drop_old_runs(self._run_id, self._kept)
         return self._state.run(self._run_id)
 
-    def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
+    def save(self, step: int, executor: ShardSource, *, with_head: bool) -> Shard:
         """Write this node's shard of the checkpoint at ``step`` to the disk.
 
         Raises:
@@ -82,7 +84,7 @@ class Saver:
         shards.keep_rows(self._rows)
         return shards.write(step, content, node=self._node)
 
-    def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool, plan_digest: str = "") -> None:
+    def load(self, step: int, sha256: str, executor: ShardTarget, *, with_head: bool, plan_digest: str = "") -> None:
         """Load the shard of ``step`` into the executor.
 
         Args:
@@ -180,7 +182,7 @@ class Saver:
         return {"run_id": self._run_id, "plan_digest": self._plan_digest, "node": self._node, "step": str(step)}
 
 
-class ShardAsked(NamedTuple):
+class ShardRequest(NamedTuple):
     """A node's shard of a checkpoint, as the manifest names it."""
 
     step: int
@@ -201,7 +203,7 @@ class SavedStart(NamedTuple):
     head_sha256: str = ""
 
 
-class GoesOn(NamedTuple):
+class ResumeShard(NamedTuple):
     """The shard from which a resumed run continues, and the holder of its head.
 
     Attributes:
@@ -213,7 +215,7 @@ class GoesOn(NamedTuple):
     """
 
     run_id: str
-    shard: ShardAsked
+    shard: ShardRequest
     holder: str
     plan_digest: str = ""
     saved: SavedStart | None = None
@@ -228,7 +230,7 @@ def open_saver(
     is_resumed: bool,
     timeout_s: float,
     keeps_state: bool = False,
-    kept: Kept = KEPT,
+    kept: RetentionLimits = KEPT,
     rows: str = "",
 ) -> Saver | None:
     """Make the saver of a run; None if this node has no folder and needs none.
@@ -263,7 +265,7 @@ def open_saver(
 
 
 def check_shards(
-    state: Path | None, node: str, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float
+    state: Path | None, node: str, run_id: str, asked: Sequence[ShardRequest], *, timeout_s: float
 ) -> list[str]:
     """Check each of these shards on the disk; return what is wrong with each, empty = intact.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
 
-from edge.checkpoint.snapshots import FILE, HEAD_FILE, MAX_BYTES, KeptTurns, SnapshotShelf, part_name
+from edge.checkpoint.snapshots import FILE, HEAD_FILE, MAX_BYTES, SnapshotShelf, TurnSnapshots, part_name
 from edge.checkpoint.state_folder import SavedParts
 from ringtune.errors import IntegrityError
 from ringtune.run_control.checkpoint import SavedSource
@@ -22,7 +22,7 @@ from ringtune.transport.retry import repeated
 from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
-_LEAST_S = 60.0
+_MIN_S = 60.0
 
 
 def fetch(
@@ -203,7 +203,7 @@ def push(
 
     with open_channel(address, peer=node_party(holder)) as channel:
         try:
-            control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=max(timeout_s, _LEAST_S))
+            control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=max(timeout_s, _MIN_S))
         except grpc.RpcError as error:
             raise error_of_call(error, peer=f"node {holder} at {address}") from error
 
@@ -218,7 +218,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     """
 
     def __init__(
-        self, shelf: SnapshotShelf, kept: KeptTurns, saved: Callable[[str], SavedParts | None] = lambda run_id: None
+        self, shelf: SnapshotShelf, kept: TurnSnapshots, saved: Callable[[str], SavedParts | None] = lambda run_id: None
     ) -> None:
         self._shelf, self._kept, self._saved = shelf, kept, saved
 

@@ -1,6 +1,6 @@
 """Snapshots of trained blocks in memory: of the ends of the last turns, and of a run during a migration.
 
-``KeptTurns`` has files of the ends of the last turns, with moments and step counts: of this node, and of the host
+``TurnSnapshots`` has files of the ends of the last turns, with moments and step counts: of this node, and of the host
 before it in the ring. Owners keep the head at the ends of their own turns, and at those of the owner before them. A
 file is made once, when the turn ends, and never changes; after the loss of a node the others resume from the files of
 the last turn that all had done.
@@ -25,7 +25,7 @@ MAX_BYTES: Final = 1 << 30
 """Most bytes of a copy; adapters with their moments have some megabytes."""
 
 
-class KeptFile(NamedTuple):
+class SnapshotFile(NamedTuple):
     """A file of what was trained until the end of a turn, or the head then."""
 
     step: int
@@ -33,10 +33,10 @@ class KeptFile(NamedTuple):
     is_head: bool
 
 
-Save = Callable[[KeptFile], None]
+Save = Callable[[SnapshotFile], None]
 
 
-class KeptTurns:
+class TurnSnapshots:
     """Keeps files of the ends of turns; safe for threads.
 
     Args:
@@ -94,7 +94,7 @@ class KeptTurns:
             self._heads = {at: content for at, content in self._heads.items() if at >= oldest}
             save = self._saves.get(step) if whose != self._node else None
         if save is not None:
-            save(KeptFile(step, file, is_head=False))
+            save(SnapshotFile(step, file, is_head=False))
 
     def keep_head(self, run_id: str, step: int, head: bytes, *, placement_number: int | None = None) -> None:
         """Keep another owner's head after ``step`` steps, until that turn is forgotten; arguments as ``keep``.
@@ -109,7 +109,7 @@ class KeptTurns:
                 del self._heads[old]
             save = self._saves.get(step)
         if save is not None:
-            save(KeptFile(step, head, is_head=True))
+            save(SnapshotFile(step, head, is_head=True))
 
     def save_at(self, step: int, save: Save, *, with_head: bool) -> None:
         """Save other nodes' files of the end of ``step``: those here, and those that arrive later.
@@ -123,17 +123,19 @@ class KeptTurns:
             newest = sorted({*self._saves, step})[-TURNS_KEPT:]
             self._saves = {at: self._saves.get(at, save) for at in newest}
             files = [file for whose, file in self._files.get(step, {}).items() if whose != self._node]
-            found = [KeptFile(step, file, is_head=False) for file in files]
+            found = [SnapshotFile(step, file, is_head=False) for file in files]
             if with_head and step in self._heads:
-                found.append(KeptFile(step, self._heads[step], is_head=True))
+                found.append(SnapshotFile(step, self._heads[step], is_head=True))
         for each in found:
             save(each)
 
-    def everything(self) -> tuple[str, tuple[KeptFile, ...]]:
+    def everything(self) -> tuple[str, tuple[SnapshotFile, ...]]:
         """Return all files of the run that is kept, with its id; empty = none is."""
         with self._lock:
-            files = [KeptFile(step, file, is_head=False) for step, of in self._files.items() for file in of.values()]
-            heads = [KeptFile(step, head, is_head=True) for step, head in self._heads.items()]
+            files = [
+                SnapshotFile(step, file, is_head=False) for step, of in self._files.items() for file in of.values()
+            ]
+            heads = [SnapshotFile(step, head, is_head=True) for step, head in self._heads.items()]
             return self._run_id, (*files, *heads)
 
     def check_run(self, run_id: str) -> None:
@@ -153,7 +155,7 @@ class KeptTurns:
                 f"placement {self._since_placement_number}, without the node that sends it"
             )
 
-    def go_back(self, step: int, placement_number: int) -> None:
+    def rewind(self, step: int, placement_number: int) -> None:
         """Forget the turns after ``step``: they are done anew in this placement; what others did before is refused."""
         with self._lock:
             self._since_placement_number = placement_number
@@ -262,7 +264,7 @@ class SnapshotLike(Protocol):
         """Return the blocks ``[start, stop)`` as a file."""
 
 
-class TakenOver(NamedTuple):
+class MigratedState(NamedTuple):
     """The trained tensors with which a node begins its next placement.
 
     Attributes:

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from edge.checkpoint.retention import KEPT, FinishedRun, Kept
+from edge.checkpoint.retention import KEPT, FinishedRun, RetentionLimits
 from edge.checkpoint.snapshots import HEAD, METADATA, block_of, metadata
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.ids import check_run_id, is_run_id
@@ -50,9 +50,9 @@ from ringtune.storage.durable import (
     is_claimed,
     is_plain_file,
     make_private_folder,
-    make_way,
     mark,
     marker,
+    move_folder_aside,
     remove_partial_files,
     require_free,
     storage_errors,
@@ -124,7 +124,7 @@ class StateFolder:
         """
         return RunShards(self.path / check_run_id(run_id))
 
-    def drop_old_runs(self, current: str, kept: Kept = KEPT) -> None:
+    def drop_old_runs(self, current: str, kept: RetentionLimits = KEPT) -> None:
         """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
 
         Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
@@ -157,7 +157,7 @@ class StateFolder:
         found = (entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink())
         return sorted(entry for entry in found if is_run_id(entry.name))
 
-    def _warn_of_unfinished(self, runs: Mapping[str, RunShards], current: str, kept: Kept) -> None:
+    def _warn_of_unfinished(self, runs: Mapping[str, RunShards], current: str, kept: RetentionLimits) -> None:
         open_runs = [name for name, shards in runs.items() if name != current and not shards.is_finished()]
         held_bytes = sum(runs[name].size_bytes() for name in open_runs)
         if held_bytes > kept.size_bytes:
@@ -333,7 +333,7 @@ class RunShards:
                 yield piece
 
         try:
-            make_way(self.path(step))
+            move_folder_aside(self.path(step))
             write_pieces_durably(self.path(step), digested())
         except StorageError as error:
             raise StorageError(f"node {node} did not save step {step}: {error}") from error
@@ -377,8 +377,8 @@ class RunShards:
 
 
 _PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
-_MOST_BLOCKS: Final = 1 << 16
-_MOST_STEPS: Final = 8
+_MAX_BLOCKS: Final = 1 << 16
+_MAX_STEPS: Final = 8
 """Of so many steps, the newest ones, a node tells what it has: of two checkpoints, and of three ends of turns."""
 
 
@@ -427,7 +427,7 @@ class SavedParts:
     def found(self) -> tuple[SavedPart, ...]:
         """List the files of the newest steps that are whole; a damaged one is named in the log, and left out."""
         files = list(self._files())
-        newest = sorted({file.step for file in files})[-_MOST_STEPS:]
+        newest = sorted({file.step for file in files})[-_MAX_STEPS:]
         return tuple(part for file in files if file.step in newest and (part := self._checked(file)) is not None)
 
     def _checked(self, file: _File) -> SavedPart | None:
@@ -511,4 +511,4 @@ class SavedParts:
 
 
 def _blocks(file: TensorFile) -> set[int]:
-    return {block for name in file.infos if 0 <= (block := block_of(name)) < _MOST_BLOCKS}
+    return {block for name in file.infos if 0 <= (block := block_of(name)) < _MAX_BLOCKS}

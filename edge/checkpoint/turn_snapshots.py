@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.checkpoint.snapshot_servicer import push
-from edge.checkpoint.snapshots import KeptFile, KeptTurns, Save, metadata
+from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, metadata
 from edge.checkpoint.state_folder import SavedParts, StateFolder
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, StorageError
 from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
@@ -44,7 +44,7 @@ class _Copy(NamedTuple):
     then: Callable[[], None]
 
 
-class TurnKeeper:
+class TurnSnapshotter:
     """Keeps the ends of the turns of one run at one node, in one placement.
 
     Args:
@@ -66,7 +66,7 @@ class TurnKeeper:
         node: str,
         plan: Plan,
         executor: Any,
-        kept: KeptTurns,
+        kept: TurnSnapshots,
         *,
         make_file: Callable[[Any, tuple[int, ...], Mapping[str, str]], bytes],
         addresses: Mapping[str, str],
@@ -88,7 +88,7 @@ class TurnKeeper:
 
     # ---- on the compute thread --------------------------------------------------------------------
 
-    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Copy the head, which goes to the owner of turn ``index``, if a train turn of this owner ends with it."""
         mine = [turn.index for turn in turns if turn.kind is StepKind.TRAIN and turn.owner == self._node]
         done = max((own for own in mine if own < index), default=None)
@@ -165,7 +165,7 @@ def _nothing() -> None:
 
 
 def save_turns(
-    state: Path, node: str, shards_run: str, attempt: str, files: Sequence[KeptFile], *, rows: str = ""
+    state: Path, node: str, shards_run: str, attempt: str, files: Sequence[SnapshotFile], *, rows: str = ""
 ) -> tuple[int, ...]:
     """Write what a node keeps of the ends of turns beside the shards of its run; none of its folder's locks is held.
 

@@ -22,7 +22,7 @@ from ringtune.errors import ConnectionFailedError, TokenError, TrustError, Usage
 from ringtune.hints import hint_to_install
 from ringtune.ids import check_node_name
 from ringtune.options import DEFAULT_COORDINATOR
-from ringtune.transport.discovery import LOOK_S, MOST_FOUND, SERVICE, Announcement, choose, read_announcement
+from ringtune.transport.discovery import LOOK_S, MAX_FOUND, SERVICE, Announcement, choose, read_announcement
 from ringtune.transport.endpoints import split_address
 from ringtune.transport.parties import IDENTITY, NODE_ROLE, Party, Token, node_party, node_trust, parse_token
 from ringtune.transport.speaker import refuse_both, speak_as, speak_from
@@ -32,7 +32,7 @@ _LONGEST_TOKEN = 1024
 _RETRY_S = 1.0
 
 
-def own_name(
+def resolve_node_name(
     name: str, trust: Path | None, token_file: Path | None, *, state: Path | None, insecure: bool
 ) -> tuple[str, Token | None]:
     """Return the name of this node: the user's, its token's or its certificate's, else that of its host.
@@ -270,7 +270,7 @@ def announced(
             f"no --coordinator was given, and none listens at {DEFAULT_COORDINATOR}; give --coordinator HOST:PORT, or "
             f"install what looks for one: {hint_to_install('discovery')}"
         ) from error
-    names: queue.Queue[str] = queue.Queue(MOST_FOUND)
+    names: queue.Queue[str] = queue.Queue(MAX_FOUND)
 
     class Listener(ServiceListener):
         """Collects the names of services, as many as are read."""
@@ -306,7 +306,7 @@ def _read(
     """Ask for what each name announces, until the time is over or enough were asked for."""
     found: list[Announcement] = []
     asked = 0
-    while asked < MOST_FOUND and (left_s := deadline_s - time.monotonic()) > 0:
+    while asked < MAX_FOUND and (left_s := deadline_s - time.monotonic()) > 0:
         with contextlib.suppress(queue.Empty):
             name = names.get(timeout=left_s)
             asked += 1

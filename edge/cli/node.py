@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.checkpoint.retention import KEPT, KEPT_SIZE, Kept
+from edge.checkpoint.retention import KEPT, KEPT_SIZE, RetentionLimits
 from ringtune import options
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def node(
     from edge.agent.node_metrics import require_metrics
     from edge.agent.process import run_agent
     from edge.checkpoint.state_folder import claim_state_folder, require_state_folder
-    from edge.cli.enrollment import choose_trust, find_coordinator, own_name
+    from edge.cli.enrollment import choose_trust, find_coordinator, resolve_node_name
     from edge.machine.libraries import require_libraries
     from edge.options import AgentOptions, check_start, default_cache, default_state, parse_share
     from ringtune.quantities import parse_bytes
@@ -124,7 +124,7 @@ def node(
     require_libraries()
     if metrics:
         require_metrics()
-    name, token = own_name(name, trust, token_file, state=state, insecure=insecure)
+    name, token = resolve_node_name(name, trust, token_file, state=state, insecure=insecure)
     state = state or default_state(name)
     require_state_folder(state)
     if not coordinator:
@@ -161,7 +161,7 @@ def node(
         join_s=join_s,
         is_guest=guest,
         own_coordinator=own_coordinator,
-        kept=Kept(days=keep_days, size_bytes=parse_bytes(keep_size)),
+        kept=RetentionLimits(days=keep_days, size_bytes=parse_bytes(keep_size)),
         metrics=metrics,
         metrics_token=web_token,
     )

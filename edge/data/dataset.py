@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from edge.data.examples import Examples, Source, Summed, Values
+from edge.data.examples import Examples, Source, SummedExamples, Values
 from edge.data.images import Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
@@ -90,7 +90,7 @@ class MeanTokens(NamedTuple):
     evaluation: float
 
 
-class Predicting(Protocol):
+class RowPredictions(Protocol):
     """The output of a head for a micro-batch."""
 
     @property
@@ -146,8 +146,8 @@ class OwnerDataset:
         self.left_out = dict(left_out or {})
         self.users = users
         self._hides_counts = hides_counts
-        if isinstance(evaluation, Summed) and not hides_counts:
-            evaluation.least_rows = 1
+        if isinstance(evaluation, SummedExamples) and not hides_counts:
+            evaluation.min_rows = 1
 
     @staticmethod
     def load(
@@ -298,7 +298,7 @@ class OwnerDataset:
         with self._places[1].named():
             return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
 
-    def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
+    def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
 
         Sums over all rows are made in the evaluation after the last step only, because they leave the node; if counts
@@ -306,7 +306,7 @@ class OwnerDataset:
         """
         if found.predictions is None or self._evaluation is None:
             return ()
-        if isinstance(self._evaluation, Summed) and self._hides_counts and item.step < course.num_steps:
+        if isinstance(self._evaluation, SummedExamples) and self._hides_counts and item.step < course.num_steps:
             return ()
         return self._evaluation.score(batch, found.predictions, item.turn)
 

@@ -17,7 +17,7 @@ import torch
 
 from edge.data.tokens import Batch
 from ringtune.job.rows import Rows
-from ringtune.run_control.evaluation import LEAST_ROWS, MOST_CLASSES, name_of
+from ringtune.run_control.evaluation import MAX_CLASSES, MIN_ROWS, name_of
 
 Values = tuple[tuple[str, float], ...]
 
@@ -77,16 +77,16 @@ class Source(Protocol):
         """Make the examples of these rows; ``labels`` are their ``Rows.targets``."""
 
 
-class Summed(Sized, abc.ABC):
+class SummedExamples(Sized, abc.ABC):
     """Examples that are one a row, whose predictions their owner adds up over a whole evaluation.
 
     Only the sums leave the owner, and no sum is of a batch alone.
 
     Attributes:
-        least_rows: of fewer rows no sum is reported, as it could reveal one of them.
+        min_rows: of fewer rows no sum is reported, as it could reveal one of them.
     """
 
-    least_rows = LEAST_ROWS
+    min_rows = MIN_ROWS
 
     @property
     def of_rows(self) -> Sequence[int]:
@@ -105,7 +105,7 @@ class Summed(Sized, abc.ABC):
         if self._open[key][0] < len(self):
             return ()
         del self._open[key]
-        return sums.values(are_few=len(self) < self.least_rows)
+        return sums.values(are_few=len(self) < self.min_rows)
 
     def forget_scores(self) -> None:
         """Drop the sums of an evaluation that did not end."""
@@ -145,12 +145,12 @@ class ClassCounts:
         if are_few:
             return ()
         pairs = sorted(pair for pair in self._counts if pair[0] >= 0)  # what has no class of the run doesn't count
-        if any(index >= MOST_CLASSES for pair in pairs for index in pair):
+        if any(index >= MAX_CLASSES for pair in pairs for index in pair):
             return ()
         return tuple((name_of(*pair), float(self._counts[pair])) for pair in pairs)
 
 
-class Classified(Summed):
+class ClassifiedExamples(SummedExamples):
     """Examples of one class each, of which an evaluation counts the predicted classes."""
 
     def no_sums(self) -> Sums:
@@ -158,7 +158,7 @@ class Classified(Summed):
         return ClassCounts()
 
 
-class Unscored(Sized):
+class UnscoredExamples(Sized):
     """Examples that are one a row, and not scored row by row, because the head counts all that an evaluation needs."""
 
     @property

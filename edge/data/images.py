@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from edge.data.examples import Classified
+from edge.data.examples import ClassifiedExamples
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
@@ -200,7 +200,7 @@ class Images:
             raise DataError(f"{path} is not readable ({error}); remove it") from error
 
 
-class ImageExamples(Classified):
+class ImageExamples(ClassifiedExamples):
     """The ``Examples`` of image classification.
 
     Args:

@@ -33,7 +33,7 @@ from ringtune.models.family import QUESTION_ANSWERING
 LONGEST_ANSWER = 30
 """Most tokens of a predicted answer, as in the official baselines."""
 
-_LEAST_CONTEXT = 8
+_MIN_CONTEXT = 8
 
 
 class Window(NamedTuple):
@@ -74,7 +74,7 @@ class Questions:
         self._tokenizer = load_tokenizer(folder)
         if not self._tokenizer.is_fast:
             raise ModelError(f"the tokenizer in {folder} has no offsets; add its tokenizer.json")
-        if self._max_length < 2 * _LEAST_CONTEXT:
+        if self._max_length < 2 * _MIN_CONTEXT:
             raise DataError(f"train.max_length is {self._max_length}; a question with its context needs more")
         self._padder = Padder(self._tokenizer)
 
@@ -131,7 +131,7 @@ class QuestionExamples:
         self._windows = windows
         self._padder = padder
         self._num_cut = num_cut
-        self._open: dict[tuple[int, int], Answered] = {}
+        self._open: dict[tuple[int, int], AnswerSpan] = {}
         self._num_windows = [0] * len(questions)
         for window in windows:
             self._num_windows[window.question] += 1
@@ -183,7 +183,7 @@ class QuestionExamples:
         overlap = sum(f1(entry.text, self._questions[entry.question].answers) for entry in closed)
         return (("questions", float(len(closed))), ("exact_sum", float(exact)), ("f1_sum", float(overlap)))
 
-    def close(self, batch: Batch, predictions: torch.Tensor, key: int) -> list[Answered]:
+    def close(self, batch: Batch, predictions: torch.Tensor, key: int) -> list[AnswerSpan]:
         """Take the best span of each window; arguments as ``score``.
 
         Returns:
@@ -192,12 +192,12 @@ class QuestionExamples:
         if batch.examples is None:
             raise DataError("the batch does not say which windows it has")
         logits = predictions.float().cpu()
-        closed: list[Answered] = []
+        closed: list[AnswerSpan] = []
         for row, index in enumerate(batch.examples.tolist()):
             window = self._windows[index]
             ends = window.first + len(window.starts)
             score, first, last = best_span(logits[row, window.first : ends])
-            entry = self._open.setdefault((key, window.question), Answered(question=window.question))
+            entry = self._open.setdefault((key, window.question), AnswerSpan(question=window.question))
             place = (window.starts[first], window.stops[last]) if len(window.starts) else (0, 0)
             entry.add((score, -index), place, self._questions[window.question].context)
             if entry.seen == self._num_windows[window.question]:
@@ -210,7 +210,7 @@ class QuestionExamples:
 
 
 @dataclass(slots=True)
-class Answered:
+class AnswerSpan:
     """The answer to a question by the windows that were judged; their order changes nothing.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.examples import ClassCounts, Summed, Sums, Values
+from edge.data.examples import ClassCounts, SummedExamples, Sums, Values
 from edge.data.tokens import IGNORED, Batch, NoTokenError, Padder, TokenRow, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
@@ -107,7 +107,7 @@ class TaggedTexts:
         return TaggedRow(TokenRow(ids, types), array("i", first.keys()), array("i", first.values()), len(words))
 
 
-class TaggedExamples(Summed):
+class TaggedExamples(SummedExamples):
     """The ``Examples`` of token classification.
 
     Args:

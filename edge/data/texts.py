@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edge.data.examples import Classified, Sums, Unscored, Values
+from edge.data.examples import ClassifiedExamples, Sums, UnscoredExamples, Values
 from edge.data.tokens import IGNORED, Batch, Encoder, Padder, Text, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
@@ -55,7 +55,7 @@ class LabelledTexts:
         return LabelledExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
 
 
-class LabelledExamples(Classified):
+class LabelledExamples(ClassifiedExamples):
     """The ``Examples`` of sequence classification.
 
     Args:
@@ -141,7 +141,7 @@ def _check_padding(folder: Path, tokenizer: Any) -> None:
 
 
 _PIECE_CHARACTERS = 100_000
-LEAST_TOKENS = 2  # one to predict, and one before it
+MIN_TOKENS = 2  # one to predict, and one before it
 
 
 class Language:
@@ -189,14 +189,14 @@ class Language:
         size = self._max_length
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         rows = [TokenRow(block, array("i", bytes(block.itemsize * len(block)))) for block in blocks]
-        rows = [row for row in rows if len(row.ids) >= LEAST_TOKENS]
+        rows = [row for row in rows if len(row.ids) >= MIN_TOKENS]
         if not rows:
-            raise DataError(f"{path} has {len(ids)} tokens; a block needs {LEAST_TOKENS} at least")
+            raise DataError(f"{path} has {len(ids)} tokens; a block needs {MIN_TOKENS} at least")
         left_out = {"blocks of one token": len(blocks) - len(rows)} if len(blocks) > len(rows) else {}
         return Rows(rows=rows, left_out=left_out, notes=(note,) if note else ())
 
 
-class LanguageExamples(Unscored):
+class LanguageExamples(UnscoredExamples):
     """The ``Examples`` of causal language modelling.
 
     Args:

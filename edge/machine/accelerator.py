@@ -26,7 +26,7 @@ from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
 
-_LEAST_BYTES: Final = 1 << 20
+_MIN_BYTES: Final = 1 << 20
 _FULL: Final = "out of memory"
 _ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]?i?B)")
 
@@ -114,7 +114,7 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
     if found is None:
         return memory_bytes
     free = found.free + CONTEXT_BYTES + torch.cuda.memory_reserved() - (sharing - 1) * CONTEXT_BYTES
-    return max(_LEAST_BYTES, min(memory_bytes, free // sharing))
+    return max(_MIN_BYTES, min(memory_bytes, free // sharing))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from ringtune.machine.resources import CGROUP, LIBRARY_BYTES, PROC, allowed_core
 from ringtune.schedule.plan import Plan
 
 # Nothing fits into so little: a board that has less than its libraries take is refused, with both numbers.
-_LEAST_BYTES = 1 << 20
+_MIN_BYTES = 1 << 20
 
 
 def memory_budget(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
@@ -50,7 +50,7 @@ def memory_budget(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """
     resident = _status_bytes("VmRSS", proc) or 0
     own = resident - (_status_bytes("RssFile", proc) or 0)
-    return max(_LEAST_BYTES, free_bytes(proc=proc, cgroup=cgroup) + own - max(resident, LIBRARY_BYTES))
+    return max(_MIN_BYTES, free_bytes(proc=proc, cgroup=cgroup) + own - max(resident, LIBRARY_BYTES))
 
 
 def _status_bytes(name: str, proc: Path) -> int | None:
@@ -95,7 +95,7 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def give_memory_back() -> None:
+def release_memory() -> None:
     """Collect garbage and hand freed memory back to system and accelerator, so that runs do not add up."""
     gc.collect()
     trim_heap()

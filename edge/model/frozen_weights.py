@@ -2,7 +2,7 @@
 
 The course of a run names one of two ways to multiply:
 
-* *widened*: the matrix becomes float32, a part of at most ``MOST_WIDENED_BYTES`` at a time, in room that all matrices
+* *widened*: the matrix becomes float32, a part of at most ``MAX_WIDENED_BYTES`` at a time, in room that all matrices
   of a node share. What is multiplied then is what a process would multiply that had rounded its weights once.
 * *native*: the product is one of bfloat16, with sums in float32; only its result is rounded. What is multiplied with
   the matrix is rounded to bfloat16 before. Integers of int8 are exact in bfloat16, and the scales stay outside of it.
@@ -13,9 +13,9 @@ are the widening; 220 ms in float32.
 N rows, R rows of the matrix, C columns of it.
 
 ``FrozenMatrix`` is a tensor of the small type in the place of a module's weight, with its shape; the modules of the
-libraries are unchanged. Where torch multiplies with it or looks rows of it up, ``Held`` does so, and a backward keeps
-the small matrix alone. Any other function gets a float32 copy of its own, such as the norms of DoRA; functions that
-would change the matrix are refused.
+libraries are unchanged. Where torch multiplies with it or looks rows of it up, ``CompactMatrix`` does so, and a
+backward keeps the small matrix alone. Any other function gets a float32 copy of its own, such as the norms of DoRA;
+functions that would change the matrix are refused.
 
 A matrix that is stored in bfloat16 is read as it is, without a float32 copy in between; one that may stay mapped does,
 so that of a token table only the rows that are used become resident. Any other one is rounded once, a piece at a time.
@@ -35,12 +35,12 @@ from torch.nn import functional
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.schedule.course import BFLOAT16, FrozenWeights
-from ringtune.techniques.frozen_weights import MOST_WIDENED_BYTES
+from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES
 
-_MOST_INT8 = 127
+_MAX_INT8 = 127
 
 
-class Room:
+class WideningBuffer:
     """Memory in which matrices are widened, one after the other; it grows to what the largest one takes."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Room:
         return self._buffer[:size].view(dtype).view(shape)
 
 
-class Held:
+class CompactMatrix:
     """A matrix in bfloat16, or in int8 with a scale for each row.
 
     Args:
@@ -70,7 +70,9 @@ class Held:
         room: where matrices are widened.
     """
 
-    def __init__(self, numbers_RC: torch.Tensor, scales_R1: torch.Tensor | None, *, native: bool, room: Room) -> None:
+    def __init__(
+        self, numbers_RC: torch.Tensor, scales_R1: torch.Tensor | None, *, native: bool, room: WideningBuffer
+    ) -> None:
         self.numbers = numbers_RC
         self.scales = scales_R1
         self.native = native
@@ -81,17 +83,17 @@ class Held:
         """Bytes of numbers and scales."""
         return self.numbers.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
-    def part(self, rows: slice, columns: slice) -> Held:
+    def part(self, rows: slice, columns: slice) -> CompactMatrix:
         """Return some rows and columns, on the same memory."""
         scales = None if self.scales is None else self.scales[rows]
-        return Held(self.numbers[rows, columns], scales, native=self.native, room=self._room)
+        return CompactMatrix(self.numbers[rows, columns], scales, native=self.native, room=self._room)
 
-    def to(self, device: torch.device) -> Held:
+    def to(self, device: torch.device) -> CompactMatrix:
         """Return the matrix on a device; itself if it is there."""
         if device == self.numbers.device:
             return self
         scales = None if self.scales is None else self.scales.to(device)
-        return Held(self.numbers.to(device), scales, native=self.native, room=self._room)
+        return CompactMatrix(self.numbers.to(device), scales, native=self.native, room=self._room)
 
     def wide(self) -> torch.Tensor:
         """Return the matrix in float32, in memory of its own."""
@@ -139,7 +141,7 @@ class Held:
     def _parts(self) -> Iterator[slice]:
         """Cut the rows so that each part fits the room; bfloat16 that is multiplied natively needs none."""
         num_rows, columns = self.numbers.shape
-        each = max(1, MOST_WIDENED_BYTES // (columns * self._wide_dtype.itemsize))
+        each = max(1, MAX_WIDENED_BYTES // (columns * self._wide_dtype.itemsize))
         if self.native and self.scales is None:
             each = num_rows
         for start in range(0, num_rows, each):
@@ -181,8 +183,8 @@ def rounded_to_int8(matrix_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
     """Do the same into tensors that are there; the rows, in float32, are overwritten."""
     largest_R1 = torch.maximum(rows_RC.amax(dim=1, keepdim=True), -rows_RC.amin(dim=1, keepdim=True))
-    torch.div(largest_R1, _MOST_INT8, out=scales_R1)
-    rows_RC.div_(scales_R1.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-_MOST_INT8, _MOST_INT8)
+    torch.div(largest_R1, _MAX_INT8, out=scales_R1)
+    rows_RC.div_(scales_R1.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-_MAX_INT8, _MAX_INT8)
     numbers_RC.copy_(rows_RC)
 
 
@@ -204,11 +206,11 @@ class FrozenMatrix(torch.Tensor):
         is_transposed: whether this is the matrix with rows and columns exchanged.
     """
 
-    held: Held
+    held: CompactMatrix
     is_transposed: bool
 
     @staticmethod
-    def of(held: Held, *, is_transposed: bool = False) -> FrozenMatrix:
+    def of(held: CompactMatrix, *, is_transposed: bool = False) -> FrozenMatrix:
         """Make the tensor that stands for ``held``; it shares its memory."""
         view = held.numbers.t() if is_transposed else held.numbers
         made: FrozenMatrix = torch.Tensor._make_subclass(FrozenMatrix, view)
@@ -284,7 +286,9 @@ class _Product(torch.autograd.Function):
     """Multiplies with a matrix that gets no gradient; keeps nothing else for the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, held: Held, by_rows: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, held: CompactMatrix, by_rows: bool
+    ) -> torch.Tensor:
         ctx.held, ctx.by_rows = held, by_rows
         found = _multiplied(x.reshape(-1, x.shape[-1]), held, bias, by_rows=by_rows)
         return found.view(*x.shape[:-1], found.shape[-1])
@@ -301,7 +305,7 @@ class _Product(torch.autograd.Function):
         return x_grad, bias_grad, None, None
 
 
-def _multiplied(x: torch.Tensor, held: Held, bias: torch.Tensor | None, *, by_rows: bool) -> torch.Tensor:
+def _multiplied(x: torch.Tensor, held: CompactMatrix, bias: torch.Tensor | None, *, by_rows: bool) -> torch.Tensor:
     return held.times_rows(x, bias) if by_rows else held.times_columns(x, bias)
 
 
@@ -391,7 +395,7 @@ class FrozenFiles(SafetensorsFiles):
 
     def __init__(self, folder: Path, frozen: FrozenWeights | None) -> None:
         super().__init__(folder)
-        self.room = Room()
+        self.room = WideningBuffer()
         self._frozen = frozen
         self._wide = torch.empty(0)
 
@@ -409,10 +413,10 @@ class FrozenFiles(SafetensorsFiles):
         held = self._held(name, frozen, private=private)
         return FrozenMatrix.of(held if device is None else held.to(device))
 
-    def _held(self, name: str, frozen: FrozenWeights, *, private: bool) -> Held:
+    def _held(self, name: str, frozen: FrozenWeights, *, private: bool) -> CompactMatrix:
         if frozen.dtype == BFLOAT16:
             numbers = self.read(name, torch.bfloat16, private=private)
-            return Held(numbers, None, native=frozen.native, room=self.room)
+            return CompactMatrix(numbers, None, native=frozen.native, room=self.room)
         rows, columns = self.shape(name)
         numbers, scales = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
         for start, piece in self.row_pieces(name):
@@ -424,7 +428,7 @@ class FrozenFiles(SafetensorsFiles):
                 f"{self.folder}: tensor {name} has numbers that are not finite, which int8 can't hold; fetch the model "
                 "again, or remove runtime.frozen"
             )
-        return Held(numbers, scales, native=frozen.native, room=self.room)
+        return CompactMatrix(numbers, scales, native=frozen.native, room=self.room)
 
     def _scratch(self, count: int) -> torch.Tensor:
         """Return memory in which rows are rounded, always the same."""

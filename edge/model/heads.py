@@ -28,7 +28,7 @@ from edge.data.tokens import IGNORED, Batch
 from edge.model.frozen_weights import mm_into
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.tensor_files import SafetensorsFiles, first_not_finite
-from ringtune.costs.memory_sizes import MOST_LOGIT_BYTES, logits_fit
+from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -396,7 +396,7 @@ class CausalLanguageModel(_OneOutput):
         cap = getattr(head, "logit_cap", 0.0)
         if not cap and logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
-        chunk = max(1, MOST_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
+        chunk = max(1, MAX_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
         labels_N, hidden_ND = _next_tokens(batch), last_BTD.flatten(0, 1)
         found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap)
         return self._counts(found.loss_sum, found.num_correct, batch)

@@ -116,7 +116,7 @@ def sum_run(run: Path, out: Path) -> None:
     if len(kinds_of(job, tuple(folders))) == 1:
         files = summed_files(list(folders.values()), result_of(job).files, is_own=is_own)
     else:
-        own = [OfUser(folder, config_of(job, user)) for user, folder in folders.items()]
+        own = [UserAdapter(folder, config_of(job, user)) for user, folder in folders.items()]
         files = summed_kinds_files(own, is_own=is_own)
     for name, content in files.items():
         write_pieces_durably(out / name, content)
@@ -304,7 +304,7 @@ def _with_rank(config: Mapping[str, Any], count: int) -> dict[str, Any]:
     return {**config, **{name: config[name] * count for name in GROWING}}
 
 
-class OfUser(NamedTuple):
+class UserAdapter(NamedTuple):
     """The adapter of one user.
 
     Attributes:
@@ -321,7 +321,7 @@ class _Opened(NamedTuple):
     config: str
 
 
-def summed_kinds_files(users: Sequence[OfUser], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
+def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
     """Make the files of the sum, a ``linear``; the head is that of the first, as it is the same for all.
 
     Args:

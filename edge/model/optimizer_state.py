@@ -35,7 +35,7 @@ from pathlib import Path
 
 import torch
 
-from edge.model.optimizers import Dropped, UnitOptimizers, state_dtype
+from edge.model.optimizers import NoStateStore, UnitOptimizers, state_dtype
 from edge.model.tensor_files import DTYPE_NAMES, torch_dtype
 from ringtune.config.optimizers import STATE_GIVEN_BACK_BYTES, state_shapes
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -52,7 +52,7 @@ from ringtune.storage.tensor_files import DTYPE_BYTES, TensorInfo, TensorPieces,
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
-class OnDisk:
+class DiskStateStore:
     """The state of units, in ``FOLDER/<unit>.safetensors``.
 
     Args:
@@ -87,7 +87,7 @@ class OnDisk:
             if shapes:
                 self._reserved[unit] = self._made(unit, shapes)
 
-    def take_out(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
+    def load_state(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
         """Map the state of a unit, with zeros for parameters that have none yet.
 
         Raises:
@@ -114,9 +114,9 @@ class OnDisk:
         for name, parameter in updated.items():
             yield {name: parameter}
             if file is not None:
-                file.let_go_of(name)
+                file.release_pages(name)
 
-    def put_away(self, unit: int) -> bool:
+    def evict_state(self, unit: int) -> bool:
         """Drop the mapping; what was written is in the file."""
         self._mapped.discard(unit)
         return True
@@ -160,7 +160,7 @@ class OnDisk:
     def file_bytes(self, unit: int, parameters: Parameters) -> int:
         """Bytes of the file of a unit once all of these parameters were updated."""
         shapes = _shapes(self._optimizer, parameters)
-        return StateFile(self._path(unit), self._whose(unit), shapes).size_bytes if shapes else 0
+        return StateFile(self._path(unit), self._origin(unit), shapes).size_bytes if shapes else 0
 
     def _extend(self, unit: int, wanted: Shapes) -> None:
         """Make the file of a unit, or a larger one with what the smaller one has."""
@@ -170,7 +170,7 @@ class OnDisk:
             return
         kept = before.pieces()
         shapes = {name: (pieces.dtype, pieces.shape) for name, pieces in kept.items()}
-        larger = StateFile(before.path.with_suffix(".larger"), self._whose(unit), {**wanted, **shapes})
+        larger = StateFile(before.path.with_suffix(".larger"), self._origin(unit), {**wanted, **shapes})
         larger.make()
         for name, pieces in kept.items():
             larger.fill(name, pieces)
@@ -179,7 +179,7 @@ class OnDisk:
     def _path(self, unit: int) -> Path:
         return self._folder / f"{unit}.safetensors"
 
-    def _whose(self, unit: int) -> dict[str, str]:
+    def _origin(self, unit: int) -> dict[str, str]:
         return {**self._of, "unit": str(unit)}
 
     def _begin(self, unit: int, shapes: Shapes) -> None:
@@ -189,7 +189,7 @@ class OnDisk:
         self._files[unit] = reserved if reserved is not None and is_fitting else self._made(unit, shapes)
 
     def _made(self, unit: int, shapes: Shapes) -> StateFile:
-        file = StateFile(self._path(unit), self._whose(unit), shapes)
+        file = StateFile(self._path(unit), self._origin(unit), shapes)
         file.make()
         return file
 
@@ -218,7 +218,7 @@ def require_room(folder: Path, optimizers: Sequence[UnitOptimizers], of: Mapping
     check_writable(folder / "unit.safetensors")
     needed_bytes = 0
     for each in optimizers:
-        keeper = OnDisk(folder, each.name, of)
+        keeper = DiskStateStore(folder, each.name, of)
         for unit, parameters in each.units.items():
             if any(parameter.device.type != "cpu" for parameter in parameters.values()):
                 raise UsageError(
@@ -301,7 +301,7 @@ class StateFile:
         self._pages = weakref.ref(pages)
         return {name: _tensor(pages, info) for name, info in self.infos.items()}
 
-    def let_go_of(self, parameter: str) -> None:
+    def release_pages(self, parameter: str) -> None:
         """Release the resident pages of a parameter's state where it is mapped; what was written is in the file.
 
         Whoever reads or writes there again gets them back from the page cache.
@@ -352,7 +352,7 @@ class StateFile:
         found, size_bytes = file.read(len(self._header)), os.fstat(file.fileno()).st_size
         if found == self._header and size_bytes == self.size_bytes:
             return
-        other = "" if size_bytes != self.size_bytes else _whose(found)
+        other = "" if size_bytes != self.size_bytes else _origin(found)
         what = (
             f"is of {other}"
             if other and other != _in_words(self._of)
@@ -391,7 +391,7 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return count
 
 
-def _whose(header: bytes) -> str:
+def _origin(header: bytes) -> str:
     """Run and unit of a file by its header; empty if it has none."""
     try:
         entry = parse_json(header[8:])["__metadata__"][_METADATA]
@@ -470,7 +470,7 @@ class InactiveState:
         self._step = -1
         if course.method.drops_state:
             for each in self._optimizers:
-                each.keep_in(Dropped())
+                each.keep_in(NoStateStore())
 
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
         """Keep the state of inactive units in files from now on; no unit may have state yet.
@@ -487,7 +487,7 @@ class InactiveState:
         require_room(folder, self._optimizers, of)
         self._is_moved = True
         for each in self._optimizers:
-            keeper = OnDisk(folder, each.name, of)
+            keeper = DiskStateStore(folder, each.name, of)
             each.keep_in(keeper)
             keeper.reserve(each.units)
 
@@ -505,7 +505,7 @@ class InactiveState:
             goes_on = self._trained(step + 1)
             inactive = [unit for unit in units if unit not in goes_on]
             for each in self._optimizers:
-                each.put_away(inactive)
+                each.evict_state(inactive)
 
     def close(self) -> None:
         """Remove what is on the disk."""

@@ -3,7 +3,7 @@
 A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
 has its own count of updates, for the bias correction: under HiFT unit 3 has its first update at a later step than
 unit 2, and yet it is its first. A unit is inactive between an update and its next one, unless the very next step trains
-it again; a ``Keeper`` has its state meanwhile, which by default stays in memory.
+it again; a ``StateStore`` has its state meanwhile, which by default stays in memory.
 
 AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which reads parameter, gradient and state once and
 holds nothing besides; the other paths of torch hold copies, of one tensor or of all (``foreach``). Adafactor has no
@@ -38,10 +38,10 @@ State = dict[str, torch.Tensor]
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
-class Keeper(Protocol):
+class StateStore(Protocol):
     """Keeps the state of inactive units, by unit."""
 
-    def take_out(self, unit: int, updated: Parameters) -> State | None:
+    def load_state(self, unit: int, updated: Parameters) -> State | None:
         """Return the state of a unit whose named parameters are about to be updated.
 
         None if the optimizer has it already, or makes it anew.
@@ -50,7 +50,7 @@ class Keeper(Protocol):
     def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
         """Yield the parameters of an update in the parts in which it is done; a part is over when the next is asked."""
 
-    def put_away(self, unit: int) -> bool:
+    def evict_state(self, unit: int) -> bool:
         """Take the state of a unit that was updated; whether the optimizer has to drop it."""
 
     def prefetch(self, units: Iterable[int]) -> None:
@@ -69,10 +69,10 @@ class Keeper(Protocol):
         """Drop all that is kept."""
 
 
-class Dropped:
+class NoStateStore:
     """Keeps nothing: an inactive unit's moments and counts start anew at its next update."""
 
-    def take_out(self, unit: int, updated: Parameters) -> State | None:
+    def load_state(self, unit: int, updated: Parameters) -> State | None:
         """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
         return None
 
@@ -80,7 +80,7 @@ class Dropped:
         """Yield all parameters at once."""
         yield updated
 
-    def put_away(self, unit: int) -> bool:
+    def evict_state(self, unit: int) -> bool:
         """Return True: the optimizer drops the state."""
         return True
 
@@ -107,10 +107,10 @@ class Dropped:
         """Do nothing."""
 
 
-class InMemory(Dropped):
+class MemoryStateStore(NoStateStore):
     """Leaves all state with the optimizers, in memory."""
 
-    def put_away(self, unit: int) -> bool:
+    def evict_state(self, unit: int) -> bool:
         """Keep the state where it is."""
         return False
 
@@ -127,21 +127,21 @@ class UnitOptimizers:
         name: of the optimizer, as in the job.
     """
 
-    def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: Keeper | None = None) -> None:
+    def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: StateStore | None = None) -> None:
         self.name = train.optimizer
         self._units = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
         self._optimizers = {
             unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self._units.items()
         }
         self._unit_of = {name: unit for unit, parameters in self._units.items() for name in parameters}
-        self._keeper: Keeper = keeper or InMemory()
+        self._keeper: StateStore = keeper or MemoryStateStore()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the state that the optimizers hold, without what is kept elsewhere (for tests and benchmarks)."""
         return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
 
-    def keep_in(self, keeper: Keeper) -> None:
+    def keep_in(self, keeper: StateStore) -> None:
         """Keep the state of inactive units there from now on; no unit has state yet."""
         self._keeper = keeper
 
@@ -160,7 +160,7 @@ class UnitOptimizers:
         for unit in units:
             updated = {name: value for name, value in self._units.get(unit, {}).items() if value.grad is not None}
             if updated:
-                state = self._keeper.take_out(unit, updated)
+                state = self._keeper.load_state(unit, updated)
                 if state is not None:
                     self._give(unit, state)
                 begin_state(self.name, self._optimizers[unit], updated.values())
@@ -168,10 +168,10 @@ class UnitOptimizers:
                     with only(self._optimizers[unit], part.values()):
                         apply_update(self._optimizers[unit], learning_rate)
 
-    def put_away(self, units: Iterable[int]) -> None:
+    def evict_state(self, units: Iterable[int]) -> None:
         """Put the state of these units away until they are updated again."""
         for unit in units:
-            if unit in self._optimizers and self._keeper.put_away(unit):
+            if unit in self._optimizers and self._keeper.evict_state(unit):
                 self._optimizers[unit].state.clear()
 
     def prefetch(self, units: Iterable[int]) -> None:
@@ -354,7 +354,7 @@ def state_tensors(
     return found
 
 
-class Prefixes(NamedTuple):
+class NamePrefixes(NamedTuple):
     """How the names of trained tensors and of their optimizer state begin in a file."""
 
     value: str
@@ -377,7 +377,7 @@ class TrainingState:
     values: Mapping[str, torch.Tensor]
     parameters: Mapping[str, torch.nn.Parameter]
     optimizers: UnitOptimizers | None
-    prefixes: Prefixes
+    prefixes: NamePrefixes
     where: str
     part: str
 
@@ -424,7 +424,7 @@ class TrainingState:
                 fill(self.values[name.removeprefix(prefixes.value)], file.tensor(name))
             else:
                 continue
-            file.let_go_of(name)
+            file.release_pages(name)
 
     def _check_state(self, name: str, state: Mapping[str, TensorInfo]) -> None:
         """Refuse state of an unknown tensor, or other state than the optimizer keeps of it."""

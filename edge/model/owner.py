@@ -27,7 +27,7 @@ from torch import nn
 
 from edge.data.tokens import Batch, check_ids
 from edge.model.heads import HEAD, Task
-from edge.model.optimizers import Prefixes, TrainingState, UnitOptimizers
+from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from edge.model.skeleton import EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
 from edge.model.tensor_files import digest_of, first_not_finite, is_finite, require_finite_values
@@ -40,7 +40,7 @@ from ringtune.schedule.units import EMBEDDING, Units, head_of
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
 
-_PREFIXES = Prefixes(value="param/", state="state/")
+_PREFIXES = NamePrefixes(value="param/", state="state/")
 _HANDED_OVER = "the head that was handed over"
 
 

@@ -313,7 +313,7 @@ def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     from adapters.loading import PredictionHeadLoader
 
     found = _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
-    form = own_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    form = architecture_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
     return found if form is None else as_static(*found, form)
 
 
@@ -334,7 +334,7 @@ _PREFIX = f"heads.{HEAD}."
 
 
 def as_static(
-    tensors: Mapping[str, torch.Tensor], config: bytes, form: OwnHead
+    tensors: Mapping[str, torch.Tensor], config: bytes, form: ArchitectureHead
 ) -> tuple[dict[str, torch.Tensor], bytes]:
     """Return the tensors and ``head_config.json`` of a head as its architecture's own.
 
@@ -353,12 +353,12 @@ def as_static(
     )
 
 
-def _named(name: str, form: OwnHead) -> str:
+def _named(name: str, form: ArchitectureHead) -> str:
     layer, _, rest = name.removeprefix(_PREFIX).partition(".")
     return f"{form.layers[layer]}.{rest}" if layer in form.layers else name
 
 
-class OwnHead(NamedTuple):
+class ArchitectureHead(NamedTuple):
     """A head under an architecture's own names.
 
     Attributes:
@@ -375,40 +375,42 @@ _SPANS = {"1": "qa_outputs"}
 _SCORE = {"1": "score"}
 _TAGS = {"1": "classifier"}
 
-_OWN: Mapping[tuple[str, str], OwnHead] = {
-    ("bert", CLASSIFICATION): OwnHead("BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}),
-    ("roberta", CLASSIFICATION): OwnHead("RobertaForSequenceClassification", _ROBERTA),
-    ("xlm-roberta", CLASSIFICATION): OwnHead("XLMRobertaForSequenceClassification", _ROBERTA),
-    ("bert", TAGGING): OwnHead("BertForTokenClassification", _TAGS),
-    ("roberta", TAGGING): OwnHead("RobertaForTokenClassification", _TAGS),
-    ("xlm-roberta", TAGGING): OwnHead("XLMRobertaForTokenClassification", _TAGS),
-    ("electra", TAGGING): OwnHead("ElectraForTokenClassification", _TAGS),
-    ("distilbert", TAGGING): OwnHead("DistilBertForTokenClassification", _TAGS),
-    ("gpt2", TAGGING): OwnHead("GPT2ForTokenClassification", _TAGS),
-    ("llama", TAGGING): OwnHead("LlamaForTokenClassification", _SCORE),
-    ("mistral", TAGGING): OwnHead("MistralForTokenClassification", _SCORE),
-    ("bert", QUESTION_ANSWERING): OwnHead("BertForQuestionAnswering", _SPANS),
-    ("roberta", QUESTION_ANSWERING): OwnHead("RobertaForQuestionAnswering", _SPANS),
-    ("xlm-roberta", QUESTION_ANSWERING): OwnHead("XLMRobertaForQuestionAnswering", _SPANS),
-    ("electra", QUESTION_ANSWERING): OwnHead("ElectraForQuestionAnswering", _SPANS),
-    ("distilbert", QUESTION_ANSWERING): OwnHead("DistilBertForQuestionAnswering", _SPANS),
-    ("gpt2", QUESTION_ANSWERING): OwnHead("GPT2ForQuestionAnswering", _SPANS),
-    ("vit", IMAGE_CLASSIFICATION): OwnHead("ViTForImageClassification", {"1": "classifier"}),
-    ("gpt2", CAUSAL_LM): OwnHead("GPT2LMHeadModel", {}),
-    ("llama", CAUSAL_LM): OwnHead("LlamaForCausalLM", {}),
-    ("mistral", CAUSAL_LM): OwnHead("MistralForCausalLM", {}),
-    ("qwen2", CLASSIFICATION): OwnHead("Qwen2ForSequenceClassification", _SCORE),
-    ("qwen3", CLASSIFICATION): OwnHead("Qwen3ForSequenceClassification", _SCORE),
-    ("gemma", CLASSIFICATION): OwnHead("GemmaForSequenceClassification", _SCORE),
-    ("gemma2", CLASSIFICATION): OwnHead("Gemma2ForSequenceClassification", _SCORE),
-    ("gemma3_text", CLASSIFICATION): OwnHead("Gemma3TextForSequenceClassification", _SCORE),
-    ("smollm3", CLASSIFICATION): OwnHead("SmolLM3ForSequenceClassification", _SCORE),
-    ("qwen2", CAUSAL_LM): OwnHead("Qwen2ForCausalLM", {}),
-    ("qwen3", CAUSAL_LM): OwnHead("Qwen3ForCausalLM", {}),
-    ("gemma", CAUSAL_LM): OwnHead("GemmaForCausalLM", {}),
-    ("gemma2", CAUSAL_LM): OwnHead("Gemma2ForCausalLM", {}),
-    ("gemma3_text", CAUSAL_LM): OwnHead("Gemma3ForCausalLM", {}),
-    ("smollm3", CAUSAL_LM): OwnHead("SmolLM3ForCausalLM", {}),
+_OWN: Mapping[tuple[str, str], ArchitectureHead] = {
+    ("bert", CLASSIFICATION): ArchitectureHead(
+        "BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}
+    ),
+    ("roberta", CLASSIFICATION): ArchitectureHead("RobertaForSequenceClassification", _ROBERTA),
+    ("xlm-roberta", CLASSIFICATION): ArchitectureHead("XLMRobertaForSequenceClassification", _ROBERTA),
+    ("bert", TAGGING): ArchitectureHead("BertForTokenClassification", _TAGS),
+    ("roberta", TAGGING): ArchitectureHead("RobertaForTokenClassification", _TAGS),
+    ("xlm-roberta", TAGGING): ArchitectureHead("XLMRobertaForTokenClassification", _TAGS),
+    ("electra", TAGGING): ArchitectureHead("ElectraForTokenClassification", _TAGS),
+    ("distilbert", TAGGING): ArchitectureHead("DistilBertForTokenClassification", _TAGS),
+    ("gpt2", TAGGING): ArchitectureHead("GPT2ForTokenClassification", _TAGS),
+    ("llama", TAGGING): ArchitectureHead("LlamaForTokenClassification", _SCORE),
+    ("mistral", TAGGING): ArchitectureHead("MistralForTokenClassification", _SCORE),
+    ("bert", QUESTION_ANSWERING): ArchitectureHead("BertForQuestionAnswering", _SPANS),
+    ("roberta", QUESTION_ANSWERING): ArchitectureHead("RobertaForQuestionAnswering", _SPANS),
+    ("xlm-roberta", QUESTION_ANSWERING): ArchitectureHead("XLMRobertaForQuestionAnswering", _SPANS),
+    ("electra", QUESTION_ANSWERING): ArchitectureHead("ElectraForQuestionAnswering", _SPANS),
+    ("distilbert", QUESTION_ANSWERING): ArchitectureHead("DistilBertForQuestionAnswering", _SPANS),
+    ("gpt2", QUESTION_ANSWERING): ArchitectureHead("GPT2ForQuestionAnswering", _SPANS),
+    ("vit", IMAGE_CLASSIFICATION): ArchitectureHead("ViTForImageClassification", {"1": "classifier"}),
+    ("gpt2", CAUSAL_LM): ArchitectureHead("GPT2LMHeadModel", {}),
+    ("llama", CAUSAL_LM): ArchitectureHead("LlamaForCausalLM", {}),
+    ("mistral", CAUSAL_LM): ArchitectureHead("MistralForCausalLM", {}),
+    ("qwen2", CLASSIFICATION): ArchitectureHead("Qwen2ForSequenceClassification", _SCORE),
+    ("qwen3", CLASSIFICATION): ArchitectureHead("Qwen3ForSequenceClassification", _SCORE),
+    ("gemma", CLASSIFICATION): ArchitectureHead("GemmaForSequenceClassification", _SCORE),
+    ("gemma2", CLASSIFICATION): ArchitectureHead("Gemma2ForSequenceClassification", _SCORE),
+    ("gemma3_text", CLASSIFICATION): ArchitectureHead("Gemma3TextForSequenceClassification", _SCORE),
+    ("smollm3", CLASSIFICATION): ArchitectureHead("SmolLM3ForSequenceClassification", _SCORE),
+    ("qwen2", CAUSAL_LM): ArchitectureHead("Qwen2ForCausalLM", {}),
+    ("qwen3", CAUSAL_LM): ArchitectureHead("Qwen3ForCausalLM", {}),
+    ("gemma", CAUSAL_LM): ArchitectureHead("GemmaForCausalLM", {}),
+    ("gemma2", CAUSAL_LM): ArchitectureHead("Gemma2ForCausalLM", {}),
+    ("gemma3_text", CAUSAL_LM): ArchitectureHead("Gemma3ForCausalLM", {}),
+    ("smollm3", CAUSAL_LM): ArchitectureHead("SmolLM3ForCausalLM", {}),
 }
 
 
@@ -416,7 +418,7 @@ _OWN: Mapping[tuple[str, str], OwnHead] = {
 _NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
 
 
-def own_head(model_type: str, task: str) -> OwnHead | None:
+def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
     """Return the architecture's own form of the head that a task trains; None if it has another one."""
     return {**_OWN, **_NUMBERS}.get((model_type, task))
 
@@ -477,7 +479,7 @@ def _around_blocks(skeleton: Skeleton) -> Tensors:
 
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     """Return the head's parameters by their names in the file, without a decoder that is the token table."""
-    form = own_head(skeleton.layout.model_type, task)
+    form = architecture_head(skeleton.layout.model_type, task)
     head = skeleton.model.heads[HEAD]
     decoder = head.get_output_embeddings()
     if decoder is not None:
@@ -537,7 +539,7 @@ _WITH_PATHS: Final = ("generation_config.json", "preprocessor_config.json", "tok
 def _config(skeleton: Skeleton, task: str, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the base model's config with the head and the type of numbers that the result has."""
     config = {key: value for key, value in _without_local(base).items() if key not in _REPLACED_KEYS}
-    form = own_head(skeleton.layout.model_type, task)
+    form = architecture_head(skeleton.layout.model_type, task)
     head = dict(skeleton.model.heads[HEAD].config)
     labels = head.get("label2id")
     if labels:

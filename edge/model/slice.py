@@ -26,7 +26,7 @@ from ringtune.errors import ModelError
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-Around = Callable[[int], AbstractContextManager[None]]
+BlockContext = Callable[[int], AbstractContextManager[None]]
 _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm names of the first BERT files
 
 
@@ -226,7 +226,7 @@ class BlockRunner:
         *,
         train_at: tuple[int, int] | None = None,
         patterns: Mapping[int, str] | None = None,
-        around: Around | None = None,
+        around: BlockContext | None = None,
     ) -> torch.Tensor:
         """Run blocks ``[start, stop)``.
 

@@ -79,9 +79,9 @@ class SafetensorsFiles:
         if is_mapped and found.dim() > 1:
             return found
         if wanted.is_floating_point and first_not_finite({name: found}):
-            in_words = str(wanted).removeprefix("torch.")
+            as_text = str(wanted).removeprefix("torch.")
             raise ModelError(
-                f"{stored.path}: tensor {name} has numbers that are not finite in {in_words}: the model is damaged, or "
+                f"{stored.path}: tensor {name} has numbers that are not finite in {as_text}: the model is damaged, or "
                 "was saved in the midst of a training that diverged; fetch it again or give another one"
             )
         return found

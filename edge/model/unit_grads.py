@@ -36,7 +36,7 @@ _ROWS: Final = "rows/"
 _VALUES: Final = "values/"
 
 
-class Like(NamedTuple):
+class TensorSpec(NamedTuple):
     """The type and shape that a tensor must have."""
 
     dtype: torch.dtype
@@ -126,7 +126,7 @@ def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str,
     found: dict[str, torch.Tensor] = {}
     for name in file.infos:  # in the order of the data, so that each can be let go of
         found[name] = _read(file, name, expected[name], where)
-        file.let_go_of(name)
+        file.release_pages(name)
     return {name: _grad(found, name, parameter, where) for name, parameter in parameters.items()}
 
 
@@ -140,29 +140,29 @@ def _add_tied(tied: Tied) -> None:
         table.grad.add_(own.coalesce() if own.is_sparse else own)  # type: ignore[union-attr]
 
 
-def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, Like]:
+def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:
     """Return the type and shape that each tensor of a file must have.
 
     Raises:
         IntegrityError: the file has other tensors than such gradients, or too few or too many of one parameter.
     """
-    wanted: dict[str, Like] = {}
+    wanted: dict[str, TensorSpec] = {}
     for name, parameter in parameters.items():
         whole, rows, values = names = [f"{prefix}{name}" for prefix in (_WHOLE, _ROWS, _VALUES)]
         given = {full for full in names if full in infos}
         if given not in (set(), {whole}, {rows, values}):
             raise IntegrityError(f"{where} has the gradient of {name} twice, or rows without values")
-        wanted[whole] = Like(parameter.dtype, tuple(parameter.shape), parameter.device)
+        wanted[whole] = TensorSpec(parameter.dtype, tuple(parameter.shape), parameter.device)
         if rows in given:
             count = infos[rows].shape[:1]
-            wanted[rows] = Like(torch.int64, count, parameter.device)
-            wanted[values] = Like(parameter.dtype, (*count, *parameter.shape[1:]), parameter.device)
+            wanted[rows] = TensorSpec(torch.int64, count, parameter.device)
+            wanted[values] = TensorSpec(parameter.dtype, (*count, *parameter.shape[1:]), parameter.device)
     if unknown := sorted(infos.keys() - wanted.keys()):
         raise IntegrityError(f"{where} has the tensors {unknown[:3]}..., not those of its unit")
     return wanted
 
 
-def _read(file: TensorFile, name: str, like: Like, where: str) -> torch.Tensor:
+def _read(file: TensorFile, name: str, like: TensorSpec, where: str) -> torch.Tensor:
     info = file.infos[name]
     if info.shape != like.shape or info.dtype != DTYPE_NAMES[like.dtype]:
         raise IntegrityError(

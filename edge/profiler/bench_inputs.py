@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from edge.data.dataset import OwnerDataset, Predicting
+from edge.data.dataset import OwnerDataset, RowPredictions
 from edge.data.tokens import Batch
 from ringtune.costs.measurement import Size
 from ringtune.job.job import Job
@@ -162,7 +162,7 @@ class SizedRows:
             self._made[kind, self._size] = resized(real, self._size, self._task)
         return self._made[kind, self._size]
 
-    def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> tuple[tuple[str, float], ...]:
+    def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> tuple[tuple[str, float], ...]:
         """Score the predictions on the real rows behind the batch, as an evaluation does."""
         return self._real.score(course, item, batch, found)
 

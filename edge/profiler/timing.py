@@ -33,13 +33,13 @@ from ringtune.machine.resources import CpuQuota
 from ringtune.schedule.course import FrozenWeights
 
 T = TypeVar("T")
-LEAST_TIMINGS = 3
-MOST_TIMINGS = 9
+MIN_TIMINGS = 3
+MAX_TIMINGS = 9
 _PERIODS = 3
-_RESTS, _LEAST_RESTS = 12, 4
+_RESTS, _MIN_RESTS = 12, 4
 _RESTS_PER_BUDGET_S = 3
-_LEAST_WINDOW_S = 0.02
-_LEAST_QUOTA_WINDOW_S = 0.05
+_MIN_WINDOW_S = 0.02
+_MIN_QUOTA_WINDOW_S = 0.05
 
 
 WAITING = frozenset({Work.SAVE})
@@ -81,10 +81,10 @@ def working_clock(quota: CpuQuota | None, threads: int) -> Callable[[], float]:
 
 def window_of(quota: CpuQuota | None) -> float:
     """Seconds of a window: three periods of the quota, at least 0.05; without a quota 0.02."""
-    return max(_LEAST_QUOTA_WINDOW_S, _PERIODS * quota.period_s) if quota else _LEAST_WINDOW_S
+    return max(_MIN_QUOTA_WINDOW_S, _PERIODS * quota.period_s) if quota else _MIN_WINDOW_S
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """Seconds of one work: median, lower and upper quartile over ``samples`` windows."""
 
     median_s: float
@@ -93,12 +93,12 @@ class Spread(NamedTuple):
     samples: int
 
     @staticmethod
-    def of(timings: list[float]) -> Spread:
+    def of(timings: list[float]) -> Quartiles:
         """Compute median and quartiles of at least one timing; of a single one all three are equal."""
         if len(timings) == 1:
-            return Spread(timings[0], timings[0], timings[0], 1)
+            return Quartiles(timings[0], timings[0], timings[0], 1)
         low_s, median_s, high_s = statistics.quantiles(timings, n=4, method="inclusive")
-        return Spread(median_s, low_s, high_s, len(timings))
+        return Quartiles(median_s, low_s, high_s, len(timings))
 
     def at(self, work: Work, rows: int = 0, tokens: int = 0, *, share: float = 1.0) -> WorkTime:
         """Make the measured point of ``work`` at this size, with this share of a block's subnets."""
@@ -164,12 +164,12 @@ class Timer:
     clock: Callable[[], float] = time.perf_counter
     cpu: CpuClock | None = None
 
-    def measure(self, cycle: Cycle, *, budget_s: float) -> dict[Work, Spread]:
+    def measure(self, cycle: Cycle, *, budget_s: float) -> dict[Work, Quartiles]:
         """Repeat ``cycle`` in windows, after a burn-in.
 
         Args:
             cycle: does the works of a loop once, each within ``Laps.lap``; what it prepares outside is not counted.
-            budget_s: no further window is begun after so many seconds, once ``LEAST_TIMINGS`` windows are done.
+            budget_s: no further window is begun after so many seconds, once ``MIN_TIMINGS`` windows are done.
 
         Returns:
             Seconds of each work that ``cycle`` has laps of.
@@ -177,12 +177,12 @@ class Timer:
         self._window(cycle, self.window_s / 2)
         started_s = self.clock()
         timings: dict[Work, list[float]] = {}
-        for count in range(MOST_TIMINGS):
-            if count >= LEAST_TIMINGS and self.clock() - started_s >= budget_s:
+        for count in range(MAX_TIMINGS):
+            if count >= MIN_TIMINGS and self.clock() - started_s >= budget_s:
                 break
             for work, seconds in self._window(cycle, self.window_s).items():
                 timings.setdefault(work, []).append(seconds)
-        return {work: Spread.of(found) for work, found in timings.items()}
+        return {work: Quartiles.of(found) for work, found in timings.items()}
 
     def rested_s(
         self, work: Callable[[], object], *, budget_s: float, rest: Callable[[float], object] = time.sleep
@@ -201,7 +201,7 @@ class Timer:
         if self.cpu is None:
             return 0.0
         saved = []
-        least = min(_RESTS, max(_LEAST_RESTS, round(_RESTS_PER_BUDGET_S * budget_s)))
+        least = min(_RESTS, max(_MIN_RESTS, round(_RESTS_PER_BUDGET_S * budget_s)))
         started_s = self.clock()
         for index in range(_RESTS):
             if index >= least and self.clock() - started_s >= budget_s:
@@ -225,8 +225,8 @@ class Timer:
 
 def _part_of_period(index: int) -> float:
     """Return by which part of a period a rest is longer than whole ones: 0, 3, 6, 9, 1, 4, 7, 10, 2 .. twelfths."""
-    steps = _RESTS // _LEAST_RESTS
-    return (index % _LEAST_RESTS * steps + index // _LEAST_RESTS) / _RESTS
+    steps = _RESTS // _MIN_RESTS
+    return (index % _MIN_RESTS * steps + index // _MIN_RESTS) / _RESTS
 
 
 DEFAULT_BUDGET_S = 4.0

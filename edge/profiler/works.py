@@ -47,7 +47,7 @@ from edge.profiler.bench_inputs import (
     uneven_mask,
     whole_plan,
 )
-from edge.profiler.timing import Cycle, Laps, MeasuredWork, Spread, Timer
+from edge.profiler.timing import Cycle, Laps, MeasuredWork, Quartiles, Timer
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import Entry, Failed, Reporter, TurnDone
@@ -154,9 +154,9 @@ class Bench:
         self._executor = NodeExecutor(self._plan, NODE, self._job, folder, rows_of, device=device)
         self._dtype = torch.float64 if job.model.dtype == "float64" else torch.float32
         self._device = torch.device(device)
-        self._fitting: Fitting | None = None
-        if Fitting.is_possible(folder, self._job):
-            self._fitting = Fitting(folder, self._job, self._block, self._dtype, self._device)
+        self._fitting: HelperBench | None = None
+        if HelperBench.is_possible(folder, self._job):
+            self._fitting = HelperBench(folder, self._job, self._block, self._dtype, self._device)
 
     def _memory(self, model: ModelFacts) -> MemoryEstimate:
         """Estimate what the measurement holds at most, as a run that hosts this block would."""
@@ -184,7 +184,7 @@ class Bench:
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
         found: list[WorkTime] = []
-        once: dict[Work, Spread] = {}
+        once: dict[Work, Quartiles] = {}
         with torch.random.fork_rng(devices=[]):
             for size in self.sizes:
                 sized, unsized = self._at_size(size, timer, each_s)
@@ -228,9 +228,9 @@ class Bench:
         self._executor.forget_turn(item)
         return kept / (size.rows * size.tokens)
 
-    def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
+    def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Quartiles], dict[Work, Quartiles]]:
         """Time the works of one size; return those that depend on the size, and those that do not."""
-        found: dict[Work, Spread] = {}
+        found: dict[Work, Quartiles] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
                 found |= timer.measure(cycle, budget_s=each_s)
@@ -238,7 +238,7 @@ class Bench:
             for work, lowest in _WITH_LOWEST.items():
                 if lowest in found:
                     found.setdefault(work, found[lowest])
-        unsized: dict[Work, Spread] = {work: found.pop(work) for work in _UNSIZED if work in found}
+        unsized: dict[Work, Quartiles] = {work: found.pop(work) for work in _UNSIZED if work in found}
         return found, unsized
 
     def _cycles(self, size: Size) -> Iterator[Cycle]:
@@ -257,8 +257,8 @@ class Bench:
             yield self._head(size)
             yield self._head_free(size)
 
-    def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Spread]:
-        found: dict[Work, Spread] = {}
+    def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Quartiles]:
+        found: dict[Work, Quartiles] = {}
         if self._rows is not None:
             found |= timer.measure(self._hand_over, budget_s=each_s)
         if disk is not None:
@@ -509,7 +509,7 @@ class _Idle:
         return b""
 
 
-class Fitting:
+class HelperBench:
     """The adapters of one block, ready to be fitted from random pairs.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge.checkpoint.shard_file import PREFIXES, Besides, load_shard, to_shard
+from edge.checkpoint.shard_file import PREFIXES, ExtraTensors, load_shard, to_shard
 from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.optimizer_state import InactiveState
@@ -30,15 +30,21 @@ from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
 from edge.model.tensor_files import digest_of, require_finite_values
-from edge.runtime.micro_batches import Flows, MicroBatch, OpenItem, VersionStore
-from edge.runtime.node_model import Hosted, host
-from edge.runtime.offload import Offloading
-from edge.runtime.replicas import Replica, make_whole
+from edge.runtime.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
+from edge.runtime.node_model import HostedModel, host
+from edge.runtime.offload import OffloadRunner
+from edge.runtime.replicas import Replica, complete_grads
 from edge.techniques import build_techniques
-from edge.techniques.activation_checkpointing import BlockForward, Kept, Saved, run_saving, storage_bytes
+from edge.techniques.activation_checkpointing import (
+    BlockForward,
+    SavedActivations,
+    SavedGraph,
+    run_saving,
+    storage_bytes,
+)
 from edge.techniques.offload.helper import Sums
-from edge.techniques.offload.users import ByUser
-from edge.techniques.operations import Scoring
+from edge.techniques.offload.users import UserBlockRunner
+from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
 from ringtune.config.sections import learning_rate
 from ringtune.engine.failure_texts import diverged, may_diverge
@@ -92,21 +98,21 @@ class NodeExecutor:
         self._slice = plan.slice_of(node)
         self._job, self._folder = job, model_folder
         self._dataset = dataset if plan.owner(node) else None
-        self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
+        self._hosted: HostedModel = host(plan, node, job, model_folder, dataset, device=torch.device(device))
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizers)
-        self._scoring = Scoring(self._hosted.skeleton, self._course)
-        self.offloading = Offloading(plan, node, self._hosted)
+        self._scoring = ScoreCollector(self._hosted.skeleton, self._course)
+        self.offloading = OffloadRunner(plan, node, self._hosted)
         self._replica = Replica(plan, node, self._hosted)
         self._parcels = Parcels(self._hosted, self.offloading, self._replica)
-        self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
+        self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
         self.part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
-        self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
+        self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=self.device)
         self.techniques = build_techniques(plan, node, self._flows)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
@@ -219,7 +225,7 @@ class NodeExecutor:
             return ()
         y = owner.embed_to_train(rows, entry.dropout_at(action))
         flow = MicroBatch(hidden=y.detach(), mask=rows.mask)
-        flow.graphs[EMBEDDING, EMBEDDING + 1] = Kept(None, y)
+        flow.graphs[EMBEDDING, EMBEDDING + 1] = SavedGraph(None, y)
         self._flows.begin(action, flow)
         return ()
 
@@ -295,7 +301,7 @@ class NodeExecutor:
         if self.offloading.install(action, entry.item):
             return ()
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
-        make_whole(action, entry, self._course, self._hosted, self._replica)
+        complete_grads(action, entry, self._course, self._hosted, self._replica)
         if action.start in self._ends:
             self._owner(action)[0].update(action.start, rate)
         else:
@@ -310,12 +316,12 @@ class NodeExecutor:
     # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it; see ``Flows.put``."""
+        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it; see ``MicroBatches.put``."""
         with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hand a micro-batch's hidden state or gradient out for sending, and forget it; see ``Flows.take``.
+        """Hand a micro-batch's hidden state or gradient out for sending, and forget it; see ``MicroBatches.take``.
 
         Raises:
             PlanError: there is none.
@@ -426,7 +432,7 @@ class NodeExecutor:
         return self._hosted.owner, self._dataset
 
 
-class Forwards:
+class ForwardRunner:
     """Runs the forwards of one node, those that keep something for their backward, and those that do not.
 
     VeLoRA is for items that update weights. Scores are gathered with whole inputs, so that they are exact; blocks that
@@ -443,13 +449,15 @@ class Forwards:
         JobError: VeLoRA is for layers that do not train here.
     """
 
-    def __init__(self, plan: Plan, node: str, hosted: Hosted, versions: VersionStore, scoring: Scoring) -> None:
+    def __init__(
+        self, plan: Plan, node: str, hosted: HostedModel, versions: VersionStore, scoring: ScoreCollector
+    ) -> None:
         self._placement, self._hosted, self._course = plan.placement, hosted, plan.course
         self._versions, self._scoring = versions, scoring
-        self._by_user: ByUser | None = None
+        self._by_user: UserBlockRunner | None = None
         if hosted.sets is not None and hosted.captures is not None:
             runners = {user: one.blocks for one in hosted.kinds for user in one.kind.users}
-            self._by_user = ByUser(hosted.sets, hosted.captures, runners)
+            self._by_user = UserBlockRunner(hosted.sets, hosted.captures, runners)
         piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
         self._projections: Projections | None = None
         if velora is not None:
@@ -462,7 +470,7 @@ class Forwards:
 
     def run(
         self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
-    ) -> tuple[Saved, torch.Tensor]:
+    ) -> tuple[SavedActivations, torch.Tensor]:
         """Run the blocks of an F action.
 
         Args:
@@ -511,7 +519,9 @@ class Forwards:
             rows = rows_of_users(self._course, entry.item, action.micro)
             return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
 
-    def _run_saving(self, action: Action, forward: BlockForward, hidden: torch.Tensor) -> tuple[Saved, torch.Tensor]:
+    def _run_saving(
+        self, action: Action, forward: BlockForward, hidden: torch.Tensor
+    ) -> tuple[SavedActivations, torch.Tensor]:
         return run_saving(forward, hidden, action.start, action.stop, self._placement)
 
     def _watched(
@@ -529,7 +539,7 @@ class Parcels:
         replica: makes gradients for the other hosts of its stage, and takes theirs.
     """
 
-    def __init__(self, hosted: Hosted, offloading: Offloading, replica: Replica) -> None:
+    def __init__(self, hosted: HostedModel, offloading: OffloadRunner, replica: Replica) -> None:
         self._hosted, self._offloading, self._replica = hosted, offloading, replica
 
     def take(self, key: TensorKey, entry: OpenItem) -> Pieces:
@@ -579,7 +589,7 @@ class CheckpointPart:
         vectors: VeLoRA's; None without VeLoRA.
     """
 
-    def __init__(self, piece: Slice, hosted: Hosted, offloading: Offloading, vectors: Vectors | None) -> None:
+    def __init__(self, piece: Slice, hosted: HostedModel, offloading: OffloadRunner, vectors: Vectors | None) -> None:
         self._piece, self._hosted = piece, hosted
         self._offloading, self._vectors = offloading, vectors
 
@@ -623,7 +633,7 @@ class CheckpointPart:
         """Return what trains here with its optimizer state, by its names in a part."""
         return self._state(self.trained).tensors()
 
-    def take_over(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
+    def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
         """Load the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
 
         Raises:
@@ -645,9 +655,9 @@ class CheckpointPart:
             part="blocks",
         )
 
-    def _besides(self) -> dict[str, Besides]:
+    def _besides(self) -> dict[str, ExtraTensors]:
         fitted = self._hosted.fitted()
-        found: dict[str, Besides] = {} if self._vectors is None else {"velora": self._vectors}
+        found: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
         if self._offloading.vectors is not None:
             found["pairs"] = self._offloading.vectors
         if fitted:

@@ -188,7 +188,7 @@ class Sampling(NamedTuple):
     seed: int = 0
 
 
-def go_on(
+def generate_tokens(
     ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
 ) -> list[int]:
     """Return the next tokens; of a prompt that is too long for the model the beginning is left out.
@@ -411,7 +411,7 @@ class Texts:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
         how, longest = self._sampling, self._model.longest
         self.cut_rows += len(ids) > longest
-        added = go_on(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=row)
+        added = generate_tokens(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=row)
         whole, before = self._decode(ids + added), self._decode(ids)
         said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)
         return {"predicted": said, "tokens": len(added)}

@@ -11,9 +11,9 @@ queue, which runs between two actions. What arrives while an action runs is hand
 the engine then picks among everything that is here. All decisions are the engine's; the loop adds none. It needs
 neither torch nor gRPC; executor, links, reporter and saver, which do, are protocols here.
 
-``CopyWatch`` takes digests of equal weights on several nodes: of the owners' copies of embedding and head once a sweep,
-and of the blocks of a replica once a turn. A digest is taken right after its update: the next turn's first update of
-the copy may run before this turn is over here.
+``CopyMonitor`` takes digests of equal weights on several nodes: of the owners' copies of embedding and head once a
+sweep, and of the blocks of a replica once a turn. A digest is taken right after its update: the next turn's first
+update of the copy may run before this turn is over here.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ class ShardSink(Protocol):
         """Delete the shards of steps before ``step``."""
 
 
-class Keeper(Protocol):
-    """The part of ``edge.checkpoint.turn_snapshots.TurnKeeper`` that the loop needs."""
+class TurnSnapshotSink(Protocol):
+    """The part of ``edge.checkpoint.turn_snapshots.TurnSnapshotter`` that the loop needs."""
 
-    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Note that the head is sent to the owner of turn ``index``, and which turns are open here."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
@@ -134,10 +134,10 @@ class Keeper(Protocol):
         """Keep no more."""
 
 
-class NoKeeper:
+class NoTurnSnapshots:
     """Keeps nothing."""
 
-    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Do nothing."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ class NoKeeper:
         """Do nothing."""
 
 
-NO_KEEPER: Final = NoKeeper()
+NO_KEEPER: Final = NoTurnSnapshots()
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ class AgentRun:
         record: bool = False,
         start: StartPoint | None = None,
         saver: ShardSink | None = None,
-        keeper: Keeper = NO_KEEPER,
+        keeper: TurnSnapshotSink = NO_KEEPER,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = lambda: 0.0,
         totals: Totals | None = None,
@@ -256,7 +256,7 @@ class AgentRun:
         self._record = record
         self._clock, self._worked = clock, worked
         self._saver, self._keeper = saver, keeper
-        self._copies = CopyWatch(plan, node, executor.copy_digest)
+        self._copies = CopyMonitor(plan, node, executor.copy_digest)
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._inbox = Inbox()
@@ -481,7 +481,7 @@ class AgentRun:
                 if key.is_hidden:
                     self._ack(source, key.boundary)
             case ev.SendHead(turn, target):
-                self._keeper.head_goes(turn, self._turns.values())
+                self._keeper.copy_outgoing_head(turn, self._turns.values())
                 sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
                 self._head_went_for = turn
                 self._drop_head_state()
@@ -548,7 +548,7 @@ class AgentRun:
                 entry.future.set_exception(DeadlineError(f"node {self._node}: the run has ended; start it anew"))
 
 
-class CopyWatch:
+class CopyMonitor:
     """The digests of one run at one node; a node without weights that others have alike takes none.
 
     Args:

@@ -32,7 +32,7 @@ from edge.data.tokens import Batch
 from edge.model.optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
 from edge.model.slice import BlockRunner
-from edge.techniques.activation_checkpointing import Saved
+from edge.techniques.activation_checkpointing import SavedActivations
 from edge.techniques.offload.pairs import PairsByKind
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, TensorKey
@@ -59,7 +59,7 @@ class MicroBatch:
     hidden: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
-    graphs: dict[tuple[int, int], Saved] = field(default_factory=dict)
+    graphs: dict[tuple[int, int], SavedActivations] = field(default_factory=dict)
     pairs: dict[int, PairsByKind] = field(default_factory=dict)
     _context: Any = None
     _has_context: bool = False
@@ -179,7 +179,7 @@ class OpenItem:
         return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])
 
 
-class Flows:
+class MicroBatches:
     """The micro-batches of one node; what holds nothing any more is forgotten.
 
     Args:

@@ -56,7 +56,7 @@ class HostedKind:
 
 
 @dataclass(kw_only=True, slots=True)
-class Hosted:
+class HostedModel:
     """The part of the model that one node hosts, ready to compute.
 
     Attributes:
@@ -109,7 +109,7 @@ class Hosted:
 
 def host(
     plan: Plan, node: str, job: Job, folder: Path, dataset: OwnerDataset | None, *, device: torch.device
-) -> Hosted:
+) -> HostedModel:
     """Build what ``node`` hosts; see ``NodeExecutor`` for arguments and errors."""
     course, piece = plan.course, plan.slice_of(node)
     is_owner = course.owner(node) is not None
@@ -174,7 +174,7 @@ def host(
     helped = tuple(AuxiliaryModels(folder, job, range(*units), dtype, device, users) for units in fitted)
     trained = {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
     trained |= {index: models.parameters(index, index + 1) for models in helped for index in models.units}
-    return Hosted(
+    return HostedModel(
         skeleton=skeleton,
         blocks=blocks,
         optimizers=UnitOptimizers(job.train, trained),

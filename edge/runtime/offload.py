@@ -13,7 +13,7 @@ from edge.model.skeleton import Skeleton
 from edge.model.slice import Empty
 from edge.model.tensor_files import DTYPE_NAMES
 from edge.runtime.micro_batches import MicroBatch, OpenItem
-from edge.runtime.node_model import Hosted
+from edge.runtime.node_model import HostedModel
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
 from edge.techniques.offload.pairs import PairsByKind, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, install
@@ -33,7 +33,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.techniques.offload import RowsOfUser, rows_of_users, user_sets
 
 
-class Offloading:
+class OffloadRunner:
     """The pairs and weights of one node in one run.
 
     Args:
@@ -42,7 +42,7 @@ class Offloading:
         hosted: what it hosts, and what it fits for others.
     """
 
-    def __init__(self, plan: Plan, node: str, hosted: Hosted) -> None:
+    def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
         self._course, self._hosted = plan.course, hosted
         self._helpers = plan.placement.helpers_of(node)
         wire, seed = plan.course.offload.pairs if plan.course.offload else EXACT, plan.course.seed
@@ -195,7 +195,7 @@ class Offloading:
         """Release the resident pages of adapters that are in a file."""
         if self._file is not None:
             for name in {name.rpartition("/")[0] for name in self._hosted.kept}:
-                self._file.let_go_of(name)
+                self._file.release_pages(name)
 
     # ---- at a helper ------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ def _metadata(key: TensorKey) -> dict[str, str]:
 
 
 def other_kinds(
-    hosted: Hosted, job: Job, folder: Path, *, users: Collection[str], fitted: Collection[int]
+    hosted: HostedModel, job: Job, folder: Path, *, users: Collection[str], fitted: Collection[int]
 ) -> dict[str, Skeleton]:
     """Return the hosted blocks with the adapters of each user of another kind than the job's own.
 

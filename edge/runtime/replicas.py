@@ -12,7 +12,7 @@ from torch import nn
 from edge.model.tensor_files import require_finite_grads
 from edge.model.unit_grads import grad_blob, read_grads
 from edge.runtime.micro_batches import OpenItem
-from edge.runtime.node_model import Hosted
+from edge.runtime.node_model import HostedModel
 from ringtune.engine.failure_texts import diverged, may_diverge
 from ringtune.errors import DivergedError, PlanError
 from ringtune.schedule.actions import Action, TensorKey
@@ -36,7 +36,7 @@ class Replica:
         hosted: what it hosts.
     """
 
-    def __init__(self, plan: Plan, node: str, hosted: Hosted) -> None:
+    def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
         self._piece, self._blocks = plan.slice_of(node), hosted.blocks
         self._names = replicas(plan.placement, node)
         self._rank = self._names.index(node) if self._names else 0
@@ -84,7 +84,7 @@ def _is_of(key: TensorKey, update: Action) -> bool:
     return (key.seq, key.boundary) == (update.seq, update.start)
 
 
-def make_whole(action: Action, entry: OpenItem, course: Course, hosted: Hosted, replica: Replica) -> None:
+def complete_grads(action: Action, entry: OpenItem, course: Course, hosted: HostedModel, replica: Replica) -> None:
     """Make the gradients of an update whole, and refuse those that are not finite.
 
     Args:

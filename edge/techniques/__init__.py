@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from edge.techniques.activation_cache import Prefixes
+from edge.techniques.activation_cache import ActivationCache
 from edge.techniques.base import Build, MicroBatches, NodeTechnique
 from ringtune.schedule.plan import Plan
 
-TECHNIQUES: Final[dict[str, Build]] = {"activation_cache": Prefixes.of}
+TECHNIQUES: Final[dict[str, Build]] = {"activation_cache": ActivationCache.of}
 """How each technique is built, by its name in ``ringtune.techniques``."""
 
 

@@ -29,15 +29,15 @@ from edge.techniques.base import Handler, MicroBatches, OpenItem
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.placement import PrefixCache
+from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
-from ringtune.techniques.activation_cache import Key, key_of, may_come_again, prefix_after
+from ringtune.techniques.activation_cache import BatchKey, is_cacheable, key_of, prefix_after
 
 _LOG = logging.getLogger(__name__)
 
 
-class Prefixes:
+class ActivationCache:
     """The hidden states that one node keeps during one run.
 
     Args:
@@ -47,23 +47,23 @@ class Prefixes:
         flows: its micro-batches that are under way.
     """
 
-    def __init__(self, plan: Plan, cache: PrefixCache, node: str, flows: MicroBatches) -> None:
+    def __init__(self, plan: Plan, cache: ActivationCacheSettings, node: str, flows: MicroBatches) -> None:
         self._course, self._cache, self._node = plan.course, cache, node
         self._flows = flows
         self._folder: Path | None = None
         self._upcoming: _Upcoming | None = None
-        self._files: dict[Key, dict[tuple[int, int], int]] = {}  # (boundary, micro-batch) -> bytes
+        self._files: dict[BatchKey, dict[tuple[int, int], int]] = {}  # (boundary, micro-batch) -> bytes
         self._turns: dict[int, Turn] = {}
         self._prefix = plan.course.num_blocks
         self._problem = ""
         self._is_told = False
-        self.reads = self.held_bytes = self.most_held_bytes = self.read_bytes = 0
+        self.reads = self.held_bytes = self.max_held_bytes = self.read_bytes = 0
 
     @staticmethod
-    def of(plan: Plan, node: str, flows: MicroBatches) -> Prefixes | None:
+    def of(plan: Plan, node: str, flows: MicroBatches) -> ActivationCache | None:
         """Those of a node; None where the placement has no cache."""
         cache = plan.placement.cache
-        return None if cache is None else Prefixes(plan, cache, node, flows)
+        return None if cache is None else ActivationCache(plan, cache, node, flows)
 
     @property
     def handlers(self) -> dict[Op, Handler]:
@@ -76,7 +76,7 @@ class Prefixes:
         return {
             "cache_reads": self.reads,
             "cache_read_bytes": self.read_bytes,
-            "cache_most_kept_bytes": self.most_held_bytes,
+            "cache_most_kept_bytes": self.max_held_bytes,
         }
 
     def open(self, folder: Path | None, start: StartPoint | None = None, *, problem: str = "") -> None:
@@ -115,7 +115,7 @@ class Prefixes:
             return ()
         found = self._files.setdefault(key, {})
         self.held_bytes += size_bytes - found.get(place, 0)
-        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+        self.max_held_bytes = max(self.max_held_bytes, self.held_bytes)
         found[place] = size_bytes
         return ()
 
@@ -154,7 +154,7 @@ class Prefixes:
         is_news, self._is_told = bool(self._problem) and not self._is_told, bool(self._problem)
         return self._problem if is_news else ""
 
-    def _check(self, key: Key) -> None:
+    def _check(self, key: BatchKey) -> None:
         for boundary, micro in self._files.get(key, ()):
             try:
                 read_hidden(self._path(key, boundary, micro))
@@ -181,7 +181,7 @@ class Prefixes:
         self._problem = f"node {self._node} keeps no hidden states any more, the run goes on without: {problem}"
         _LOG.warning("%s", self._problem)
 
-    def _path(self, key: Key, boundary: int, micro: int) -> Path:
+    def _path(self, key: BatchKey, boundary: int, micro: int) -> Path:
         kind = "eval" if key.is_evaluated else "train"
         return (self._folder or Path()) / f"{key.owner}.{kind}.{key.batch}.{micro}.{boundary}"
 
@@ -196,7 +196,7 @@ class _Upcoming:
         self._ends: dict[int, int] = {}
         self._last: Turn | None = None
 
-    def after(self, index: int) -> Iterator[Key]:
+    def after(self, index: int) -> Iterator[BatchKey]:
         """Yield the batches of the turns that may be granted before the turn after ``index`` is done everywhere."""
         until = ITEMS_AHEAD + self._end_of(index + 1)
         while self._last is None or self._last.first_seq < until:
@@ -204,7 +204,7 @@ class _Upcoming:
                 break
         while self._known and self._known[0].first_seq < until:
             turn = self._known.popleft()
-            if may_come_again(turn.kind):
+            if is_cacheable(turn.kind):
                 yield from (key_of(self._course, item) for item in items(self._course, turn))
 
     def _end_of(self, index: int) -> int:

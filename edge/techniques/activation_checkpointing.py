@@ -34,12 +34,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.model.slice import BlockRunner
-from edge.techniques.velora import Projections, Used
+from edge.techniques.velora import Projections, VectorsByLayer
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.units import Units
 
 
-class Saved(Protocol):
+class SavedActivations(Protocol):
     """The tensors that blocks of one micro-batch keep from their forward to their backward."""
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
@@ -83,7 +83,7 @@ class BlockForward:
     watched: Callable[[int, int], AbstractContextManager[None]]
     version: Callable[[], AbstractContextManager[None]]
     projections: Projections | None = None
-    vectors: Used = field(default_factory=dict)
+    vectors: VectorsByLayer = field(default_factory=dict)
     _has_context: bool = True
 
     @property
@@ -141,7 +141,7 @@ class SavedBlocks:
         forward: that made them.
     """
 
-    parts: list[Saved]
+    parts: list[SavedActivations]
     forward: BlockForward
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
@@ -160,7 +160,7 @@ class SavedBlocks:
 
 def run_saving(
     forward: BlockForward, hidden: torch.Tensor, start: int, stop: int, placement: Placement
-) -> tuple[Saved, torch.Tensor]:
+) -> tuple[SavedActivations, torch.Tensor]:
     """Run blocks ``[start, stop)``.
 
     Args:
@@ -173,9 +173,9 @@ def run_saving(
     Returns:
         What they keep, and the output of the last of them.
     """
-    parts: list[Saved] = []
+    parts: list[SavedActivations] = []
     for first, last, is_recomputed in _ranges(start, stop, placement):
-        part: Saved
+        part: SavedActivations
         if is_recomputed:
             part, hidden = recompute(forward, hidden, first)
         else:
@@ -197,7 +197,7 @@ def _ranges(start: int, stop: int, placement: Placement) -> Sequence[tuple[int, 
     return found
 
 
-class Kept:
+class SavedGraph:
     """The graph of some blocks, or of the embedding, of one micro-batch.
 
     Args:
@@ -209,24 +209,24 @@ class Kept:
         self._x, self._y = x, y
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """See ``Saved.backward``."""
+        """See ``SavedActivations.backward``."""
         if self._y.requires_grad:
             torch.autograd.backward([self._y], [grad])
         return None if self._x is None else self._x.grad
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """See ``Saved.tensors``."""
+        """See ``SavedActivations.tensors``."""
         if self._x is not None:
             yield self._x
         yield from (self._y, *saved_tensors(self._y))
 
 
-def keep(forward: BlockForward, hidden: torch.Tensor, start: int, stop: int) -> tuple[Kept, torch.Tensor]:
+def keep(forward: BlockForward, hidden: torch.Tensor, start: int, stop: int) -> tuple[SavedGraph, torch.Tensor]:
     """Run blocks ``[start, stop)``; return their graph, and what leaves them, cut off from it."""
     x = forward.leaf(hidden, start)
     with forward.watched(start, stop):
         y = forward.run(x, start, stop)
-    return Kept(x, y), y.detach()
+    return SavedGraph(x, y), y.detach()
 
 
 class Recomputed:
@@ -243,15 +243,15 @@ class Recomputed:
         self._forward, self._hidden, self._block, self._masks = forward, hidden, block, masks
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """Run the block again, and back; see ``Saved.backward``."""
+        """Run the block again, and back; see ``SavedActivations.backward``."""
         x = self._forward.leaf(self._hidden, self._block)
         with contextlib.nullcontext() if self._masks is None else self._masks.given():
             y = self._forward.run_again(x, self._block)
         self._masks = None  # their room is free for the backward
-        return Kept(x, y).backward(grad)
+        return SavedGraph(x, y).backward(grad)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """See ``Saved.tensors``; VeLoRA's vectors that no layer holds any more are among them."""
+        """See ``SavedActivations.tensors``; VeLoRA's vectors that no layer holds any more are among them."""
         yield from (self._hidden, self._forward.mask, *self._forward.vectors.values())
         if self._masks is not None:
             yield from self._masks.packed
@@ -284,7 +284,7 @@ class DropoutMasks:
     @contextlib.contextmanager
     def drawn(self) -> Iterator[None]:
         """Keep what is drawn while the context is open; nothing at all if something else draws numbers too."""
-        with _Keeping(self):
+        with _MaskRecorder(self):
             yield
         if not self._complete:
             self.packed.clear()
@@ -295,7 +295,7 @@ class DropoutMasks:
         if not self.packed:
             yield
             return
-        with _Giving(iter(self.packed)):
+        with _MaskReplay(iter(self.packed)):
             yield
 
     def keep(self, func: Any, drawn: torch.Tensor) -> None:
@@ -306,7 +306,7 @@ class DropoutMasks:
             self.packed.append(torch.from_numpy(np.packbits(drawn.bool().numpy())))
 
 
-class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _MaskRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, masks: DropoutMasks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._masks = masks
@@ -318,7 +318,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _MaskReplay(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, masks: Iterator[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._masks = masks

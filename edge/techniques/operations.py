@@ -26,7 +26,7 @@ Sums = dict[WeightSlice, dict[Score, torch.Tensor]]
 Row = tuple[float, ...]
 
 
-class Scoring:
+class ScoreCollector:
     """Gathers the scores that a run's choice of operations needs, at one node.
 
     Args:

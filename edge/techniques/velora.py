@@ -53,7 +53,7 @@ from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
 from ringtune.errors import IntegrityError, JobError
 from ringtune.schedule.saved_activations import Velora, subtoken_size
 
-Used = dict[str, torch.Tensor]
+VectorsByLayer = dict[str, torch.Tensor]
 """Layer -> vector that a forward of one micro-batch was projected on."""
 
 _MATMUL: Final = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
@@ -103,7 +103,7 @@ class Projections:
         self.vectors = Vectors(sizes, init=velora.init, seed=seed)
 
     @contextlib.contextmanager
-    def block(self, index: int, used: Used) -> Iterator[None]:
+    def block(self, index: int, used: VectorsByLayer) -> Iterator[None]:
         """Let the chosen layers of a block keep projections while the context is open.
 
         Args:
@@ -238,7 +238,7 @@ class _Call(NamedTuple):
 class _Watch(TorchFunctionMode):
     """Replaces calls of chosen linear layers by projected ones."""
 
-    def __init__(self, names: dict[int, str], vectors: Vectors, used: Used) -> None:
+    def __init__(self, names: dict[int, str], vectors: Vectors, used: VectorsByLayer) -> None:
         super().__init__()
         self._names, self._vectors, self._used = names, vectors, used
         self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor, torch.Tensor] | None = None

@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 import torch
 
-from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
+from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, as_text, key_of
 from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.costs.links import MAX_BLOB_BYTES
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.lowering import PARCELS, credit_boundary, links, most_waiting, parcels, possible_arrivals, way
+from ringtune.schedule.lowering import PARCELS, credit_boundary, links, max_waiting, parcels, possible_arrivals, way
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import most_turns_apart
+from ringtune.schedule.run_shape import max_turns_apart
 from ringtune.schedule.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, item_of, turn_sequence
 from ringtune.v1 import ring_pb2
 
@@ -148,7 +148,7 @@ class FrameCheck:
             return error
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         key = key_of(header)
-        what = f"{error}: {in_words(header)}"
+        what = f"{error}: {as_text(header)}"
         return diverged(item, what, course=self._course, micro=key.micro if key.payload not in PARCELS else None)
 
     def credit_returned(self, boundary: int, count: int) -> None:
@@ -160,7 +160,7 @@ class FrameCheck:
         with self._lock:
             taken = self._outstanding.get(boundary, 0)
             if taken >= credits_:
-                raise FrameError(f"{in_words(header)} came without credit: {taken} of {credits_} are taken")
+                raise FrameError(f"{as_text(header)} came without credit: {taken} of {credits_} are taken")
             self._outstanding[boundary] = taken + 1
 
     # ---- blobs --------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class FrameCheck:
     def _check_size(self, header: ring_pb2.FrameHeader) -> None:
         limit = self._expectation.max_blob_bytes
         if header.payload_bytes > limit:
-            raise FrameError(f"{in_words(header)} has {header.payload_bytes} bytes, the limit is {limit}")
+            raise FrameError(f"{as_text(header)} has {header.payload_bytes} bytes, the limit is {limit}")
 
     def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         self._check_size(header)
@@ -178,10 +178,10 @@ class FrameCheck:
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
             raise FrameError(
-                f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
+                f"{as_text(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
         self._check_new(known.turn, header)  # before it takes a credit
-        most = most_waiting(known.plan, kind, self._source, self._expectation.node)
+        most = max_waiting(known.plan, kind, self._source, self._expectation.node)
         self._take_credit(header, credit_boundary(self._course, kind), most)
         self._remember(known.turn, header)
 
@@ -195,7 +195,7 @@ class FrameCheck:
         before = self._turns.holder_before(known.turn)
         if (before, known.turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
-                f"{in_words(header)} came to node {self._expectation.node}, but that turn's head goes from node "
+                f"{as_text(header)} came to node {self._expectation.node}, but that turn's head goes from node "
                 f"{before or 'none'} to node {known.turn.owner}; it is dropped"
             )
         self._remember(known.turn, header)
@@ -210,7 +210,7 @@ class FrameCheck:
         rows = self._rows(header, item)
         if (header.boundary, kind) not in self._receives(known, item, header.micro):
             raise FrameError(
-                f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
+                f"{as_text(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
         self._check_shape(header, rows, kind)
         self._check_new(known.turn, header)  # before it takes a credit
@@ -218,7 +218,7 @@ class FrameCheck:
             self._take_credit(header, header.boundary, self._credits)
         self._remember(known.turn, header)
 
-    def _receives(self, known: Known, item: Item, micro: int) -> frozenset[tuple[int, str]]:
+    def _receives(self, known: KnownTurn, item: Item, micro: int) -> frozenset[tuple[int, str]]:
         """List each (boundary, payload) that the source sends, or may send, to this node for a micro-batch."""
         if known.is_open:
             arrivals = possible_arrivals(known.plan, item.owner, self._expectation.node)
@@ -231,38 +231,36 @@ class FrameCheck:
         """Number of rows of the header's micro-batch; a header with a micro-batch that the item lacks is refused."""
         sizes = self._course.microbatch_sizes(item.rows)
         if header.micro >= len(sizes):
-            raise FrameError(f"{in_words(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
+            raise FrameError(f"{as_text(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
         return sizes[header.micro]
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
         course, shape = self._course, tuple(header.shape)
         width, most = course.hidden_size, course.sent_tokens(header.boundary, course.max_length)
         if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= most:
-            raise FrameError(f"{in_words(header)} has shape {list(shape)}, expected [{rows}, 1..{most}, {width}]")
+            raise FrameError(f"{as_text(header)} has shape {list(shape)}, expected [{rows}, 1..{most}, {width}]")
         dtype = DTYPE_NAMES.get(header.dtype)
         if dtype != course.wire_dtype:
-            raise FrameError(f"{in_words(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
+            raise FrameError(f"{as_text(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
         if header.exponent and (dtype != "float16" or not MIN_EXPONENT <= header.exponent <= MAX_EXPONENT):
-            raise FrameError(f"{in_words(header)} is in {dtype} with exponent {header.exponent}; it is dropped")
+            raise FrameError(f"{as_text(header)} is in {dtype} with exponent {header.exponent}; it is dropped")
         has_mask = kind == Payload.HIDDEN and header.boundary < course.head
         mask_bytes = rows * shape[1] if has_mask else 0
         if header.mask_bytes != mask_bytes:
-            raise FrameError(f"{in_words(header)} has {header.mask_bytes} bytes of mask, expected {mask_bytes}")
+            raise FrameError(f"{as_text(header)} has {header.mask_bytes} bytes of mask, expected {mask_bytes}")
         expected = wire_bytes(shape, course.wire_dtype, mask_bytes)
         if header.payload_bytes != expected:
-            raise FrameError(f"{in_words(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
+            raise FrameError(f"{as_text(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
 
     # ---- when ---------------------------------------------------------------------------------------
 
     def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
         first, last = self._turns.span()
-        return FrameError(
-            f"{in_words(header)} is of {what} that is none of turns {first} to {last}, which may come now"
-        )
+        return FrameError(f"{as_text(header)} is of {what} that is none of turns {first} to {last}, which may come now")
 
     def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         if key_of(header) in self._seen.get(turn.index, ()):
-            raise FrameError(f"{in_words(header)} came twice; the second one is dropped")
+            raise FrameError(f"{as_text(header)} came twice; the second one is dropped")
 
     def _remember(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         self._check_new(turn, header)
@@ -272,7 +270,7 @@ class FrameCheck:
             del self._seen[index]
 
 
-class Known(NamedTuple):
+class KnownTurn(NamedTuple):
     """A turn with the plan that holds for it.
 
     Before the turn's grant the plan is one under which everything trains that any decision could let train.
@@ -300,18 +298,18 @@ class KnownTurns:
         self._plan, self._soonest = plan, plan.soonest()
         self._holder = start.holder
         self._sequence = turn_sequence(plan.course, start=start)
-        self._known: list[Known] = []  # without gaps; the first of them is number self._forgotten
+        self._known: list[KnownTurn] = []  # without gaps; the first of them is number self._forgotten
         self._forgotten = self._first = start.first_turn
         self._granted = start.first_turn - 1
         # a node that lags waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each
         owners = plan.course.owners
         between = len(owners) * (2 if plan.course.choice else 1) + 2
-        self._ahead = most_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
+        self._ahead = max_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
         self._lock = threading.Lock()
 
     def granted(self, turn: Turn) -> None:
         """Take a turn that the coordinator granted; turns are granted in order."""
-        known = Known(turn, self._plan.decided(turn.unfreeze_at, turn.operations))
+        known = KnownTurn(turn, self._plan.decided(turn.unfreeze_at, turn.operations))
         with self._lock:
             self._derive(turn.index)
             at = turn.index - self._forgotten
@@ -329,14 +327,14 @@ class KnownTurns:
                 del self._known[:useless]
                 self._forgotten += useless
 
-    def by_index(self, index: int) -> Known | None:
+    def by_index(self, index: int) -> KnownTurn | None:
         """Find a turn by its index; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
             at = index - self._forgotten
             return self._known[at] if 0 <= at < len(self._known) else None
 
-    def by_seq(self, seq: int) -> Known | None:
+    def by_seq(self, seq: int) -> KnownTurn | None:
         """Find the turn of an item; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
@@ -362,8 +360,8 @@ class KnownTurns:
             if turn is None:
                 break
             is_open = self._plan.course.choice is not None and turn.kind is StepKind.TRAIN
-            self._known.append(Known(turn, self._soonest, is_open))
+            self._known.append(KnownTurn(turn, self._soonest, is_open))
 
 
-def _first_seq(known: Known) -> int:
+def _first_seq(known: KnownTurn) -> int:
     return known.turn.first_seq

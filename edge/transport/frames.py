@@ -260,7 +260,7 @@ class Received(NamedTuple):
     blob: Pieces
 
 
-class Fed(NamedTuple):
+class FeedResult(NamedTuple):
     """The outcome of one message.
 
     Attributes:
@@ -296,25 +296,25 @@ class Assembler:
         self._filled_bytes = self._crc32 = 0
         self._is_dropping = False
 
-    def feed(self, message: bytes) -> Fed:
+    def feed(self, message: bytes) -> FeedResult:
         """Take one message; a tensor that fits in the message is not copied."""
         cut: IntegrityError | None = None
         try:
             header, chunk = unpack(message)
             if header is None:
-                return Fed(self._fill(chunk))
+                return FeedResult(self._fill(chunk))
             cut = self._cut()
             if header.kind == ring_pb2.FRAME_KIND_BYE:
-                return Fed(None, cut, is_goodbye=True)
+                return FeedResult(None, cut, is_goodbye=True)
             self._admit(header)
             self._header, self._filled_bytes, self._crc32 = header, 0, 0
             if header.kind not in BLOBS:
                 is_whole = chunk.nbytes == header.payload_bytes
                 self._payload = chunk if is_whole else bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
-            return Fed(self._fill(chunk), cut)
+            return FeedResult(self._fill(chunk), cut)
         except IntegrityError as error:
             self._abandon()
-            return Fed(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
+            return FeedResult(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
 
     def _cut(self) -> FrameError | None:
         """Drop the payload under way, which the next header cuts short, and return its error; None if there is none."""
@@ -324,7 +324,7 @@ class Assembler:
         filled_bytes = self._filled_bytes
         self._abandon()
         return FrameError(
-            f"{in_words(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
+            f"{as_text(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
         )
 
     def _fill(self, chunk: memoryview) -> Received | None:
@@ -335,7 +335,7 @@ class Assembler:
             raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
-            raise FrameError(f"{in_words(header)} has more than its {header.payload_bytes} bytes; it is dropped")
+            raise FrameError(f"{as_text(header)} has more than its {header.payload_bytes} bytes; it is dropped")
         if header.kind in BLOBS:
             self._pieces.append(_apart(chunk))
         elif self._payload is not chunk:
@@ -347,7 +347,7 @@ class Assembler:
 
     def _complete(self, header: ring_pb2.FrameHeader) -> Received:
         if self._crc32 != header.crc32:
-            raise IntegrityError(f"{in_words(header)} arrived damaged (its checksum differs); it is dropped")
+            raise IntegrityError(f"{as_text(header)} arrived damaged (its checksum differs); it is dropped")
         received = Received(header, self._payload, HeldPieces(self._pieces))
         self._reset()
         return received
@@ -409,7 +409,7 @@ def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
     return TensorKey(name, header.seq, header.micro, header.boundary)
 
 
-def in_words(header: ring_pb2.FrameHeader) -> str:
+def as_text(header: ring_pb2.FrameHeader) -> str:
     """Describe a payload in words, for errors: "the head for turn 3 from node a"."""
     kind = NAMES.get(header.kind, "")
     if kind == Payload.HEAD:

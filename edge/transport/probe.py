@@ -65,7 +65,7 @@ _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
 _BURN_IN_PINGS: Final = 5
 _BUSY: Final = ("ringtune-busy", "1")
 _ON_THE_WAY_S: Final = 0.1
-_LEAST_ON_THE_WAY: Final = 2
+_MIN_ON_THE_WAY: Final = 2
 _ASKS_ON_THE_WAY: Final = 4
 _TRIPS_ON_THE_WAY: Final = 2
 _JOIN_S: Final = 5.0
@@ -106,8 +106,8 @@ class _Received:
 RECEIVED: Final = _Received()
 
 
-_MOST_PROBES: Final = 2
-_AT_A_TIME: Final = threading.BoundedSemaphore(_MOST_PROBES)
+_MAX_PROBES: Final = 2
+_AT_A_TIME: Final = threading.BoundedSemaphore(_MAX_PROBES)
 _TURN_S: Final = 5.0
 _LONGEST_S: Final = 600.0
 
@@ -127,7 +127,7 @@ def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Itera
     Few at a time, because others compute meanwhile. The call ends with its caller's deadline at the latest.
     """
     if not _AT_A_TIME.acquire(timeout=_TURN_S):
-        abort(context, BusyError(f"{_MOST_PROBES} links to this node are measured already; measure them later"))
+        abort(context, BusyError(f"{_MAX_PROBES} links to this node are measured already; measure them later"))
     too_long = threading.Timer(_LONGEST_S, context.cancel)
     too_long.daemon = True
     too_long.start()
@@ -143,7 +143,7 @@ def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterat
     wants_busy = _BUSY in context.invocation_metadata()
     with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # it ends when its caller cancels
         if wants_busy:
-            stack.enter_context(Burner())
+            stack.enter_context(CpuLoad())
         for message in messages:
             RECEIVED.add(len(message))
             if message.startswith(_ASKS):
@@ -180,7 +180,7 @@ def measure_link(
             latency_s = probe.ping()
             probe.look()
             idle_s = probe.alone()
-            with Burner():
+            with CpuLoad():
                 busy_source_s = probe.alone() - idle_s - (probe.ping() - latency_s)
             windows = probe.stream(latency_s)
         with opened(probe.message_bytes, busy_target=True) as other:
@@ -204,7 +204,7 @@ def measure_link(
     )
 
 
-def thoroughness(*, brief: bool) -> Thoroughness:
+def thoroughness(*, brief: bool) -> ProbePlan:
     """How much a measurement sends."""
     return BRIEF if brief else THOROUGH
 
@@ -237,7 +237,7 @@ class Probe:
         address: str,
         message_bytes: int,
         timeout_s: float,
-        effort: Thoroughness,
+        effort: ProbePlan,
         *,
         busy_target: bool,
         peer: Party | None = None,
@@ -288,8 +288,8 @@ class Probe:
         The first one does not count, unless it took so long that it was the only one: a shaper let the look through.
         """
         trips: list[float] = []
-        most_s = 2 * self._effort.alone * self._effort.alone_s
-        while len(trips) < self._effort.alone and sum(trips) < most_s:
+        max_s = 2 * self._effort.alone * self._effort.alone_s
+        while len(trips) < self._effort.alone and sum(trips) < max_s:
             trips.append(self._trip(self._asking))
         return statistics.median(trips[1:] or trips)
 
@@ -315,7 +315,7 @@ class Probe:
         first: tuple[int, float, float] | None = None
         while not windows.are_enough:
             # half of what has arrived at most: what a burst promised would have to be waited for
-            room = max(_LEAST_ON_THE_WAY * size, min(windows.rate_bytes_per_s * on_the_way_s, arrived_bytes / 2))
+            room = max(_MIN_ON_THE_WAY * size, min(windows.rate_bytes_per_s * on_the_way_s, arrived_bytes / 2))
             while sent_bytes + size - arrived_bytes <= room:
                 sent_bytes += size
                 is_last = sent_bytes + size - arrived_bytes > room
@@ -375,34 +375,34 @@ def _asking(num_bytes: int) -> bytes:
 
 
 _WINDOW_BYTES: Final = 1_000_000
-_LEAST_WINDOW_BYTES: Final = 1 << 16
+_MIN_WINDOW_BYTES: Final = 1 << 16
 _WINDOW_S: Final = 0.1
-_MOST_WINDOWS: Final = 9
+_MAX_WINDOWS: Final = 9
 _TRIPS_TO_SPEED_UP: Final = 10
 
 
-class Thoroughness(NamedTuple):
+class ProbePlan(NamedTuple):
     """How much a measurement sends.
 
     Attributes:
         pings: small messages.
         alone: long messages one by one.
         alone_s: about the most seconds that one of them takes; on slower links they are shorter.
-        least_windows: of a stream.
-        least_s: of all windows together.
+        min_windows: of a stream.
+        min_s: of all windows together.
         window_s: about the most seconds that a window waits for its bytes.
     """
 
     pings: int
     alone: int
     alone_s: float
-    least_windows: int
-    least_s: float
+    min_windows: int
+    min_s: float
     window_s: float
 
 
-THOROUGH: Final = Thoroughness(pings=20, alone=9, alone_s=1.0, least_windows=3, least_s=0.5, window_s=math.inf)
-BRIEF: Final = Thoroughness(pings=8, alone=4, alone_s=0.3, least_windows=2, least_s=0.2, window_s=0.5)
+THOROUGH: Final = ProbePlan(pings=20, alone=9, alone_s=1.0, min_windows=3, min_s=0.5, window_s=math.inf)
+BRIEF: Final = ProbePlan(pings=8, alone=4, alone_s=0.3, min_windows=2, min_s=0.2, window_s=0.5)
 """For a run that waits for it; what is measured is corrected by what the run shows."""
 
 
@@ -419,11 +419,9 @@ class Windows:
         rate_bytes_per_s: of the last arrivals; 0 before the second message.
     """
 
-    def __init__(
-        self, latency_s: float, effort: Thoroughness = THOROUGH, *, rate_bytes_per_s: float = math.inf
-    ) -> None:
+    def __init__(self, latency_s: float, effort: ProbePlan = THOROUGH, *, rate_bytes_per_s: float = math.inf) -> None:
         self._effort = effort
-        self._least_bytes = min(_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, rate_bytes_per_s * effort.window_s))
+        self._min_bytes = min(_WINDOW_BYTES, max(_MIN_WINDOW_BYTES, rate_bytes_per_s * effort.window_s))
         self._first_s = max(_WINDOW_S, 2 * _TRIPS_TO_SPEED_UP * latency_s)
         self.rates: list[float] = []
         self.rate_bytes_per_s = 0.0
@@ -435,9 +433,9 @@ class Windows:
     @property
     def are_enough(self) -> bool:
         """Whether the windows suffice for a median: three at least, and either half a second or nine windows."""
-        if len(self.rates) < self._effort.least_windows:
+        if len(self.rates) < self._effort.min_windows:
             return False
-        return self._counted_s >= self._effort.least_s or len(self.rates) >= _MOST_WINDOWS
+        return self._counted_s >= self._effort.min_s or len(self.rates) >= _MAX_WINDOWS
 
     def add(self, arrived_bytes: int, at_s: float) -> None:
         """Note that ``arrived_bytes`` in all had arrived at ``at_s`` of the target's clock."""
@@ -449,7 +447,7 @@ class Windows:
             self.rate_bytes_per_s = (arrived_bytes - self._last[0]) / taken_s
         self._last = (arrived_bytes, at_s)
         window_bytes, window_s = arrived_bytes - self._start[0], at_s - self._start[1]
-        if window_bytes < self._least_bytes or window_s < (self._first_s if self._is_first else _WINDOW_S):
+        if window_bytes < self._min_bytes or window_s < (self._first_s if self._is_first else _WINDOW_S):
             return
         self._start = self._last
         if self._is_first:
@@ -489,7 +487,7 @@ def computing_lost_s_per_byte(
         ) as probe:
             probe.ping()
             probe.look()
-            with Burner() as burner:
+            with CpuLoad() as burner:
                 alone = _rate(burner, lambda: time.sleep(_SHARE_ALONE * computing_s))
                 before = probe.sent_bytes + RECEIVED.num_bytes
                 started_s = time.monotonic()
@@ -503,7 +501,7 @@ def computing_lost_s_per_byte(
     return max(0.0, 1 - beside / alone) * taken_s / num_bytes if num_bytes and alone else 0.0
 
 
-def _rate(burner: Burner, work: Callable[[], object]) -> float:
+def _rate(burner: CpuLoad, work: Callable[[], object]) -> float:
     """Pieces a second that the burner hashed during ``work``."""
     pieces, started_s = burner.pieces, time.monotonic()
     work()
@@ -514,7 +512,7 @@ _PIECE = bytes(1 << 19)  # about a millisecond a piece: hashing more than 2 kB g
 _BURNER_JOIN_S = 5.0
 
 
-class Burner:
+class CpuLoad:
     """A thread that hashes zeros outside the interpreter's lock, as computing does, while a ``with`` block runs.
 
     Attributes:
@@ -526,7 +524,7 @@ class Burner:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._burn, name="probe-burner", daemon=True)
 
-    def __enter__(self) -> Burner:
+    def __enter__(self) -> CpuLoad:
         """Start hashing."""
         self._thread.start()
         return self

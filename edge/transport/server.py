@@ -158,14 +158,14 @@ class InLink:
 
     def _read(self) -> None:
         try:
-            self._welcome_and_take()
+            self._accept_link()
         except Exception:
             _log.exception("a link's reader failed")
         finally:
             self.is_done = True
             self._end()
 
-    def _welcome_and_take(self) -> None:
+    def _accept_link(self) -> None:
         try:
             first = next(self._messages, None)
             if first is None:
@@ -238,7 +238,7 @@ def refusal(error: RingTuneError) -> ring_pb2.Ack:
 
 
 _OLD_LINK_WAIT_S: Final = 2.0
-_MOST_WAITING: Final = 64
+_MAX_WAITING: Final = 64
 """Links that may wait for their HELLO or their run, each with two threads.
 
 Of more than these the oldest goes that has said nothing: who opens many and is silent keeps nobody else out.
@@ -368,9 +368,9 @@ class RingServicer:
         link = InLink(messages, join=join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
         with self._changed:
             silent = [one for one in self._waiting if not one.has_spoken]
-            is_full = len(self._waiting) >= _MOST_WAITING
+            is_full = len(self._waiting) >= _MAX_WAITING
             if is_full and not silent:
-                return iter([refusal(FrameError(f"{_MOST_WAITING} links wait here for their run; try again"))])
+                return iter([refusal(FrameError(f"{_MAX_WAITING} links wait here for their run; try again"))])
             self._waiting[link] = None
             if is_full:
                 del self._waiting[silent[0]]

@@ -58,7 +58,7 @@ from ringtune.v1 import weights_pb2, weights_pb2_grpc
 _LOG = logging.getLogger(__name__)
 
 
-class Borrower:
+class ModelFetcher:
     """Finds the model of each run; one run at a time.
 
     Args:
@@ -94,7 +94,7 @@ class Borrower:
         stop = self._begin(run_id)
         if self._has_copy(run_id, job):
             return job
-        wanted = Wanted(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
+        wanted = PendingFetch(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
         with Sources(self._sources()) as peers:
             cache = self._cache(job, peers, wanted)
             with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
@@ -117,7 +117,7 @@ class Borrower:
         stop = self._begin(run_id)
         if self._has_copy(run_id, job):
             return job
-        wanted = Wanted(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
+        wanted = PendingFetch(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
         name = self._options.name
         is_owner = plan.owner(name) is not None
         piece = plan.slice_of(name)
@@ -179,7 +179,7 @@ class Borrower:
         start = sum(self._options.name.encode()) % max(1, len(allowed))
         return [*allowed[start:], *allowed[:start], self._options.coordinator]
 
-    def _cache(self, job: Job, peers: Sources, wanted: Wanted) -> ModelCache:
+    def _cache(self, job: Job, peers: Sources, wanted: PendingFetch) -> ModelCache:
         if self._manifest is None:
             try:
                 self._manifest = peers.manifest(wanted)
@@ -191,7 +191,7 @@ class Borrower:
         root = self._options.cache
         return ModelCache(root, self._manifest, name_of_folder(Path(job.model.path)))
 
-    def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, wanted: Wanted) -> Path:
+    def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, wanted: PendingFetch) -> Path:
         missing = [file for file in map(cache.file, files) if not file.is_complete()]
         _complete(cache, missing, peers, wanted)
         folder = cache.write_outline()
@@ -199,7 +199,7 @@ class Borrower:
         return folder
 
 
-def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> int:
+def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: PendingFetch) -> int:
     """Fetch the tensors that the cache lacks, and return the bytes received; equal contents travel once."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
@@ -223,7 +223,7 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
     return came
 
 
-def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, wanted: Wanted) -> int:
+def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, wanted: PendingFetch) -> int:
     for file in missing:
         file.resume()
     cache.require_room(missing)
@@ -259,7 +259,7 @@ class Sources:
         for channel in self._channels.values():
             channel.close()
 
-    def manifest(self, wanted: Wanted) -> ModelManifest:
+    def manifest(self, wanted: PendingFetch) -> ModelManifest:
         """Get the manifest from the first source that has the model.
 
         That source is asked first from then on, and sources that refused are not asked again.
@@ -289,7 +289,7 @@ class Sources:
         said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "nobody was there to ask"
         raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
 
-    def fetch(self, files: Sequence[CheckedFile], wanted: Wanted) -> int:
+    def fetch(self, files: Sequence[CheckedFile], wanted: PendingFetch) -> int:
         """Fetch what these files still lack, until all are complete.
 
         Args:
@@ -328,14 +328,14 @@ class Sources:
 
     # ---- one call -----------------------------------------------------------------------------------
 
-    def _ask(self, address: str, wanted: Wanted) -> ModelManifest:
+    def _ask(self, address: str, wanted: PendingFetch) -> ModelManifest:
         """Ask one source for its manifest, without a limit but the deadline: the source hashes its copy first."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
-        with Watch(call, wanted, idle_s=math.inf):
+        with IdleWatchdog(call, wanted, idle_s=math.inf):
             return manifest_from_proto(call.result())
 
-    def _stream(self, address: str, files: Sequence[CheckedFile], wanted: Wanted) -> Iterator[int]:
+    def _stream(self, address: str, files: Sequence[CheckedFile], wanted: PendingFetch) -> Iterator[int]:
         """Fetch all missing pieces from one source in one call.
 
         Yields:
@@ -347,7 +347,7 @@ class Sources:
         )
         call = self._stub(address).Fetch(request, timeout=wanted.left_s())
         last = -1
-        with Watch(call, wanted, idle_s=wanted.idle_s) as watch:
+        with IdleWatchdog(call, wanted, idle_s=wanted.idle_s) as watch:
             for chunk in call:
                 watch.saw_progress()
                 if not last <= chunk.piece < len(files) or not 0 < len(chunk.data) <= CHUNK_BYTES:
@@ -411,7 +411,7 @@ _BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
 _BUSY_S = 0.5
 
 
-class Wanted(NamedTuple):
+class PendingFetch(NamedTuple):
     """The run that waits for a fetch, with its deadline.
 
     Attributes:
@@ -499,10 +499,10 @@ class SourceRotation:
         return _BACK_OFF_S[rounds] if self._failures else 0.0
 
 
-class Watch:
+class IdleWatchdog:
     """Cancels a call that brings nothing for ``idle_s``, or that nobody waits for any more."""
 
-    def __init__(self, call: Any, wanted: Wanted, *, idle_s: float) -> None:
+    def __init__(self, call: Any, wanted: PendingFetch, *, idle_s: float) -> None:
         self._call = call
         self._wanted = wanted
         self._idle_s = idle_s
@@ -510,7 +510,7 @@ class Watch:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch-fetch", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> IdleWatchdog:
         self._thread.start()
         return self
 

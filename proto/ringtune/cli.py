@@ -24,7 +24,7 @@ from typer.exceptions import TyperException
 from ringtune import __version__
 from ringtune.entry_points import load_target, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError
-from ringtune.machine.process import guard_outputs, lost_output, own_process
+from ringtune.machine.process import guard_outputs, lost_output, mark_command_process
 from ringtune.options import RENAMED
 from ringtune.texts import log_to_stderr, shown
 
@@ -258,7 +258,7 @@ def options(
 
 def main() -> None:
     """Run the command line as a process of its own and exit, within its grace time after a signal to end."""
-    own_process()
+    mark_command_process()
     guard_outputs()
     run_typed()
 

@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Final, TextIO
 
-MOST_CHARACTERS: Final = 4000
+MAX_CHARACTERS: Final = 4000
 """Longest message that is shown; the longest of our own, of a plan that does not fit, is half as long."""
-_MOST_LOGGED: Final = 20_000
-_MOST_KEYS: Final = 1000
+_MAX_LOGGED: Final = 20_000
+_MAX_KEYS: Final = 1000
 LIBRARY_LOGS: Final = ("grpc._common", "grpc._server", "grpc._channel")
 """Loggers of libraries into which a stranger's messages write."""
-MOST_NAME: Final = 120
+MAX_NAME: Final = 120
 """Longest name that is shown inside of a message."""
 _HIDDEN: Final = re.compile(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
-def printable(text: str, *, most: int = MOST_CHARACTERS) -> str:
+def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
     r"""Return a text of another machine so that it may be printed: line ends stay, other controls are escaped.
 
     Of a longer text the middle is left out. Example: ``\x1b[2J`` stands for the escape that clears a screen.
@@ -37,10 +37,10 @@ def printable(text: str, *, most: int = MOST_CHARACTERS) -> str:
 
 def shown(name: str) -> str:
     """Return a name from another machine for use in a message, in quotes and on one line."""
-    return repr(printable(name, most=MOST_NAME))
+    return repr(printable(name, most=MAX_NAME))
 
 
-class Repeats:
+class RepeatCounter:
     """Counts what happens again and again, and says when it is worth a line: the 1st, 10th, 100th time and so on.
 
     Of 20,000 refused frames of one peer five lines are left. Safe for threads.
@@ -53,7 +53,7 @@ class Repeats:
     def told(self, key: Hashable) -> int:
         """Count one more of a kind; return how many there were if that is worth a line, else 0."""
         with self._lock:
-            key = key if key in self._counts or len(self._counts) < _MOST_KEYS else None
+            key = key if key in self._counts or len(self._counts) < _MAX_KEYS else None
             self._counts[key] += 1
             count = self._counts[key]
         return count if str(count).rstrip("0") == "1" else 0
@@ -64,12 +64,12 @@ def times(count: int) -> str:
     return f" ({count:,} times by now)" if count > 1 else ""
 
 
-class _RareLines(logging.Filter):
+class _RepeatFilter(logging.Filter):
     """Lets few of many alike records of a library pass: a stranger can make it write one for each message."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._repeats = Repeats()
+        self._repeats = RepeatCounter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to log a record, to which the count is added."""
@@ -83,7 +83,7 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
-        return printable(super().format(record), most=_MOST_LOGGED if record.exc_info else MOST_CHARACTERS)
+        return printable(super().format(record), most=_MAX_LOGGED if record.exc_info else MAX_CHARACTERS)
 
 
 def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:
@@ -93,6 +93,6 @@ def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:
     logging.basicConfig(level=level, handlers=[handler])
     for name in LIBRARY_LOGS:
         logger = logging.getLogger(name)
-        for old in [one for one in logger.filters if isinstance(one, _RareLines)]:
+        for old in [one for one in logger.filters if isinstance(one, _RepeatFilter)]:
             logger.removeFilter(old)
-        logger.addFilter(_RareLines())
+        logger.addFilter(_RepeatFilter())

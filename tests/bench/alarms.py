@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.calibration import CHANGED, LastingChanges, LinkWatch, kinds_of_work
+from ringtune.costs.calibration import CHANGED, ChangeDetector, LinkMonitor, kinds_of_work
 from ringtune.costs.links import Pair
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
@@ -91,7 +91,7 @@ def train_turns(plan: Plan) -> Sequence[TrainTurn]:
 def board_alarms(seed: int, slows: Callable[[str, int], float] = never) -> Alarms:
     """The turns of a run after which boards count as changed, each with these boards."""
     rng, found = random.Random(seed), Alarms()
-    slower, faster = LastingChanges[str](CHANGED), LastingChanges[str](CHANGED)
+    slower, faster = ChangeDetector[str](CHANGED), ChangeDetector[str](CHANGED)
     drift = dict.fromkeys(PLAN.nodes, 0.0)
     for number, (turn, depth, kinds, _) in enumerate(train_turns(PLAN)):
         for piece in PLAN.placement.hosts:
@@ -124,7 +124,7 @@ def link_alarms(
         drift: standard deviation of the logarithm of the rates.
     """
     rng, found = random.Random(seed), LinkAlarms()
-    watch = LinkWatch(profile_of(plan, links=all_pairs(plan.nodes, RATE_BYTES_PER_S, LATENCY_S)).links)
+    watch = LinkMonitor(profile_of(plan, links=all_pairs(plan.nodes, RATE_BYTES_PER_S, LATENCY_S)).links)
     drifts: dict[Pair, float] = {}
     for number, turn in enumerate(train_turns(plan)):
         for pair, count in sorted(turn.messages.items()):

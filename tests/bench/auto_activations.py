@@ -31,7 +31,7 @@ from ringtune.errors import CapacityError
 from ringtune.job.job import Job, load_job
 from ringtune.machine.resources import LIBRARY_BYTES
 from ringtune.techniques.activation_checkpointing import NONE, SlicePolicy
-from tests.bench.memory_boards import MIB, MOST_ERROR, Case, boards, predicted_bytes, train
+from tests.bench.memory_boards import MAX_ERROR, MIB, Case, boards, predicted_bytes, train
 from tests.bench.memory_models import write_images, write_vit
 
 LESS: Final = 0.97
@@ -217,7 +217,7 @@ def missed(figures: Figures) -> list[str]:
         found += [
             f"{name}: {board} is {one['error']:+.1%} off"
             for board, one in each.items()
-            if abs(one["error"]) > MOST_ERROR
+            if abs(one["error"]) > MAX_ERROR
         ]
     return found
 

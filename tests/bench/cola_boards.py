@@ -20,7 +20,7 @@ from coordinator.run.run_text import is_step
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.testbed import Testbed
-from ringtune.schedule.course import IN_STEP, Manner
+from ringtune.schedule.course import IN_STEP, HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from tests.bench.mbert import write_model, write_rows
@@ -73,7 +73,7 @@ class Case(NamedTuple):
     batch: int
     microbatches: int
     steps: int = 6
-    manner: Manner = IN_STEP
+    manner: HelperSettings = IN_STEP
 
     @property
     def name(self) -> str:

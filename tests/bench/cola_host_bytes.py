@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 from edge.runtime.executor import NodeExecutor
 from ringtune.job.job import parse_job
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.course import ALONE, COLLABORATION, JOINT, Course, Manner, Offload
+from ringtune.schedule.course import ALONE, COLLABORATION, JOINT, Course, HelperSettings, Offload
 from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Helper, Placement, Slice
@@ -53,7 +53,7 @@ ADAPTERS: Final = {"lora 8": "lora[r=8]", "lora 64": "lora[r=64]", "linear": "li
 MERGED: Final = ("lora 8", "lora 64", "linear")
 LOCAL: Final = {"lora 8, local": "lora[r=8]", "all weights, local": "full"}
 SPREAD: Final = "host_bytes_merged_spread"
-MOST_SPREAD: Final = 0.02
+MAX_SPREAD: Final = 0.02
 HOST, HELPER, OWNER = "here", "helper", "elsewhere"
 
 
@@ -218,7 +218,7 @@ class Step:
 
 
 def _plan_of(ranges: tuple[Range, ...], rows: int, *, merged: bool, users: int) -> Plan:
-    manner = Manner(merged=merged, users=JOINT if users == 1 else COLLABORATION if merged else ALONE)
+    manner = HelperSettings(merged=merged, users=JOINT if users == 1 else COLLABORATION if merged else ALONE)
     offload = None if manner.is_exact else Offload(blocks=(Range(0, BLOCKS),), **dataclasses.asdict(manner))
     train_rows = max(*BATCHES, users)
     course = Course(
@@ -292,4 +292,4 @@ def _spread(values: Sequence[int]) -> float:
 def missed(figures: dict[str, Any]) -> list[str]:
     """The spreads above the bound."""
     found = figures["figures"].items()
-    return [f"{name} is {x}, at most {MOST_SPREAD}" for name, x in found if name.startswith(SPREAD) and x > MOST_SPREAD]
+    return [f"{name} is {x}, at most {MAX_SPREAD}" for name, x in found if name.startswith(SPREAD) and x > MAX_SPREAD]

@@ -67,7 +67,7 @@ PAIRS = (
 """(backward, forward), in the order of the paper."""
 
 SEEDS = (0, 1, 2)
-MICROBATCHES, MOST_BELOW = 5, 0.02
+MICROBATCHES, MAX_BELOW = 5, 0.02
 
 
 class Run(NamedTuple):
@@ -183,7 +183,7 @@ def misses(groups: Groups) -> list[str]:
             found.append(f"{task}: not measured: {', '.join(policy for policy in JUDGED if policy not in means)}")
             continue
         chosen = means["two-stage"]
-        if chosen < means["standard"] - MOST_BELOW:
+        if chosen < means["standard"] - MAX_BELOW:
             found.append(f"{task}: two-stage {chosen:.1%}, standard {means['standard']:.1%}, at most 2 points below")
         found += [
             f"{task}: two-stage {chosen:.1%} is not above {other} {means[other]:.1%}"

@@ -23,8 +23,8 @@ from deploy.testbed.testbed import Testbed
 from tests.bench.hift_state import BATCH, NUM_UNITS, TOKENS, VOCABULARY
 from tests.bench.mbert import write_model, write_rows
 from tests.bench.memory_boards import (
+    MAX_ERROR,
     MIB,
-    MOST_ERROR,
     NUM_BOARDS,
     RUN_S,
     Case,
@@ -135,7 +135,7 @@ def missed(found: Figures) -> list[str]:
         "both numbers for one board": (_has_both_numbers(found["alone"]), True),
     }
     off = [
-        f"{name} is {one['error']:+.1%} off" for name, one in found["boards"].items() if abs(one["error"]) > MOST_ERROR
+        f"{name} is {one['error']:+.1%} off" for name, one in found["boards"].items() if abs(one["error"]) > MAX_ERROR
     ]
     return off + [f"{name} {was}, it has to be {has}" for name, (was, has) in wanted.items() if was != has]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.techniques.knapsacks import Codes, Knapsacks, choose_table, joint, two_stage
-from ringtune.techniques.operation_capacities import Board, balanced, spread
+from ringtune.techniques.operation_capacities import HostCost, balanced, spread
 from tests.support.operation_choices import choosing_course
 
 Floats = NDArray[np.float64]
@@ -57,8 +57,8 @@ def hetero_busy_spread() -> dict[str, float]:
     found = {}
     for microbatches in (8, 10):
         boards = [
-            Board(node="slow", blocks=6, full_s=1.0, forward_s=0.4),
-            Board(node="fast", blocks=6, full_s=0.5, forward_s=0.2),
+            HostCost(node="slow", blocks=6, full_s=1.0, forward_s=0.4),
+            HostCost(node="fast", blocks=6, full_s=0.5, forward_s=0.2),
         ]
         found[f"{microbatches} micro-batches"] = spread(boards, balanced(boards, microbatches, 0.6 * microbatches * 12))
     return found

@@ -62,14 +62,14 @@ class Kind:
         keys: of the job.
         steps: of a run.
         like: the kind that it may not be far below.
-        most_below: accuracy, as a share.
+        max_below: accuracy, as a share.
     """
 
     rates: tuple[float, ...]
     keys: Mapping[str, object]
     steps: int = STEPS
     like: str = ""
-    most_below: float = 0.0
+    max_below: float = 0.0
 
 
 def _hift(group_size: int, order: str) -> dict[str, object]:
@@ -83,14 +83,14 @@ _LORA: dict[str, object] = {
 _VELORA: dict[str, object] = {"memory.activations": "velora"}
 KINDS = {
     "full": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up")),
-    "velora": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up") | _VELORA, like="full", most_below=0.005),
+    "velora": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up") | _VELORA, like="full", max_below=0.005),
     **{
-        order: Kind(rates=HIFT_RATES, keys=_hift(1, order), like="full", most_below=0.02)
+        order: Kind(rates=HIFT_RATES, keys=_hift(1, order), like="full", max_below=0.02)
         for order in ("bottom2up", "top2down", "random")
     },
     "full-short": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up"), steps=-(-STEPS // UNITS)),
     "lora": Kind(rates=LORA_RATES, keys=_LORA),
-    "lora-velora": Kind(rates=LORA_RATES, keys=_LORA | _VELORA, like="lora", most_below=0.005),
+    "lora-velora": Kind(rates=LORA_RATES, keys=_LORA | _VELORA, like="lora", max_below=0.005),
 }
 """By name."""
 
@@ -207,8 +207,8 @@ def misses(results: Sequence[Result]) -> list[str]:
             found.append(f"{name} beside {kind.like}: not measured with all seeds")
             continue
         below = statistics.mean(best[kind.like]) - statistics.mean(best[name])
-        if below > kind.most_below:
-            found.append(f"{name} is {100 * below:.2f} points below {kind.like}, at most {100 * kind.most_below:g}")
+        if below > kind.max_below:
+            found.append(f"{name} is {100 * below:.2f} points below {kind.like}, at most {100 * kind.max_below:g}")
     return found
 
 

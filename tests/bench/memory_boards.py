@@ -40,7 +40,7 @@ from tests.bench.board_memory import BoardMemory, MemoryWatch, resident
 from tests.bench.memory_models import write_images, write_llama, write_vit
 from tests.support.tiny import write_rows
 
-MOST_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
+MAX_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
 MIB = 1 << 20
 NUM_BOARDS, CORES, FREE_BYTES = 4, 0.45, 4 << 30
 RUN_S, PLAN_S, LOAD_S, POLL_S = 1500.0, 600.0, 180.0, 0.2
@@ -289,7 +289,7 @@ def _missed_of(figures: Figures) -> list[str]:
     found = [
         f"{board} is {one['error']:+.1%} off"
         for board, one in figures["free"].get("boards", {}).items()
-        if abs(one["error"]) > MOST_ERROR
+        if abs(one["error"]) > MAX_ERROR
     ]
     wanted = {"free": (0, 0), "limited": (0, 0), "refused": (6, 0), "found": (6, 0)}
     for what, (code, kills) in wanted.items():

@@ -6,7 +6,7 @@ Seconds of a step are from the end of step ``FIRST`` to the end of the last one,
 with its last process, update included. Both sides have to have the same losses.
 
 Other work on the machine slows whoever happens to run then. So a pair beside which others had more than ``QUIET_SHARE``
-of the processors is measured again, ``MOST_PAIRS`` at most; if that does not help, the quietest pairs count.
+of the processors is measured again, ``MAX_PAIRS`` at most; if that does not help, the quietest pairs count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.bench.rings import RingRun, run, run_ring
 
 NODES: Final = 4
 PAIRS: Final = 4
-MOST_PAIRS: Final = 8
+MAX_PAIRS: Final = 8
 QUIET_SHARE: Final = 0.05
 FIRST, LAST = 3, 15
 SAME_LOSSES: Final = 5
@@ -66,7 +66,7 @@ class Pair:
         return self.ring_s / self.other_s
 
 
-def measure_pairs(out: Path, kind: str, *, pairs: int = PAIRS, most: int = MOST_PAIRS) -> list[Pair]:
+def measure_pairs(out: Path, kind: str, *, pairs: int = PAIRS, most: int = MAX_PAIRS) -> list[Pair]:
     """Run the ring and a kind of ``tests.bench.torch_steps`` in turns.
 
     Args:

@@ -50,7 +50,7 @@ from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_o
 OUT = Path("build/bench")
 METHODS = ("ringada", "pipeadapter", "single")
 MEDIAN, WORST = 0.05, 0.10
-RUN_S, LEAST_S = 70.0, 60.0
+RUN_S, MIN_S = 70.0, 60.0
 CHANGED_MBIT, CHANGED_CORES = 40.0, 0.8
 _PROBED_STEPS = 60
 
@@ -195,7 +195,7 @@ def line_of(row: Row) -> str:
     )
 
 
-def misses(rows: Sequence[Row], *, least_s: float) -> list[str]:
+def misses(rows: Sequence[Row], *, min_s: float) -> list[str]:
     """Write what is missed; rows of another basis than ``measure`` and ``own`` are only shown."""
     found = []
     for basis in ("measure", "own"):
@@ -204,7 +204,7 @@ def misses(rows: Sequence[Row], *, least_s: float) -> list[str]:
             found.append(f"{basis}: median error {100 * statistics.median(errors):.1f} %, target {100 * MEDIAN:g} %")
         if errors and max(errors) > WORST:
             found.append(f"{basis}: worst error {100 * max(errors):.1f} %, target {100 * WORST:g} %")
-    found += [f"{row.ring} {row.method}: took only {row.measured_s:.1f} s" for row in rows if row.measured_s < least_s]
+    found += [f"{row.ring} {row.method}: took only {row.measured_s:.1f} s" for row in rows if row.measured_s < min_s]
     return found
 
 
@@ -239,7 +239,7 @@ def main() -> int:
         except MissingCapability as missing:
             say(f"not measured: {missing}")
             return 77
-    missed = misses(rows, least_s=LEAST_S if options.run_s >= LEAST_S else 0.0)
+    missed = misses(rows, min_s=MIN_S if options.run_s >= MIN_S else 0.0)
     figures: dict[str, Any] = {
         "rows": [dataclasses.asdict(row) | {"error": row.error} for row in rows],
         "missed": missed,

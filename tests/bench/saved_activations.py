@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import torch
 
-from edge.machine.resources import give_memory_back, keep_freed_memory, peak_rss_bytes, reset_peak, rss_bytes
+from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
 from edge.model.tensor_files import SafetensorsFiles
@@ -188,7 +188,7 @@ def print_peak(model: str, name: str, policy: str) -> None:
     torch.set_num_threads(1)
     stack = make_stack(make_skeleton(Path(model), name, 0.0), name, policy, 0.0)
     step_s(stack)
-    give_memory_back()
+    release_memory()
     reset_peak()
     before = rss_bytes()
     step_s(stack)

@@ -22,7 +22,7 @@ from coordinator.planner.planned import Planned
 from coordinator.planner.replicas import layout_text
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.job.job import Job, load_job
-from ringtune.schedule.placement import PrefixCache, Slice
+from ringtune.schedule.placement import ActivationCacheSettings, Slice
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.bench import paper_table
@@ -59,12 +59,12 @@ def table(node: NodeFacts, job: Job) -> dict[str, Any]:
     best = {name: min(runs[f"{name}-{count}"]["total_s"] for count in counts) for name in ("single", "pipeadapter")}
     ideal_s = min(runs[f"undrained-{count}"]["busiest_s"] for count in counts)
     roomy = planned(job, profile)
-    tight = planned(job, with_budget(profile, int(0.95 * least_bytes(profile))))
+    tight = planned(job, with_budget(profile, int(0.95 * min_bytes(profile))))
     found: dict[str, Any] = {"runs": runs, "best_s": best, "ideal_stale_s": ideal_s}
     for name, one in (("planned", roomy), ("tight", tight)):
         row = found[name] = _row(predict(one.plan, profile))
         row |= {"stages": layout_text(one.plan), "microbatches": one.plan.course.microbatches}
-    for name, cache in (("uncached", None), ("cached", PrefixCache())):
+    for name, cache in (("uncached", None), ("cached", ActivationCacheSettings())):
         found[name] = _row(predict(twice(roomy.plan, cache), profile))
     planned_s, tight_s = found["planned"]["total_s"], found["tight"]["total_s"]
     return found | {
@@ -84,7 +84,7 @@ def planned(job: Job, profile: Profile) -> Planned:
     return make_plan(job, profile.by_name, links=profile.links, microbatches=paper_table.MICROBATCHES, effort=effort)
 
 
-def twice(plan: Plan, cache: PrefixCache | None) -> Plan:
+def twice(plan: Plan, cache: ActivationCacheSettings | None) -> Plan:
     """The plan with so many rows that each comes twice in the 700 steps, with or without a cache of hidden states."""
     course = plan.course
     rows = course.num_steps * course.batch_size // (2 * len(course.owners))
@@ -93,7 +93,7 @@ def twice(plan: Plan, cache: PrefixCache | None) -> Plan:
     return Plan(dataclasses.replace(course, owners=owners), (placement,))
 
 
-def least_bytes(profile: Profile) -> int:
+def min_bytes(profile: Profile) -> int:
     """The least that a board needs that hosts all blocks, with any number of micro-batches."""
     found = []
     for count in paper_table.MICROBATCHES:

@@ -33,7 +33,7 @@ from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
 from edge.machine.resources import keep_freed_memory
 from edge.model.families.bert import sdpa_mask
-from edge.template import die_with
+from edge.template import die_with_parent
 from ringtune.job.job import Job, load_job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
@@ -142,7 +142,7 @@ def work(folder: Path, kind: str, rank: int, rendezvous: Path, parent: int) -> d
         ``ends_s``: when each step ended, on the machine's monotonic clock; ``losses``; and ``cpu_s``, the processor
         seconds of this process until then.
     """
-    if not die_with(parent):
+    if not die_with_parent(parent):
         raise RuntimeError("the process that started this one has ended")
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -193,10 +193,10 @@ def row() -> Callable[..., predictions.Row]:
 def test_predictions_bench_judges_median_and_worst_of_each_basis(row: Callable[..., predictions.Row]) -> None:
     """Rows of the profile from before the change are shown only; a run that is too short is a miss."""
     good = [row(), row(), row(predicted_s=109.0), row(basis="old", predicted_s=50.0), row(basis="measure")]
-    assert predictions.misses(good, least_s=60.0) == []
-    assert "median" in " ".join(predictions.misses([*good, row(predicted_s=107.0), row(predicted_s=107.0)], least_s=60))
-    assert "worst" in " ".join(predictions.misses([*good, row(basis="measure", predicted_s=89.0)], least_s=60.0))
-    assert "took only 59" in " ".join(predictions.misses([row(measured_s=59.0, predicted_s=59.0)], least_s=60.0))
+    assert predictions.misses(good, min_s=60.0) == []
+    assert "median" in " ".join(predictions.misses([*good, row(predicted_s=107.0), row(predicted_s=107.0)], min_s=60))
+    assert "worst" in " ".join(predictions.misses([*good, row(basis="measure", predicted_s=89.0)], min_s=60.0))
+    assert "took only 59" in " ".join(predictions.misses([row(measured_s=59.0, predicted_s=59.0)], min_s=60.0))
 
 
 def test_predictions_bench_changes_every_ring_for_another_method() -> None:

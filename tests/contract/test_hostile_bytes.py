@@ -10,7 +10,7 @@ import pytest
 
 from ringtune.errors import IntegrityError
 from tests.support.fuzz import reader as judging
-from tests.support.fuzz.mutate import MOST_BYTES, mutated
+from tests.support.fuzz.mutate import MAX_BYTES, mutated
 from tests.support.fuzz.reader import Reader, problem_of
 
 TARGETS = ("frames", "plan", "files", "calls")
@@ -59,5 +59,5 @@ def test_right_and_changed_inputs_get_a_right_answer(target: str) -> None:
         assert not [problem for seed in reader.seeds if (problem := problem_of(reader, seed))]
         for _ in range(15):
             data = mutated(reader, rng.choice(reader.seeds), rng)
-            assert len(data) <= MOST_BYTES
+            assert len(data) <= MAX_BYTES
             assert not problem_of(reader, data), data[:1000]

@@ -69,14 +69,14 @@ Installed.missing = set(everything) - installed_with("") - {*ours, "edge", "test
 sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 from typer.testing import CliRunner
 from ringtune import cli
-from coordinator.server.coordinator import Ending
+from coordinator.server.coordinator import ShutdownSignals
 
 failed = {}
 for words in cli.all_commands():
     done = CliRunner().invoke(cli.app, [*words.split(), "--help"])
     if done.exit_code or "not installed" in done.output:
         failed[words] = done.output + repr(done.exception)
-Ending.wait = lambda _: True
+ShutdownSignals.wait = lambda _: True
 done = CliRunner().invoke(cli.app, ["coordinator", "--bind", "127.0.0.1:0", "--state", state])
 if done.exit_code or "listening" not in done.output:
     failed["start of a coordinator"] = done.output + repr(done.exception)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.node_client import node_error
 from coordinator.run.recovery import Reports
 from coordinator.screen.progress import PlainProgress
@@ -20,9 +20,9 @@ from ringtune.errors import DataError, error_from_name
 from ringtune.run_control import events as rd
 from ringtune.texts import (
     LIBRARY_LOGS,
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     PlainFormatter,
-    Repeats,
+    RepeatCounter,
     log_to_stderr,
     printable,
     shown,
@@ -69,7 +69,7 @@ def test_errors_of_others_are_printable_and_bounded(text: str) -> None:
         DataError(f"can't read the column {text}"),
     ]
     for error in errors:
-        assert len(str(error)) < MOST_CHARACTERS + 200
+        assert len(str(error)) < MAX_CHARACTERS + 200
         assert str(error).isprintable()
 
 
@@ -82,7 +82,7 @@ def test_logs_screens_and_lists_show_no_control_and_no_endless_line(text: str) -
     (_, row) = table_lines(("node", "system"), [("b", text)])
     member = member_of(control_pb2.JoinRequest(node="b", system=text, version=text, device=text, address=text))
     found = [line, screen.getvalue().removesuffix("\n"), row, member.system, member.version, member.device]
-    assert all(entry.isprintable() and len(entry) < MOST_CHARACTERS + 200 for entry in [*found, member.address])
+    assert all(entry.isprintable() and len(entry) < MAX_CHARACTERS + 200 for entry in [*found, member.address])
 
 
 def test_traceback_of_a_bug_is_logged_whole() -> None:
@@ -97,7 +97,7 @@ def test_traceback_of_a_bug_is_logged_whole() -> None:
 
 def test_many_alike_lines_are_few_with_a_count() -> None:
     """Of 20,000 refused frames of a peer the 1st, 10th, ... is logged; another peer or kind has its own count."""
-    repeats = Repeats()
+    repeats = RepeatCounter()
     assert [count for _ in range(20_000) if (count := repeats.told("b"))] == [1, 10, 100, 1000, 10_000]
     assert repeats.told("c") == 1
     for number in range(5000):
@@ -145,7 +145,7 @@ class _Books:
 def test_failures_and_problems_in_reports_are_printable(text: str) -> None:
     """They go to the submitter's screen, to the record of the run and to the log."""
     request = control_pb2.ReportRequest(node="a", number=1, error="DataError", message=text, cache_problem=text)
-    (lost, failed) = Reports(Checkpointing("r", job(), None)).take(request, _Books())  # type: ignore[arg-type]
+    (lost, failed) = Reports(CheckpointManager("r", job(), None)).take(request, _Books())  # type: ignore[arg-type]
     assert isinstance(lost, rd.TechniqueFailed) and isinstance(failed, rd.NodeFailed)
     for told in (lost.problem, failed.message):
-        assert told.isprintable() and len(told) < MOST_CHARACTERS + 200
+        assert told.isprintable() and len(told) < MAX_CHARACTERS + 200

@@ -32,7 +32,7 @@ REMOVING = frozenset(
         "hardlink_to",
         "symlink_to",
         "drop_file",
-        "make_way",
+        "move_folder_aside",
         "put_aside",
         "put_other_aside",
         "remove_folder",
@@ -52,22 +52,22 @@ MAY_HAVE_ONE = re.compile(rf"\b(?:{'|'.join(sorted(REMOVING | OF_OS | OF_SHUTIL)
 
 TABLE = """
 The helpers themselves: a write replaces the file that its caller names, drafts go, others are moved
-    proto/ringtune/storage/durable.py: check_writable, drop_file, make_way, remove_folder, remove_partial_files
+    proto/ringtune/storage/durable.py: check_writable, drop_file, move_folder_aside, remove_folder, remove_partial_files
     proto/ringtune/storage/durable.py: rename_durably, replace_folder, replacing, write_durably, write_pieces_durably
     proto/ringtune/storage/durable.py: FileLock._lock, mark, put_aside, put_other_aside
 In the folder of a run, which has the marker and is locked: files of the run's own names
     coordinator/api/train.py: _in_background
     coordinator/api/predict.py: show_sample
-    coordinator/client/checkpoints.py: BestFolder._drop, BestFolder.complete, BestFolder.put_in_place
+    coordinator/client/checkpoints.py: BestFolder._drop, BestFolder.complete, BestFolder.publish
     coordinator/client/checkpoints.py: _copy_durably
-    coordinator/client/checkpoints.py: RunCheckpoints.add, RunCheckpoints.go_back_to
-    coordinator/client/checkpoints.py: RunCheckpoints.was_as_long_as, cut_metrics
+    coordinator/client/checkpoints.py: RunCheckpoints.add, RunCheckpoints.rewind_to
+    coordinator/client/checkpoints.py: RunCheckpoints.add_length, cut_metrics
     coordinator/client/run_folder.py: RunFolder._let_go, RunFolder.add_chunk, RunFolder.add_metrics
     coordinator/client/run_folder.py: RunFolder.write_job
     coordinator/client/run_folder.py: RunFolder.write_json, RunFolder.write_text
     coordinator/client/run_files.py: RunParts.begin
-    coordinator/client/saved_run.py: RunPlace.write
-    coordinator/client/run_files.py: TablesFile._write, TablesFile.go_back_to
+    coordinator/client/saved_run.py: RunLocation.write
+    coordinator/client/run_files.py: TablesFile._write, TablesFile.rewind_to
     coordinator/client/detached_runs.py: _start
     coordinator/client/local_nodes.py: AgentTemplate.__enter__, AgentTemplate.start
     coordinator/client/local_nodes.py: LocalNodes.__enter__
@@ -76,7 +76,7 @@ What an earlier run has there is moved beside it; what the same run wrote goes w
     coordinator/client/detached_runs.py: _others, _take_over, fetched_folder
     coordinator/client/run_folder.py: put_run_aside
 A folder that this command has made, with nothing in it but what it has written there
-    coordinator/client/run_folder.py: remove_if_nothing_began
+    coordinator/client/run_folder.py: remove_unused_folder
 In a temporary folder that this process has made
     coordinator/api/predict.py: _file_of
     coordinator/run/node_client.py: _empty
@@ -113,12 +113,12 @@ Our own cache of base weights, locked: names are digests, what is damaged or par
     edge/weights/weight_cache.py: ModelCache.write_outline
 A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
     coordinator/server/run_store.py: EventLog.__init__, EventLog.append
-    coordinator/server/run_store.py: KeptRun._end, KeptRun.begun, KeptRun.fetched, KeptRun.found
-    coordinator/server/run_store.py: KeptRuns._find, KeptRuns.begin, KeptRuns.close, KeptRuns.prune
+    coordinator/server/run_store.py: StoredRun._end, StoredRun.begun, StoredRun.fetched, StoredRun.found
+    coordinator/server/run_store.py: RunStore._find, RunStore.begin, RunStore.close, RunStore.prune
 A node's state folder, locked: below the ids of runs, and what the node has measured of itself
-    edge/techniques/activation_cache.py: Prefixes._delete_above, write_hidden
+    edge/techniques/activation_cache.py: ActivationCache._delete_above, write_hidden
     edge/profiler/profile_cache.py: ProfileCache.put
-    edge/model/optimizer_state.py: OnDisk.close, OnDisk.make_room
+    edge/model/optimizer_state.py: DiskStateStore.close, DiskStateStore.make_room
     edge/model/optimizer_state.py: StateFile.make, StateFile.moved
     edge/checkpoint/state_folder.py: SavedParts.drop_before, SavedParts.write
     edge/checkpoint/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen

@@ -113,7 +113,7 @@ def test_agent_options_bind_without_a_way_may_be_tried_again(monkeypatch: pytest
     monkeypatch.setattr(socket, "if_nameindex", list)
     with pytest.raises(ConnectionFailedError, match=r"no way to 10\.0\.0\.1: Network is unreachable"):
         bind_address(options(coordinator="10.0.0.1:7000", insecure=True))
-    assert endpoints.own_host() == ""
+    assert endpoints.machine_address() == ""
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_own_host_of_a_network_without_a_router_is_that_of_its_interface(monkeyp
     monkeypatch.setattr(endpoints, "address_towards", no_way)
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "down0"), (3, "eth0")])
-    assert endpoints.own_host() == "192.168.1.10"
+    assert endpoints.machine_address() == "192.168.1.10"
 
 
 def test_own_host_is_empty_or_an_address_of_the_network() -> None:
     """Loopback is nothing that another machine could call."""
-    found = endpoints.own_host()
+    found = endpoints.machine_address()
     assert not found or not endpoints.is_loopback(f"{found}:1")
 
 

@@ -240,4 +240,4 @@ def test_template_can_fork_once_torch_is_loaded() -> None:
     """Loading torch touches no device; a thread that a package starts is counted."""
     import torch  # noqa: F401
 
-    assert "accelerator" not in module.why_no_fork()
+    assert "accelerator" not in module.no_fork_reason()

@@ -16,11 +16,11 @@ from tests.integration.test_agent_process import agent
 from tests.support.cluster import START_S
 from tests.support.processes import source_environment
 
-MOST_ADDED_BYTES = 30_000_000
-MOST_ADDED_WITH_KERNELS_BYTES = 55_000_000
+MAX_ADDED_BYTES = 30_000_000
+MAX_ADDED_WITH_KERNELS_BYTES = 55_000_000
 """Of the slice and of the kernels that an idle agent has run once: 47.3 MB when this was written."""
 
-MOST_JOIN_S = 2.0
+MAX_JOIN_S = 2.0
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -43,8 +43,8 @@ def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     print(found)  # noqa: T201 - for `pytest -s`
     assert found["is_finite"]
     assert found["hosted_bytes"] > 14_000_000, "two real blocks"
-    assert found["hosted_bytes"] < found["added_bytes"] <= MOST_ADDED_BYTES, found
-    assert found["added_bytes"] < found["added_with_kernels_bytes"] <= MOST_ADDED_WITH_KERNELS_BYTES, found
+    assert found["hosted_bytes"] < found["added_bytes"] <= MAX_ADDED_BYTES, found
+    assert found["added_bytes"] < found["added_with_kernels_bytes"] <= MAX_ADDED_WITH_KERNELS_BYTES, found
 
 
 def test_agent_is_a_member_within_2_s() -> None:
@@ -65,4 +65,4 @@ def test_agent_is_a_member_within_2_s() -> None:
             assert process.wait(START_S) == 0
     took_s = times.user + times.system
     print(f"joined after {took_s:.2f} processor seconds")  # noqa: T201
-    assert took_s < MOST_JOIN_S
+    assert took_s < MAX_JOIN_S

@@ -12,7 +12,7 @@ from tests.support.bad_input.answers import Answer, Workshop, problems
 from tests.support.bad_input.case import Case
 from tests.support.cluster import TEMPLATE
 
-LEAST_CASES = 300
+MIN_CASES = 300
 CASES = all_cases()
 
 
@@ -25,7 +25,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 def test_there_are_enough_cases() -> None:
     """Jobs, rows, models, command lines and folders; each name once."""
-    assert len({case.name for case in CASES}) == len(CASES) >= LEAST_CASES
+    assert len({case.name for case in CASES}) == len(CASES) >= MIN_CASES
 
 
 def test_every_case_says_what_its_answer_is_about() -> None:

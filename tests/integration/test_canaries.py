@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.client.saved_run import read_run_file
-from coordinator.server.run_store import KeptRuns
+from coordinator.server.run_store import RunStore
 from ringtune.schedule.plan import Plan
 from tests.integration.test_ring_traffic import find_numbers, targets_of
 from tests.support import tiny
@@ -85,7 +85,7 @@ def watched(folder: Path) -> Iterator[Watched]:
     taps = {name: Tap(cluster.ports[name]) for name in cluster.names}
     cluster.taps = tuple(taps.values())
     cluster.advertised = {name: tap.port for name, tap in taps.items()}
-    kept = KeptRuns(folder / "kept")
+    kept = RunStore(folder / "kept")
     cluster.coordinator.kept = kept
     with closing(kept), cluster.listening():
         yield cluster

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from edge.data.questions import exact_match, f1
 from edge.runtime.inference import main
 from ringtune.job.job import load_job
-from ringtune.run_control.evaluation import LEAST_ROWS, entities_of
+from ringtune.run_control.evaluation import MIN_ROWS, entities_of
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import TEMPLATE
 from tests.support.tiny_data import write_task_rows
@@ -57,7 +57,7 @@ def test_train_local_on_each_task(
 ) -> None:
     """Two nodes train four steps; the report has the task's own figures, and what is predicted then has the same."""
     write_family_inputs(tmp_path, model_type, task)
-    write_task_rows(tmp_path, task, "eval", 2 * LEAST_ROWS, seed=2)  # fewer of an owner would count no tags
+    write_task_rows(tmp_path, task, "eval", 2 * MIN_ROWS, seed=2)  # fewer of an owner would count no tags
     report = trained(tmp_path, task)
     for name in figures:
         assert math.isfinite(report["eval"][name])

@@ -23,7 +23,7 @@ _STUCK = f"""
 import sys, threading
 threading.Thread(target=threading.Event().wait, name="stuck").start()
 from ringtune.machine import process as grace
-grace.own_process()
+grace.mark_command_process()
 from coordinator.client import submit as interrupts
 from coordinator.server import coordinator as ending
 from edge.agent import agent, process
@@ -36,11 +36,11 @@ cli.app(sys.argv[1:], prog_name="ringtune")
 """
 _NODE_WAITS = "agent.Agent.abandon = lambda *_: threading.Event().wait()\n"
 _DISK_HANGS = "agent.Agent.close = lambda *_: open(sys.argv[-1]).read()\n"
-_COORDINATOR_WAITS = "ending.Ending.save = lambda *_: threading.Event().wait()\n"
+_COORDINATOR_WAITS = "ending.ShutdownSignals.save = lambda *_: threading.Event().wait()\n"
 _LOCK_IS_HELD = """
 lock = threading.Lock()
 lock.acquire()
-ending.Ending.save = lambda *_: lock.acquire()
+ending.ShutdownSignals.save = lambda *_: lock.acquire()
 """
 
 

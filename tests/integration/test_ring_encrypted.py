@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.server.certificate_authority import Keeper, init_trust, make_token
+from coordinator.server.certificate_authority import TrustKeeper, init_trust, make_token
 from ringtune import cli
 from ringtune.errors import TrustError
 from ringtune.transport.identity import read_identity
@@ -29,11 +29,11 @@ NODES = ("node-0", "node-1", "node-2")
 
 
 @contextlib.contextmanager
-def encrypted(folder: Path) -> Iterator[tuple[Cluster, Keeper, Tap]]:
+def encrypted(folder: Path) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
     """Three nodes that join with tokens; what goes to the first one passes a tap."""
     trust = folder / "trust"
     init_trust(trust, time.time())
-    keeper = Keeper(trust)
+    keeper = TrustKeeper(trust)
     with speaking_as(keeper.speaker):
         more = {name: ["--token-file", str(folder / f"{name}.token")] for name in NODES}
         cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=more, keeper=keeper)

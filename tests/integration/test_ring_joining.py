@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.given_plan import GivenPlan
-from coordinator.planner.replan import Replanned
+from coordinator.planner.replan import PlacementProposal
 from coordinator.run import migration
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import is_step
@@ -105,11 +105,11 @@ def measured(profile: Profile, names: str) -> Profile:
 def pays(patch: pytest.MonkeyPatch, slices: Any) -> None:
     """Let the planner find that these slices pay, as soon as all of their nodes are there."""
 
-    def replanned(part: Plan, job: Job, profile: Profile, **_: object) -> Replanned | None:
+    def replanned(part: Plan, job: Job, profile: Profile, **_: object) -> PlacementProposal | None:
         found = dataclasses.replace(part.placement, slices=slices_of(slices))
         is_there = {piece.node for piece in found.slices} <= profile.by_name.keys()
         pays = is_there and found.slices != part.placement.slices
-        return Replanned(found, "the ring of the test", 1000.0, 1.0, 5.0) if pays else None
+        return PlacementProposal(found, "the ring of the test", 1000.0, 1.0, 5.0) if pays else None
 
     patch.setattr(migration, "replanned", replanned)
 

@@ -6,7 +6,7 @@ import json
 
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
-from ringtune.schedule.operation_tables import GivenTable, tables_to_json
+from ringtune.schedule.operation_tables import ScheduledTable, tables_to_json
 from tests.support.cluster import Cluster, Outcome
 from tests.support.results import largest_difference, trained
 
@@ -16,9 +16,9 @@ def chosen(outcome: Outcome) -> list[tuple[int, str]]:
     return [(line["step"], line["digest"]) for line in outcome.metrics if line.get("kind") == "operations"]
 
 
-def tables_of(outcome: Outcome) -> list[GivenTable]:
+def tables_of(outcome: Outcome) -> list[ScheduledTable]:
     """What the run's ``operations.json`` holds."""
-    return [GivenTable.from_json(json.loads(text)) for text in outcome.operations]
+    return [ScheduledTable.from_json(json.loads(text)) for text in outcome.operations]
 
 
 def run(cluster: Cluster, job: Job, resume: Resume | None = None) -> Outcome:

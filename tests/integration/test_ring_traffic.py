@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 WIDTHS = {"b": 1, "<h": 2, ">h": 2, "<i": 4, ">i": 4, "<q": 8, ">q": 8, "<f": 4, "<d": 8}
 IDS_IN_A_ROW = 6
-LEAST_CHANGES = 4
+MIN_CHANGES = 4
 
 
 def encodings(numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
@@ -74,7 +74,7 @@ def targets_of(cluster: Cluster, outcome: Outcome) -> list[list[int]]:
         for turn in turn_sequence(course):
             batches = (data.batch(course, item) for item in items(course, turn) if turn.owner == owner)
             found.update(tuple(batch.labels.tolist()) for batch in batches if batch.labels is not None)
-    return [list(row) for row in sorted(found) if sum(a != b for a, b in itertools.pairwise(row)) >= LEAST_CHANGES]
+    return [list(row) for row in sorted(found) if sum(a != b for a, b in itertools.pairwise(row)) >= MIN_CHANGES]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.web.server import PageServer
-from coordinator.web.streams import MemberNow, Watching
+from coordinator.web.streams import MemberStatus, PageData
 from tests.contract.test_structure import ROOT
 from tests.support import leaks
 
@@ -98,15 +98,15 @@ class Served:
     """A page that a test feeds.
 
     Attributes:
-        watching: takes events.
+        page_data: takes events.
         members: that are there.
         url: of the page.
     """
 
     def __init__(self, bind: str = "127.0.0.1:0", *, token_file: Path | None = None) -> None:
-        self.members: dict[str, MemberNow] = {}
-        self.watching = Watching(members=lambda: dict(self.members))
-        self.server = PageServer(self.watching, bind, token_file=token_file)
+        self.members: dict[str, MemberStatus] = {}
+        self.page_data = PageData(members=lambda: dict(self.members))
+        self.server = PageServer(self.page_data, bind, token_file=token_file)
 
     @property
     def url(self) -> str:
@@ -116,7 +116,7 @@ class Served:
     def hear(self, *events: Any) -> None:
         """Let the page hear events."""
         for event in events:
-            self.watching.hear(event)
+            self.page_data.hear(event)
 
 
 @pytest.fixture

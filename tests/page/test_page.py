@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.web.streams import MemberNow
+from coordinator.web.streams import MemberStatus
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.v1 import control_pb2
 from tests.page.conftest import Served, Shown
@@ -75,11 +75,11 @@ def test_page_shows_who_begins_and_who_waits(served: Served, show: Show) -> None
 
 def test_page_turns_a_lost_node_red(served: Served, show: Show) -> None:
     """As soon as the coordinator counts it as lost; the list of events says it, and so does the drawing's text."""
-    served.members = {node: MemberNow("running", 1 << 20, 1 << 30, "cpu") for node in ("a", "b")}
+    served.members = {node: MemberStatus("running", 1 << 20, 1 << 30, "cpu") for node in ("a", "b")}
     shown = show(served.url)
     served.hear(*beginning())
     shown.until("document.querySelectorAll('#ring .node').length === 2")
-    served.members["b"] = MemberNow("lost", 1 << 20, 1 << 30, "cpu")
+    served.members["b"] = MemberStatus("lost", 1 << 20, 1 << 30, "cpu")
     shown.until("document.querySelector('#ring .node.lost')?.dataset.node === 'b'")
     shown.page.wait_for_timeout(600)  # the colour changes softly
     assert shown.page.evaluate("getComputedStyle(document.querySelector('#ring .lost .cell')).fill") == RED
@@ -139,7 +139,7 @@ def test_page_asks_the_simulator(served: Served, show: Show) -> None:
 def test_page_of_a_run_that_is_gone_says_so(served: Served, show: Show) -> None:
     """With the run that there is, and how to see the other one."""
     served.hear(*trained(2))
-    served.watching.tick(0.0)
+    served.page_data.tick(0.0)
     shown = show(f"{served.url}?run=r20200101-000000-00000000")
     shown.page.wait_for_selector("#notice:not([hidden])")
     text = shown.page.inner_text("#notice")

@@ -105,7 +105,7 @@ def test_page_stays_fluid_with_200_nodes_and_100_000_steps(served: Served, show:
         loss = 3.0 / (1 + step / 5000) + 0.2 * ((step * 7919) % 97) / 97
         served.hear(metrics({**line, "step": step, "depth": min(200, 1 + step // 400), "loss": loss, "bytes": sent}))
         if step % 20_000 == 0:
-            while served.watching.state.steps_done < step:
+            while served.page_data.state.steps_done < step:
                 time.sleep(0.05)
     served.hear(activity(100_000, NODES))
     shown = show(served.url)

@@ -8,7 +8,7 @@ import pytest
 
 from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError
-from ringtune.schedule.course import Manner
+from ringtune.schedule.course import HelperSettings
 from ringtune.techniques.offload import helped, helpers_by_host
 from sim.prediction import predict
 from sim.what_if import change_all, drop_from_plan
@@ -38,7 +38,7 @@ def test_change_of_offload_names_helpers_or_nobody() -> None:
 
 def test_change_of_offload_keeps_the_manner() -> None:
     """Interval and pairs of the plan stay."""
-    before = helped(plan(), {"weak": "strong"}, Manner(interval=3, pairs="bfloat16"))
+    before = helped(plan(), {"weak": "strong"}, HelperSettings(interval=3, pairs="bfloat16"))
     after = change_all(PROFILE, before, ["offload=weak=owner"])[1]
     assert after.course.offload == before.course.offload
     assert helpers_by_host(after) == {"weak": "owner"}
@@ -64,8 +64,8 @@ def test_change_of_users_gives_each_adapters_and_takes_them_back() -> None:
     """Collaboration is merged, alone is not; the way back leads to the very plan."""
     alone = change_all(PROFILE, plan(), ["users=alone"])[1]
     together = change_all(PROFILE, alone, ["users=collaboration"])[1]
-    assert alone == helped(plan(), {"weak": "strong"}, Manner(users="alone"))
-    assert together == helped(plan(), {"weak": "strong"}, Manner(users="collaboration", merged=True))
+    assert alone == helped(plan(), {"weak": "strong"}, HelperSettings(users="alone"))
+    assert together == helped(plan(), {"weak": "strong"}, HelperSettings(users="collaboration", merged=True))
     assert change_all(PROFILE, alone, ["users=joint"])[1] == plan()
     bare = helped(plan(), {})
     assert change_all(PROFILE, bare, ["offload=weak=strong", "users=alone"])[1] == alone
@@ -92,17 +92,17 @@ def test_change_of_offload_needs_the_bytes_of_pairs() -> None:
 
 def test_drop_of_a_helper_is_refused_where_users_have_adapters_of_their_own() -> None:
     """The host would train them all together; a host may leave with its helper's heir."""
-    alone = helped(THREE, {"a": "b", "b": "c", "c": "b"}, Manner(users="alone"))
+    alone = helped(THREE, {"a": "b", "b": "c", "c": "b"}, HelperSettings(users="alone"))
     with pytest.raises(PlanError, match=r"--drop c: node b has no helper then, .* give --replan JOB"):
         drop_from_plan(alone, "c")
-    kept = drop_from_plan(helped(THREE, {"a": "b", "b": "a", "c": "b"}, Manner(users="alone")), "c")
+    kept = drop_from_plan(helped(THREE, {"a": "b", "b": "a", "c": "b"}, HelperSettings(users="alone")), "c")
     assert helpers_by_host(kept) == {"a": "b", "b": "a"} and kept.course.offload is not None
     assert kept.course.offload.users == "alone"
 
 
 def test_drop_of_a_helper_leaves_its_hosts_to_themselves() -> None:
     """Of a host that leaves, the helper goes too; a helper of its heir fits the heir's new blocks."""
-    before = helped(THREE, {"a": "z", "b": "z", "c": "b"}, Manner(interval=2))
+    before = helped(THREE, {"a": "z", "b": "z", "c": "b"}, HelperSettings(interval=2))
     assert helpers_by_host(drop_from_plan(before, "z")) == {"c": "b"}
     found = drop_from_plan(before, "c")
     told = [(one.node, one.start, one.stop) for one in found.placement.joined_helpers()]

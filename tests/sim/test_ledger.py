@@ -12,7 +12,7 @@ from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Range, Units
-from sim.ledger import Held, ItemKind, Items, MemoryLedger
+from sim.ledger import ItemKind, Items, MemoryLedger, NodeAccount
 from sim.meter import Meter, ProfileTimes
 from sim.ring import VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
@@ -153,9 +153,9 @@ def test_ledger_of_state_on_disk_has_it_for_a_moment_a_tensor_at_a_time() -> Non
     """Both gradients are there meanwhile, and nothing of either unit afterwards; a tensor has at most 64 bytes."""
     sizes = Sizes.at(PLAN.course, profile_of(PLAN).by_name["a"], optimizer="adamw", dtype="float32")
     sizes.gradient_bytes = 64
-    held = Held(sizes, rests=frozenset({0, 1}), on_disk=True)
+    held = NodeAccount(sizes, rests=frozenset({0, 1}), on_disk=True)
     held.give([0, 1])
-    held.use_up([0, 1])
+    held.free_grads([0, 1])
     assert (held.now_bytes, held.peak_bytes) == (0, 2 * ADAPTER + 2 * 64)
 
 

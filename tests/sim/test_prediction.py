@@ -16,15 +16,15 @@ from ringtune.errors import PlanError
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, share
-from ringtune.schedule.placement import Placement, PrefixCache
+from ringtune.schedule.placement import ActivationCacheSettings, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora, merged
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import depth
-from ringtune.techniques.activation_cache import expect_prefixes
+from ringtune.techniques.activation_cache import expected_cache_use
 from ringtune.techniques.operations import expected_table
 from sim.prediction import Prediction, memory_bounds, predict
 from sim.what_if import change_profile
@@ -38,7 +38,7 @@ SEEDS = range(25)
 def drawn_plan(rng: random.Random) -> Plan:
     """Any plan; half of those that may move do, to any stages of several hosts among them."""
     plan = random_plan(rng)
-    return plan if why_it_stays(plan.course, plan.placements) or rng.random() < 0.5 else moving_at_random(rng, plan)
+    return plan if stay_reason(plan.course, plan.placements) or rng.random() < 0.5 else moving_at_random(rng, plan)
 
 
 def drawn(seed: int, *, keep_spans: bool = False) -> tuple[Plan, Prediction]:
@@ -644,8 +644,8 @@ def predicted(plan: Plan, **times: float) -> Prediction:
 def test_prediction_leaves_out_what_a_cache_spares() -> None:
     """Batches that enter at block 11 are not embedded, and pass no frozen block; the rest takes what it took."""
     plan = plan_of()
-    cached = changed(plan, cache=PrefixCache())
-    expected = expect_prefixes(cached)
+    cached = changed(plan, cache=ActivationCacheSettings())
+    expected = expected_cache_use(cached)
     enters = expected.entering
     assert (expected.items, expected.blocks) == (121, enters * 11)
     assert 60 < enters <= 80 and 30 < expected.kept["b"] <= 40  # some come again before they may be read
@@ -658,8 +658,8 @@ def test_prediction_leaves_out_what_a_cache_spares() -> None:
 
 def test_prediction_counts_the_reading_as_decoding_and_the_keeping_as_encoding() -> None:
     """Both as they were measured."""
-    cached = changed(plan_of(), cache=PrefixCache())
-    expected = expect_prefixes(cached)
+    cached = changed(plan_of(), cache=ActivationCacheSettings())
+    expected = expected_cache_use(cached)
     found = {entry.node: entry.busy_by_op_s for entry in predicted(cached, decode=0.25, encode=0.5).nodes}
     assert found["b"][str(Op.READ)] == pytest.approx(expected.entering * 0.25)
     assert found["b"][str(Op.KEEP)] == pytest.approx(expected.kept["b"] * 0.5)

@@ -8,7 +8,7 @@ import pytest
 
 from ringtune.costs.action_costs import Rest
 from ringtune.schedule.actions import TensorKey
-from sim.links import Delays, Strain
+from sim.links import Delays, MessageCost
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 
@@ -22,9 +22,9 @@ class Busy(Delays):
         self._taken_s = (source_s, target_s)
         self._delays_s = delays_s
 
-    def strain(self, key: TensorKey, source: str, target: str) -> Strain:
+    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost:
         """The same for every message."""
-        return Strain(*self._taken_s, *self._delays_s)
+        return MessageCost(*self._taken_s, *self._delays_s)
 
 
 def wall_s(microbatches: int, source_s: float, target_s: float, *, batch_size: int = 4) -> float:

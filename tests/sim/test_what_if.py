@@ -12,8 +12,8 @@ from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
 from ringtune.schedule.methods import Everything, RingAda
-from ringtune.schedule.migration import why_it_stays
-from ringtune.schedule.operation_tables import Choice, GivenTable, Operations
+from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.operation_tables import Choice, Operations, ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
@@ -199,7 +199,9 @@ def test_changes_of_micro_batches_need_times_of_more_sizes() -> None:
 def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: int) -> None:
     """A table by itself, or several: which rows a batch has and how it is parted is not theirs any more."""
     table = Operations(subnets=subnets)
-    given = {"operations": table} if subnets == 1 else {"choice": Choice.given([GivenTable(step=0, operations=table)])}
+    given = (
+        {"operations": table} if subnets == 1 else {"choice": Choice.given([ScheduledTable(step=0, operations=table)])}
+    )
     plan = plans.changed(PLAN, **given)
     now = getattr(PLAN.course, key)
     with pytest.raises(PlanError, match=rf"--change {key}={now + 1}: the plan has operation tables .* {key} = {now}"):
@@ -338,7 +340,7 @@ def test_every_plan_answers_every_change_or_says_what_it_refuses(block: int) -> 
     for seed in range(block * 12, block * 12 + 12):
         rng = random.Random(f"change {seed}")
         plan = plans.random_plan(rng, with_operations=seed % 5 == 0)
-        if not why_it_stays(plan.course, plan.placements) and rng.random() < 0.6:
+        if not stay_reason(plan.course, plan.placements) and rng.random() < 0.6:
             plan = moving_at_random(rng, plan)
         profile = random_profile(plan, rng)
         answers: list[tuple[str, Profile, Plan]] = []

@@ -10,7 +10,7 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
@@ -46,7 +46,7 @@ def small_plan(**course: int) -> Plan:
 @pytest.mark.sampled(1)
 def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever a number is once not finite, in plans that move too."""
-    went_back = 0
+    note_rewind = 0
     for seed in range(block * 30, block * 30 + 30):
         rng = random.Random(seed)
         plan = plan_of(rng)
@@ -57,8 +57,8 @@ def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None
         assert result.finish == rd.Finish("", ""), (seed, result.finish)
         assert story(result) == story(wanted), seed
         assert ring.surprises == [], seed
-        went_back += any(one.bad_step and not one.lost for one in recoveries(result))
-    assert went_back >= 15
+        note_rewind += any(one.bad_step and not one.lost for one in recoveries(result))
+    assert note_rewind >= 15
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -159,7 +159,7 @@ def test_run_without_copies_ends_at_its_first_bad_step() -> None:
     """There is nothing to go back to; the error says which setting would have kept it."""
     plan = small_plan()
     ring = ring_of(plan, random.Random(9))
-    ring._rounds = Rounds(lambda facts: plan, recovery=RecoveryPolicy())
+    ring._rounds = RunStateMachine(lambda facts: plan, recovery=RecoveryPolicy())
     assert not plan.placement.copies
     ring.is_bad = bad_at(random.Random(9), [30])
     result = ring.run()

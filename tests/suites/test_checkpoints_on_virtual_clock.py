@@ -8,7 +8,7 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
@@ -134,23 +134,23 @@ def test_drain_does_not_save_a_step_twice(step: int) -> None:
 
 def test_drain_before_training_stops_at_once() -> None:
     """While nothing is trained there is nothing to save."""
-    rounds = Rounds(lambda facts: make_plan(THREE, ["a"]))
+    rounds = RunStateMachine(lambda facts: make_plan(THREE, ["a"]))
     rounds.handle(rd.Started(("a", "b", "c")), 0.0)
-    assert rounds.handle(rd.DrainAsked("Ctrl-C"), 0.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
+    assert rounds.handle(rd.DrainRequested("Ctrl-C"), 0.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
 
 
 def test_drain_twice_stops_at_once() -> None:
     """Whoever asks again does not want to wait."""
     plan = make_plan(THREE, ["a"])
-    rounds = Rounds(lambda facts: plan)
+    rounds = RunStateMachine(lambda facts: plan)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     for node in plan.nodes:
         rounds.handle(rd.Inspected(node, None), 0.0)
     for node in plan.nodes:
         rounds.handle(rd.Prepared(node), 0.0)
-    answer = rounds.handle(rd.DrainAsked("Ctrl-C"), 0.0)
+    answer = rounds.handle(rd.DrainRequested("Ctrl-C"), 0.0)
     assert [type(command).__name__ for command in answer] == ["Grant"]
-    assert rounds.handle(rd.DrainAsked("Ctrl-C"), 0.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
+    assert rounds.handle(rd.DrainRequested("Ctrl-C"), 0.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
 
 
 @pytest.mark.parametrize(

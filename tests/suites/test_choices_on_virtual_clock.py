@@ -15,7 +15,7 @@ from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.base import Patience
-from ringtune.schedule.operation_tables import Choice, GivenTable, Operations
+from ringtune.schedule.operation_tables import Choice, Operations, ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due, turn_sequence
 from sim.ring import RingResult, VirtualRing
@@ -172,7 +172,7 @@ def test_choice_is_repeated_by_its_tables_without_scores(seed: int) -> None:
     """The tables that a run has chosen, given to another one, make it do the same work."""
     plan = choosing_plan(seed)
     whole = run(plan, seed, seed=seed)
-    tables = [GivenTable(step=entry.step, operations=entry.operations) for entry in decisions(whole)]
+    tables = [ScheduledTable(step=entry.step, operations=entry.operations) for entry in decisions(whole)]
     again = changed(plan, choice=Choice.given(tables))
     repeated = run(again, seed + 7)
     assert repeated.finish == rd.Finish("", "")

@@ -146,7 +146,7 @@ def test_frozen_decoder_equals_one_that_was_rounded_once(
     want = trained_alone(case, inputs.rounded(plain, dtype))
     assert distance(trained_in_a_ring(case), want) < EXACT
     monkeypatch.setattr("edge.model.heads.logits_fit", lambda *sizes: False)
-    monkeypatch.setattr("edge.model.heads.MOST_LOGIT_BYTES", 16 << 10)
+    monkeypatch.setattr("edge.model.heads.MAX_LOGIT_BYTES", 16 << 10)
     assert distance(trained_in_a_ring(case, "one"), want) < 10 * EXACT
 
 

@@ -14,7 +14,7 @@ from ringtune.engine import events as ev
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Offload
-from ringtune.schedule.lowering import WAITING, most_waiting
+from ringtune.schedule.lowering import WAITING, max_waiting
 from ringtune.schedule.methods import Hift, PipeAdapter
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
@@ -127,7 +127,7 @@ def test_helpers_parcels_in_flight_are_bounded(seed: int) -> None:
         waiting[way] += change
         each = 2 if plan.course.offload is not None and plan.course.offload.overlap else 1
         most = each * ranges[source, target] if payload == Payload.WEIGHTS else WAITING[payload]
-        assert 0 <= waiting[way] <= most == most_waiting(plan, payload, source, target), way
+        assert 0 <= waiting[way] <= most == max_waiting(plan, payload, source, target), way
     assert not +waiting
 
 

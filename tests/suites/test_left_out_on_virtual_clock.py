@@ -10,7 +10,7 @@ import pytest
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
 from sim.ring import RingResult
@@ -58,7 +58,7 @@ def plan_of(rng: random.Random) -> Plan:
         plan = random_moving_plan(rng)
         plan = plan.at(0) if rng.random() < 0.6 else plan
         several = len(plan.course.owners) > 1 and len(plan.nodes) > 2
-        if several and not plan.course.operations and not why_it_stays(plan.course, plan.placements):
+        if several and not plan.course.operations and not stay_reason(plan.course, plan.placements):
             return plan
 
 

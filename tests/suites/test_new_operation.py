@@ -56,10 +56,10 @@ def half() -> Iterator[Op]:
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch, half: Op) -> Iterator[Callable[[], None]]:
     """Calling it makes the lowering say the new operation where it said forward with graph."""
-    as_it_was = lowering._forward
+    plan_of_checkpoint = lowering._forward
 
     def with_new(*arguments: Any) -> Iterator[Leg]:
-        for leg in as_it_was(*arguments):
+        for leg in plan_of_checkpoint(*arguments):
             yield leg._replace(op=half) if leg.op is Op.FORWARD else leg
 
     def begin() -> None:

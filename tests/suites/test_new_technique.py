@@ -29,7 +29,7 @@ from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.continuation import job_digest
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS
@@ -132,7 +132,7 @@ NOTES = Technique(
     parcels=parcels,
     copies=lambda plan: [Copies("the notes", plan.nodes, "use one pencil")] if is_used(plan) else [],
     check_plan=check_plan,
-    timed_otherwise=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
+    timing_mismatch=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
     course_lines=lambda course: [f"notes of {course.num_steps} steps"] if course.seed == SEED else [],
     plan_lines=lambda plan: [f"notes on {', '.join(plan.nodes)}"] if is_used(plan) else [],
     notes=lambda plan, nodes: [f"notes of {len(nodes)} nodes stay"] if is_used(plan) else [],
@@ -260,7 +260,7 @@ def test_disk_of_a_new_technique_is_counted() -> None:
         keep_plan(wanted, whole.plan, short)
 
 
-def least_bytes(wanted: Job) -> int:
+def min_bytes(wanted: Job) -> int:
     """The least memory of both nodes with which a job is planned, by halving."""
 
     def fits(memory_bytes: int) -> bool:
@@ -288,12 +288,12 @@ def test_parcels_and_copies_of_a_new_technique_are_checked() -> None:
 
 def test_new_technique_makes_a_run_smaller_where_its_first_way_does_not_fit() -> None:
     """The planner takes the first way that fits, and names a setting where none does."""
-    least = least_bytes(job(train__max_length=128))
+    least = min_bytes(job(train__max_length=128))
     wanted = job(train__seed=SEED, train__max_length=128)
     lengths = [planned(wanted, nodes(memory_bytes=size)).plan.course.max_length for size in (least, least - 1)]
     assert lengths == [128, 64]
     with pytest.raises(CapacityError, match=r"memory\.activations = 'recompute' would fit"):
-        planned(wanted, nodes(memory_bytes=least_bytes(wanted) - 1))
+        planned(wanted, nodes(memory_bytes=min_bytes(wanted) - 1))
     with pytest.raises(CapacityError) as refused:
         planned(job(train__max_length=128), nodes(memory_bytes=least - 1))
     assert "recompute" not in str(refused.value)
@@ -323,7 +323,7 @@ def noted(plan: Plan) -> Plan:
 
 def granted(plan: Plan) -> list[int]:
     """The turns that are granted as soon as training begins."""
-    rounds = Rounds(lambda facts: plan)
+    rounds = RunStateMachine(lambda facts: plan)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     for node in plan.nodes:
         rounds.handle(rd.Inspected(node, None), 0.0)

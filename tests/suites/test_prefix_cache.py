@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from edge.runtime.executor import NodeExecutor
-from edge.techniques.activation_cache import Prefixes, write_hidden
+from edge.techniques.activation_cache import ActivationCache, write_hidden
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.placement import PrefixCache
+from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.techniques.activation_cache import entry_bytes
@@ -35,7 +35,7 @@ SPLITS: dict[str, Slices] = {
     "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
     "owner hosts nothing": (("b", 0, 3), ("c", 3, 4)),
 }
-CACHE = PrefixCache(dtype="float32")
+CACHE = ActivationCacheSettings(dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def case_of(folder: Path, **changes: Any) -> Case:
     return Case(folder=folder, **{**settings, **changes})
 
 
-def with_cache(plan: Plan, cache: PrefixCache = CACHE) -> Plan:
+def with_cache(plan: Plan, cache: ActivationCacheSettings = CACHE) -> Plan:
     """The plan with a cache."""
     return changed(plan, cache=cache)
 
@@ -64,10 +64,10 @@ def carrier_of(case: Case, plan: Plan, folder: Path) -> TorchCarrier:
     return carrier
 
 
-def cache_of(executor: NodeExecutor) -> Prefixes:
+def cache_of(executor: NodeExecutor) -> ActivationCache:
     """What a node keeps."""
     cache = executor.techniques["activation_cache"]
-    assert isinstance(cache, Prefixes)
+    assert isinstance(cache, ActivationCache)
     return cache
 
 
@@ -159,20 +159,20 @@ def test_float64_is_kept_as_it_is_computed_and_bfloat16_rounds(folder: Path, tmp
     case = case_of(folder, dtype="float64")
     plan = case.plan(SPLITS["two"])
     _, _, wanted = ran(case, plan, tmp_path / "without")
-    _, exact, found = ran(case, with_cache(plan, PrefixCache(dtype="float64")), tmp_path / "exact")
+    _, exact, found = ran(case, with_cache(plan, ActivationCacheSettings(dtype="float64")), tmp_path / "exact")
     assert same_bits(found, wanted)
-    _, rounded, near = ran(case, with_cache(plan, PrefixCache(dtype="bfloat16")), tmp_path / "rounded")
+    _, rounded, near = ran(case, with_cache(plan, ActivationCacheSettings(dtype="bfloat16")), tmp_path / "rounded")
     assert 1e-9 < distance(near, wanted) < 0.2
     kept = [
-        sum(cache_of(executor).most_held_bytes for executor in carrier.executors.values())
+        sum(cache_of(executor).max_held_bytes for executor in carrier.executors.values())
         for carrier in (exact, rounded)
     ]
     assert kept[1] < 0.3 * kept[0]
 
 
-def most_held(carrier: TorchCarrier) -> int:
+def max_held(carrier: TorchCarrier) -> int:
     """Bytes that all nodes kept at once, at most."""
-    return sum(cache_of(executor).most_held_bytes for executor in carrier.executors.values())
+    return sum(cache_of(executor).max_held_bytes for executor in carrier.executors.values())
 
 
 def broken(path: Path) -> None:
@@ -307,8 +307,8 @@ def test_full_cache_keeps_no_more_than_its_limit(folder: Path, tmp_path: Path) -
     case = case_of(folder)
     plan = case.plan(SPLITS["two"])
     limit = 2 * entry_bytes(plan.course, with_cache(plan).placement, "a", 8)
-    result, carrier, _ = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path)
-    held = [cache_of(executor).most_held_bytes for executor in carrier.executors.values()]
+    result, carrier, _ = ran(case, with_cache(plan, ActivationCacheSettings(max_bytes=limit)), tmp_path)
+    held = [cache_of(executor).max_held_bytes for executor in carrier.executors.values()]
     assert 0 < max(held) <= limit
     assert 0 < counts(result)[Op.READ] < counts(result)[Op.EMBED]
 
@@ -321,8 +321,8 @@ def test_full_cache_makes_room_when_more_blocks_train(folder: Path, tmp_path: Pa
     _, _, wanted = ran(case, plan, tmp_path / "without")
     (owner,), rows = plan.course.owners, plan.course.batch_size
     limit = num_batches(owner.train_rows, rows) * entry_bytes(plan.course, with_cache(plan).placement, "a", rows)
-    result, carrier, found = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path / "with")
+    result, carrier, found = ran(case, with_cache(plan, ActivationCacheSettings(max_bytes=limit)), tmp_path / "with")
     last = [passage.enters for turn in turns_of(result) if turn.first_step >= 48 for passage in turn.passages]
     assert sum(boundary > 0 for boundary in last) > 16
-    assert 0 < cache_of(carrier.executors["a"]).most_held_bytes <= limit
+    assert 0 < cache_of(carrier.executors["a"]).max_held_bytes <= limit
     assert same_bits(found, wanted)

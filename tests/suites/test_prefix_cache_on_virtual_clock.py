@@ -12,7 +12,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.migration import due
-from ringtune.schedule.placement import Passage, PrefixCache
+from ringtune.schedule.placement import ActivationCacheSettings, Passage
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, items
 from ringtune.techniques.activation_cache import entry_bytes, key_of
@@ -30,9 +30,9 @@ def cached_plan(seed: int) -> Plan:
     plan = changed(plan, num_steps=steps, eval_every=rng.choice([0, steps // 4]))
     most = 1 << 30
     if seed % 3 == 0:
-        placement = changed(plan, cache=PrefixCache()).placement
+        placement = changed(plan, cache=ActivationCacheSettings()).placement
         most = 3 * entry_bytes(plan.course, placement, placement.hosts[0].node, plan.course.batch_size)
-    return changed(plan, cache=PrefixCache(max_bytes=most))
+    return changed(plan, cache=ActivationCacheSettings(max_bytes=most))
 
 
 def run(plan: Plan, seed: int, loses_at_s: float = 0.0) -> RingResult:
@@ -126,7 +126,7 @@ def test_ring_that_moves_begins_with_empty_caches(first: int) -> None:
         if plan.course.method.name == "pipeadapter":
             plan = changed(plan, method=Everything())
         plan = moving_at_random(rng, plan)
-        cached = tuple(dataclasses.replace(one, cache=PrefixCache()) for one in plan.placements)
+        cached = tuple(dataclasses.replace(one, cache=ActivationCacheSettings()) for one in plan.placements)
         plan = Plan(plan.course, cached)
         result = run(plan, seed)
         assert result.finish == rd.Finish("", ""), (seed, result.finish)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
-from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
@@ -39,7 +39,7 @@ MOMENTS = (
 def placing(rng: random.Random, names: Sequence[str]) -> Any:
     """Any placement on the nodes that live."""
 
-    def place(asked: rd.PlaceAgain) -> Placement | None:
+    def place(asked: rd.FindPlacement) -> Placement | None:
         placement = asked.part.placement
         living = [name for name in names if name not in asked.lost]
         pieces = random_slices(rng, living, placement.private_blocks, asked.part.course.num_blocks)
@@ -104,7 +104,7 @@ def plan_of(rng: random.Random) -> Plan:
         if rng.random() < 0.6:
             plan = plan.at(0)
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
-        if hosts and len(plan.nodes) > 2 and not why_it_stays(plan.course, plan.placements):
+        if hosts and len(plan.nodes) > 2 and not stay_reason(plan.course, plan.placements):
             return plan
 
 

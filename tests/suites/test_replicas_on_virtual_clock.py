@@ -10,7 +10,7 @@ import pytest
 from ringtune.costs.memory_estimate import node_memory
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.lowering import most_waiting
+from ringtune.schedule.lowering import max_waiting
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table, parse_table
@@ -90,7 +90,7 @@ def test_replicas_gradients_under_way_are_bounded(seed: int) -> None:
     under_way: Counter[tuple[str, str]] = Counter()
     for _, change, link in sorted(sent + taken, key=lambda event: (event[0], event[1])):
         under_way[link] += change
-        assert under_way[link] <= most_waiting(plan, is_grad, *link), link
+        assert under_way[link] <= max_waiting(plan, is_grad, *link), link
 
 
 @pytest.mark.promise("7 bounded memory")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ringtune.run_control import events as rd
-from ringtune.schedule.course import Manner
+from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.plan import Plan
@@ -181,7 +181,9 @@ def test_unfreezing_by_the_losses_goes_on_from_a_checkpoint_bit_for_bit(folder: 
 def test_unfreezing_by_the_losses_with_helpers_is_repeated_and_goes_on_bit_for_bit(folder: Path) -> None:
     """Blocks begin to train within intervals, and hosts do not wait: versions count what the run has decided."""
     case = case_of(folder, dropout=0.1, num_steps=17, checkpoint_every=6, microbatches=8, adapter="lora[r=4]")
-    plan = auto(helped(case.plan(THREE), {"a": "z", "c": "a"}, Manner(interval=3, overlap=True)), patience_steps=3)
+    plan = auto(
+        helped(case.plan(THREE), {"a": "z", "c": "a"}, HelperSettings(interval=3, overlap=True)), patience_steps=3
+    )
     whole = make_carrier(case, plan)
     result = run(plan, whole, 0)
     steps, wanted = decided(plan, result), trained(plan, whole, result)

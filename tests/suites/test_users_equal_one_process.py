@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load
 
 from ringtune.run_control import events as rd
-from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights, Manner
+from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights, HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import StartPoint, turn_sequence
@@ -55,7 +55,7 @@ def plan_of(case: Case, *, slices: tuple[tuple[str, int, int], ...] = SLICES, **
     case.datasets()["a"].users = users
     mixed = Owner(node="a", train_rows=first.train_rows, eval_rows=first.eval_rows, users=users)
     course = dataclasses.replace(plan.course, owners=(mixed, second))
-    return helped(Plan(course, plan.placements), HELPERS, Manner(**manner))
+    return helped(Plan(course, plan.placements), HELPERS, HelperSettings(**manner))
 
 
 def run(plan: Plan, carrier: TorchCarrier, seed: int = 1) -> TorchCarrier:
@@ -184,7 +184,7 @@ def test_one_user_trains_what_all_train_together(folder: Path, users: str) -> No
     """With one owner and no column of users the sets are those of a run without users, bit by bit."""
     case = case_of(folder, adapter="lora[r=4]", owners=("a",), num_steps=4)
     joint, own = (
-        helped(case.plan(SLICES), HELPERS, Manner(users=word, merged=users == COLLABORATION))
+        helped(case.plan(SLICES), HELPERS, HelperSettings(users=word, merged=users == COLLABORATION))
         for word in ("joint", users)
     )
     first, second = (sets_at_helpers(run(plan, make_carrier(case, plan))) for plan in (joint, own))

@@ -170,7 +170,9 @@ def test_host_that_is_lost_while_an_owner_is_awaited_is_placed_around() -> None:
     assert story(result) == story(wanted)
 
 
-@pytest.mark.parametrize("event", [rd.DrainAsked("stopped by the user"), rd.StopAsked("stopped by the user")])
+@pytest.mark.parametrize(
+    "event", [rd.DrainRequested("stopped by the user"), rd.RunStopRequested("stopped by the user")]
+)
 def test_run_that_waits_can_be_stopped(event: rd.Event) -> None:
     """At once: nothing is under way that could be saved, and the last checkpoint is there."""
     ring = ring_of(PLAN, random.Random(0), recovery=WAITS)
@@ -194,7 +196,7 @@ def needs(ring: RecoveringRing, count: int) -> None:
     """Let no placement fit on fewer nodes than that, new ones counted."""
     place = ring._place
 
-    def placed(asked: rd.PlaceAgain) -> Placement | None:
+    def placed(asked: rd.FindPlacement) -> Placement | None:
         names = [name for name in ring._nodes if name not in asked.lost]
         if len(names) < count:
             return None

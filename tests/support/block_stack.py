@@ -12,7 +12,7 @@ import torch
 
 from edge.model.skeleton import Skeleton
 from edge.model.slice import BlockRunner
-from edge.techniques.activation_checkpointing import BlockForward, Saved, run_saving, storage_bytes
+from edge.techniques.activation_checkpointing import BlockForward, SavedActivations, run_saving, storage_bytes
 from edge.techniques.velora import Projections
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.saved_activations import Velora
@@ -42,7 +42,7 @@ class Stack:
         if velora is not None:
             self._projections = Projections(velora, skeleton, start=0, stop=self.num_blocks, seed=0)
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> tuple[Saved, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> tuple[SavedActivations, torch.Tensor]:
         """Run all blocks for one micro-batch; a gradient of its input is asked for.
 
         Args:

@@ -24,7 +24,7 @@ from typing import Any
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
-from coordinator.server.certificate_authority import Keeper
+from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.server import CoordinatorServer
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume
@@ -203,7 +203,7 @@ class Cluster:
         owners: Sequence[str],
         hosts: Sequence[str] = (),
         more: Mapping[str, Sequence[str]] | None = None,
-        keeper: Keeper | None = None,
+        keeper: TrustKeeper | None = None,
         failpoints: Path | None = None,
         lease_s: float = LEASE_S,
     ) -> None:

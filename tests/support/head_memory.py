@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from edge.data.tokens import Batch
-from edge.machine.resources import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
+from edge.machine.resources import peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.heads import CausalLanguageModel
 from edge.model.owner import OwnerParts
 from ringtune.job.job import Train
@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parts, batch, hidden = make_parts(), make_batch(), torch.randn(ROWS, TOKENS, WIDTH)
     for _ in range(2):  # the first time loads kernels and their work space, which stay
-        give_memory_back()
+        release_memory()
         reset_peak()
         before = rss_bytes()
         targets = ROWS * (TOKENS - 1)

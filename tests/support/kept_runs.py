@@ -12,7 +12,7 @@ import grpc
 from coordinator.client.submit import Client
 from coordinator.run.requests import RunRequest
 from coordinator.server.run_record import RunRecord
-from coordinator.server.run_store import KeptRuns
+from coordinator.server.run_store import RunStore
 from ringtune.job.job import Job
 from ringtune.schedule.turns import Turn
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job
@@ -39,7 +39,7 @@ class Gate:
 @contextlib.contextmanager
 def keeping(folder: Path, gate: Gate | None = None) -> Iterator[FakeCluster]:
     """Two nodes and a coordinator that keeps runs."""
-    kept = KeptRuns(folder)
+    kept = RunStore(folder)
     agents = {name: {"on_grant": gate} for name in ("a", "b")} if gate else None
     with contextlib.closing(kept), FakeCluster("a", "b", agents=agents) as cluster:
         cluster.server.coordinator.kept = kept

@@ -12,7 +12,7 @@ import psutil
 KEPT: Final[set[int]] = set()
 """Process ids that outlive tests on purpose; whoever adds one ends it and takes it out."""
 
-_MOST_LISTINGS: Final = 20
+_MAX_LISTINGS: Final = 20
 _LISTS = (
     Path(f"/proc/{os.getpid()}/task").is_dir() and Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
 )
@@ -33,7 +33,7 @@ def _children(pid: int) -> list[int]:
     """Each thread has a list of those that it has started."""
     if not _LISTS:
         return [child.pid for child in psutil.Process(pid).children()]
-    for _ in range(_MOST_LISTINGS):
+    for _ in range(_MAX_LISTINGS):
         try:
             tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - before and after each test, a file for every thread
         except OSError:  # it has just ended

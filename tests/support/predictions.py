@@ -14,7 +14,7 @@ from coordinator.run.trace import TraceText
 from ringtune import cli
 from ringtune.costs.profile import Profile
 from ringtune.engine.events import Span
-from ringtune.schedule.operation_tables import GivenTable, tables_to_json
+from ringtune.schedule.operation_tables import ScheduledTable, tables_to_json
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.support.fake_agents import job
@@ -69,7 +69,9 @@ def write_pair(
     )
 
 
-def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: Sequence[GivenTable] = ()) -> Prediction:
+def write_run(
+    folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: Sequence[ScheduledTable] = ()
+) -> Prediction:
     """The folder of a finished run whose actions took ``slower`` times what the profile says.
 
     ``tables`` are those that it has chosen.

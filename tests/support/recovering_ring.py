@@ -13,7 +13,7 @@ from ringtune.engine import events as ev
 from ringtune.errors import DivergedError
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -54,7 +54,7 @@ class RecoveringRing(VirtualRing):
         copy_s: seconds until a copy has come to its holder.
         keeper: keeps real tensors.
         recovery: how the run recovers.
-        rounds: further arguments of ``Rounds``.
+        rounds: further arguments of ``RunStateMachine``.
         values: arguments of ``VirtualRing``.
     """
 
@@ -62,7 +62,7 @@ class RecoveringRing(VirtualRing):
         self,
         plan: Plan,
         *,
-        place: Callable[[rd.PlaceAgain], Placement | None],
+        place: Callable[[rd.FindPlacement], Placement | None],
         notice_s: Callable[[], float] = lambda: 1.0,
         back_s: Callable[[str], float | None] = lambda node: None,
         copy_s: Callable[[], float] = lambda: 0.0,
@@ -74,7 +74,7 @@ class RecoveringRing(VirtualRing):
     ) -> None:
         plan = plan.with_copies(True)
         super().__init__(plan, wait_s=wait_s, **values)
-        self._rounds = Rounds(
+        self._rounds = RunStateMachine(
             lambda facts: plan, wait_s=wait_s, start=values.get("start"), recovery=recovery, **(rounds or {})
         )
         self._place, self._notice_s, self._copy_s, self._keeper = place, notice_s, copy_s, keeper
@@ -156,12 +156,12 @@ class RecoveringRing(VirtualRing):
                 if node not in self.lost:
                     self._stop(node)
                 self._answer_rounds(node, rd.Halted(node, placement_number))
-            case rd.PlaceAgain(placement_number, _, _, _):
+            case rd.FindPlacement(placement_number, _, _, _):
                 found = self._place(command)
                 answer = (
-                    rd.Placed(placement_number, found)
+                    rd.PlacementFound(placement_number, found)
                     if found
-                    else rd.NotPlaced(placement_number, "CapacityError", "nothing fits any more")
+                    else rd.NoPlacementFound(placement_number, "CapacityError", "nothing fits any more")
                 )
                 self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, answer)
             case rd.Move(node):

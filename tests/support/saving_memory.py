@@ -18,7 +18,7 @@ import torch
 
 from coordinator.run.result_files import adapter_folder, result_folder, saved_part
 from edge.checkpoint.shard_saver import Saver
-from edge.machine.resources import give_memory_back, keep_freed_memory, peak_rss_bytes, reset_peak, rss_bytes
+from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.result import load_saved, result_files
 from edge.runtime.executor import NodeExecutor
 from edge.transport import frames
@@ -55,7 +55,7 @@ def owner_of(folder: Path) -> tuple[NodeExecutor, Plan]:
 
 def rise(work: Callable[[], object]) -> int:
     """Bytes by which the resident memory rose at most while ``work`` ran."""
-    give_memory_back()
+    release_memory()
     reset_peak()
     before = rss_bytes()
     work()

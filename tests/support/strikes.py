@@ -27,7 +27,7 @@ DISK_SIZE: Final = "4m"
 _MBIT_BYTES = 125_000
 _HOG_BYTES, _ROOM_BYTES = 64 << 20, 24 << 20
 _FILLER = "filler"
-_LEAST_CORES = 0.1
+_MIN_CORES = 0.1
 
 Act = Callable[[BoardRing, str], None]
 
@@ -220,7 +220,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "link of 2 Mbit/s": Strike(begin=_rate(2.0), heal=_rate(None)),
     "link of 0.5 Mbit/s": Strike(begin=_rate(0.5), heal=_rate(None)),
     "link of 0.2 Mbit/s": Strike(begin=_rate(0.2), heal=_rate(None)),
-    "a quarter of its processor": Strike(begin=_cores(_LEAST_CORES), heal=_cores(None)),
+    "a quarter of its processor": Strike(begin=_cores(_MIN_CORES), heal=_cores(None)),
     "disk full": Strike(begin=_fill, heal=_empty, prefix=_on_small_disk),
     "disk read-only": Strike(begin=_read_only, heal=_writable, prefix=_on_small_disk),
     "clock 2 h behind": _clock("-2h"),

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from edge.agent.torch_backend import Snapshot, copy_into_file, take_over_blocks
-from edge.checkpoint.snapshots import KeptTurns, metadata
+from edge.agent.torch_backend import Snapshot, copy_into_file, load_blocks
+from edge.checkpoint.snapshots import TurnSnapshots, metadata
 from edge.data.dataset import OwnerDataset
 from edge.runtime.executor import NodeExecutor
 from ringtune.job.job import Job, parse_job
@@ -220,7 +220,7 @@ class TorchCarrier:
     case: Case | None = None
     plan: Plan | None = None
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    kept: dict[str, KeptTurns] = field(default_factory=dict)
+    kept: dict[str, TurnSnapshots] = field(default_factory=dict)
     _part: Plan | None = None
     _saves: dict[int, Turn] = field(default_factory=dict)
 
@@ -286,7 +286,7 @@ class TorchCarrier:
             self._recover(executor, command, command.from_step)
             return
         parts = [self.snapshots[source.node].part(source.start, source.stop) for source in command.sources]
-        take_over_blocks(executor, [Pieces.of(bytes(part)) for part in parts], {})
+        load_blocks(executor, [Pieces.of(bytes(part)) for part in parts], {})
         if node == command.start.holder:
             head = self.snapshots[node].head
             assert head is not None
@@ -301,12 +301,12 @@ class TorchCarrier:
         file = copy_into_file(self.executors[node], blocks, metadata(RUN, step))
         head = bytes(self.executors[node].head_blob()) if node == turn.owner else None
         for holder in {node, copy_holder(placement, node)} - {""}:
-            kept = self.kept.setdefault(holder, KeptTurns(holder))
+            kept = self.kept.setdefault(holder, TurnSnapshots(holder))
             kept.begin(RUN)
             kept.keep(RUN, step, node, file, head if holder == node else None)
         holder = head_holder(part.course, node) if head is not None else ""
         if head is not None and holder:
-            kept = self.kept.setdefault(holder, KeptTurns(holder))
+            kept = self.kept.setdefault(holder, TurnSnapshots(holder))
             kept.begin(RUN)
             kept.keep_head(RUN, step, head)
 
@@ -317,13 +317,13 @@ class TorchCarrier:
 
     def _recover(self, executor: NodeExecutor, command: Move, step: int) -> None:
         node, files = command.node, list[Pieces]()
-        own = self.kept.setdefault(node, KeptTurns(node))
+        own = self.kept.setdefault(node, TurnSnapshots(node))
         own.begin(RUN)
         for source in command.sources:
             part = bytes(self.kept[source.node].part(RUN, step, source.start, source.stop))
             files.append(Pieces.of(part))
             own.keep(RUN, step, f"{source.start}-{source.stop}", part)
-        take_over_blocks(executor, files, metadata(RUN, step))
+        load_blocks(executor, files, metadata(RUN, step))
         if command.head_from:
             own.keep_head(RUN, step, bytes(self.kept[command.head_from].head(RUN, step)))
         if node == command.start.holder and step:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.checkpoint.snapshots import TakenOver
+from edge.checkpoint.snapshots import MigratedState
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from ringtune.errors import FrameError
@@ -130,7 +130,7 @@ class FakeWorkshop:
         """Which blocks, and what they are of."""
         return f"{blocks} {dict(of)}".encode()
 
-    def take_over(self, executor: Any, taken: TakenOver) -> None:
+    def load_migrated(self, executor: Any, taken: MigratedState) -> None:
         """Logged by the executor."""
         executor.log += [bytes(file).decode() for file in taken.files]
         if taken.head is not None:

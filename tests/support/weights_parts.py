@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge.weights.weight_fetch import Wanted
+from edge.weights.weight_fetch import PendingFetch
 from ringtune.models.weights_by_digest import Offers
 from ringtune.transport.channels import Server
 from ringtune.transport.weights_servicer import WeightsServicer
@@ -83,9 +83,11 @@ def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = N
         server.stop(0.1)
 
 
-def wanted(*, timeout_s: float = TIMEOUT_S, idle_s: float = 30.0, stop: threading.Event | None = None) -> Wanted:
+def wanted(*, timeout_s: float = TIMEOUT_S, idle_s: float = 30.0, stop: threading.Event | None = None) -> PendingFetch:
     """A fetch that is waited for."""
-    return Wanted(run_id=RUN, deadline_s=time.monotonic() + timeout_s, stop=stop or threading.Event(), idle_s=idle_s)
+    return PendingFetch(
+        run_id=RUN, deadline_s=time.monotonic() + timeout_s, stop=stop or threading.Event(), idle_s=idle_s
+    )
 
 
 def wait_until(predicate: Callable[[], bool]) -> None:

@@ -46,8 +46,8 @@ from ringtune.models.auxiliary_models import (
     PLACES,
     QUERY,
     VALUE,
+    AdapterDescription,
     AuxiliaryConfig,
-    Described,
     check_alphas,
     described,
     in_block,
@@ -149,7 +149,7 @@ def make_fused_delta(configs: Mapping[str, AuxiliaryConfig], inputs: int, output
     return FusedDelta({place: make_delta(config, inputs, width) for place, config in configs.items()}, width)
 
 
-def put_beside(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
+def attach_delta(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
     """Let the module of a matrix add ``alpha`` times what ``delta`` gives for its input.
 
     Args:
@@ -172,8 +172,8 @@ def alpha_beside(matrix: nn.Module) -> float:
     return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
 
 
-def take_away(matrix: nn.Module, *, name: str) -> None:
-    """Undo ``put_beside``: the module of the matrix computes what it would without the child, which is dropped."""
+def detach_delta(matrix: nn.Module, *, name: str) -> None:
+    """Undo ``attach_delta``: the module of the matrix computes what it would without the child, which is dropped."""
     for key, hook in list(matrix._forward_hooks.items()):
         if isinstance(hook, _Addition):
             del matrix._forward_hooks[key]
@@ -232,7 +232,7 @@ def add_auxiliary(
                 delta: nn.Module = make_fused_delta(own, inputs, outputs)
             else:
                 delta = make_delta(configs[places[0]], inputs, outputs)
-            put_beside(matrix, delta, name=name, alpha=configs[places[0]].alpha)
+            attach_delta(matrix, delta, name=name, alpha=configs[places[0]].alpha)
 
 
 def places_by_module(layout: BlockLayout, places: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -336,7 +336,7 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
     for beside in _matrices(model, Path(folder), facts, tensors):  # the library has put its own in their places
         delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
         delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
-        put_beside(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
+        attach_delta(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
     return model
 
 
@@ -374,7 +374,7 @@ def merge_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
     return model
 
 
-def _facts(folder: Path) -> Described:
+def _facts(folder: Path) -> AdapterDescription:
     path = folder / AUXILIARY_CONFIG_FILE
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
@@ -395,7 +395,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
 
 
-def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
+def _load_library(model: Any, facts: AdapterDescription, tensors: Tensors) -> None:
     """Let the library load its adapters, from a folder as it writes one."""
     from adapters.model_mixin import ModelAdaptersMixin
     from safetensors.torch import save_file
@@ -414,7 +414,7 @@ def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
             parameter.requires_grad_(False)
 
 
-def _matrices(model: nn.Module, folder: Path, facts: Described, tensors: Tensors) -> list[_Beside]:
+def _matrices(model: nn.Module, folder: Path, facts: AdapterDescription, tensors: Tensors) -> list[_Beside]:
     """List every matrix with an auxiliary model, and check that the two fit."""
     by_path: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
@@ -424,7 +424,9 @@ def _matrices(model: nn.Module, folder: Path, facts: Described, tensors: Tensors
     return [_beside(model, folder, facts, path, found) for path, found in sorted(by_path.items())]
 
 
-def _beside(model: nn.Module, folder: Path, facts: Described, path: str, tensors: dict[str, torch.Tensor]) -> _Beside:
+def _beside(
+    model: nn.Module, folder: Path, facts: AdapterDescription, path: str, tensors: dict[str, torch.Tensor]
+) -> _Beside:
     layout = LAYOUTS[facts.model_type]
     matrix = _module(model, path)
     places = next((places for end, places in places_by_module(layout, PLACES).items() if path.endswith(f".{end}")), ())

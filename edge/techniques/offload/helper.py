@@ -23,7 +23,7 @@ from torch import nn
 from edge.model.auxiliary import start_auxiliary
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import Empty, module_bytes
-from edge.techniques.offload.merged_matrices import AtMatrix, matrices_of
+from edge.techniques.offload.merged_matrices import MatrixAdapters, matrices_of
 from edge.techniques.offload.sites import Site, adapter_weights, check_config, check_like, sites_of, unpack
 from edge.techniques.offload.users import UserSets, set_name
 from ringtune.errors import IntegrityError
@@ -63,7 +63,7 @@ class AuxiliaryModels:
         ]
         sets = [(modules.skeleton, kind.users) for kind, modules in self._kinds]
         self._sets = UserSets(sets, units) if users else None
-        self._places: dict[int, list[AtMatrix]] = {}
+        self._places: dict[int, list[MatrixAdapters]] = {}
 
     @property
     def skeleton(self) -> Skeleton:

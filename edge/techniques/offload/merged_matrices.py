@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, take_away
+from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, detach_delta
 from edge.model.frozen_weights import FrozenMatrix
 from edge.model.layouts import LAYOUTS
 from edge.model.skeleton import ADAPTER, Skeleton
@@ -193,7 +193,7 @@ def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.
 
 
 def _matrix(
-    place: AtMatrix, skeleton: Skeleton, files: SafetensorsFiles, users: Sequence[int], initial: Tensors
+    place: MatrixAdapters, skeleton: Skeleton, files: SafetensorsFiles, users: Sequence[int], initial: Tensors
 ) -> _Matrix:
     layer: Any = skeleton.blocks[place.block].get_submodule(place.path)
     full = f"{skeleton.layout.blocks_path}.{place.block}.{place.path}.weight"
@@ -231,7 +231,7 @@ def _drop(site: Site) -> None:
     """Let the module of a matrix compute without its adapter, and drop this."""
     layer: Any = site.taps.module
     if isinstance(site, AuxiliarySite):
-        take_away(layer, name=ADAPTER)
+        detach_delta(layer, name=ADAPTER)
         return
     layer.merged = ADAPTER  # the library multiplies by the matrix alone then
     loras: nn.ModuleDict = layer.loras
@@ -314,7 +314,7 @@ def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[Ch
     ]
 
 
-class AtMatrix(NamedTuple):
+class MatrixAdapters(NamedTuple):
     """The adapters at one matrix of a block: mostly one, several where users have several kinds.
 
     Attributes:
@@ -374,7 +374,7 @@ class AtMatrix(NamedTuple):
         return f"{self.block}.{self.path}.{CHANGE}"
 
 
-def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[AtMatrix]:
+def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[MatrixAdapters]:
     """List the matrices of a block that have adapters, each once.
 
     Args:
@@ -385,7 +385,7 @@ def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[AtMatrix]
     for kind, skeleton in skeletons.items():
         for site in sites_of(skeleton, block):
             found.setdefault(site.path(skeleton.blocks[block]), []).append((kind, site))
-    return [AtMatrix(block, path, tuple(sites)) for path, sites in found.items()]
+    return [MatrixAdapters(block, path, tuple(sites)) for path, sites in found.items()]
 
 
 def _at(site: Site, own: Tensors) -> dict[str, torch.Tensor]:

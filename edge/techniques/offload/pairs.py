@@ -478,7 +478,7 @@ class PairWire:
                 found[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
         return found
 
-    def show_again(self) -> None:
+    def resend_vectors(self) -> None:
         """Send every vector again with the next pairs, as the helper is a new one."""
         self._shown.clear()
 
@@ -541,5 +541,5 @@ def from_file(
     for name, info in file.infos.items():
         found[name] = torch.empty(info.shape, dtype=torch_dtype(info.dtype), device=device)
         fill(found[name], file.tensor(name))
-        file.let_go_of(name)
+        file.release_pages(name)
     return found

@@ -22,7 +22,7 @@ from torch import nn
 
 from edge.model.skeleton import Skeleton
 from edge.model.slice import BlockRunner
-from edge.techniques.activation_checkpointing import BlockForward, Saved
+from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
 from edge.techniques.offload.pairs import Captures
 from edge.techniques.offload.sites import adapter_weights, check_like, copy_of
 from ringtune.errors import IntegrityError
@@ -156,11 +156,11 @@ def _like(value: nn.Parameter) -> nn.Parameter:
 RunBlocks = Callable[[BlockRunner, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 """Runs blocks with the adapters of one kind: from hidden state, mask and context to what leaves them."""
 
-RunSaving = Callable[[BlockForward, torch.Tensor], tuple[Saved, torch.Tensor]]
+RunSaving = Callable[[BlockForward, torch.Tensor], tuple[SavedActivations, torch.Tensor]]
 """Runs blocks with a graph: from a forward and what enters to what is kept and what leaves them."""
 
 
-class ByUser:
+class UserBlockRunner:
     """Runs the blocks of one node by user.
 
     Args:
@@ -205,7 +205,7 @@ class ByUser:
 
     def saving(
         self, rows: tuple[RowsOfUser, ...], run: RunSaving, forward: BlockForward, hidden: torch.Tensor
-    ) -> tuple[Saved, torch.Tensor]:
+    ) -> tuple[SavedActivations, torch.Tensor]:
         """Run blocks with a graph.
 
         Args:
@@ -223,7 +223,7 @@ class ByUser:
             forward.version = functools.partial(self._version, forward.version, user, None)
             with self._sets.using(user):
                 return run(forward, hidden)
-        parts: list[OfUser] = []
+        parts: list[UserRowsSaved] = []
         found = torch.empty_like(hidden)
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
@@ -231,7 +231,7 @@ class ByUser:
             own.blocks = self._runners[user]
             with self._sets.using(user), self._captures.of_rows(user, positions):
                 saved, found[at] = run(own, hidden[at])
-            parts.append(OfUser(at, saved))
+            parts.append(UserRowsSaved(at, saved))
         return SplitRows(parts), found
 
     @contextlib.contextmanager
@@ -247,7 +247,7 @@ class ByUser:
             yield
 
 
-class OfUser(NamedTuple):
+class UserRowsSaved(NamedTuple):
     """The part of a micro-batch that the rows of one user keep.
 
     Attributes:
@@ -256,7 +256,7 @@ class OfUser(NamedTuple):
     """
 
     rows: torch.Tensor
-    saved: Saved
+    saved: SavedActivations
 
 
 class SplitRows:
@@ -266,11 +266,11 @@ class SplitRows:
         parts: of all users; every row is in one of them.
     """
 
-    def __init__(self, parts: Sequence[OfUser]) -> None:
+    def __init__(self, parts: Sequence[UserRowsSaved]) -> None:
         self._parts = list(parts)
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """Go back through the parts, one after the other; see ``Saved.backward``."""
+        """Go back through the parts, one after the other; see ``SavedActivations.backward``."""
         found: torch.Tensor | None = None
         while self._parts:
             rows, saved = self._parts.pop(0)

@@ -12,7 +12,7 @@ from typing import Final
 from ringtune.config.optimizers import MOMENTUM, OPTIMIZERS
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import parse_adapter_config
-from ringtune.models.family import MOST_BLOCKS, TASKS
+from ringtune.models.family import MAX_BLOCKS, TASKS
 from ringtune.schedule.batches import num_batches, split_alpha
 from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, WIRE_DTYPES
 from ringtune.schedule.methods import method_class
@@ -24,8 +24,8 @@ from ringtune.storage.text_files import AUTO as AUTO_ENCODING
 from ringtune.storage.text_files import is_encoding
 from ringtune.texts import shown
 
-_MOST_BYTES: Final = 4095
-_MOST_NAME_BYTES: Final = 255
+_MAX_BYTES: Final = 4095
+_MAX_NAME_BYTES: Final = 255
 
 
 def check_path(name: str, path: str) -> None:
@@ -39,8 +39,8 @@ def check_path(name: str, path: str) -> None:
         JobError: it is too long, or a folder or file in it is.
     """
     longest = max(map(_size, path.split("/")))
-    if _size(path) > _MOST_BYTES or longest > _MOST_NAME_BYTES:
-        raise JobError(f"{name} = {shown(path)} is no path; one has at most {_MOST_BYTES:,} bytes, a name in it 255")
+    if _size(path) > _MAX_BYTES or longest > _MAX_NAME_BYTES:
+        raise JobError(f"{name} = {shown(path)} is no path; one has at most {_MAX_BYTES:,} bytes, a name in it 255")
 
 
 def check_text(name: str, value: str) -> None:
@@ -58,35 +58,35 @@ MODEL_DTYPES = ("float32", "float64")
 AUTO = "auto"
 FROZEN = (AS_COMPUTED, *FROZEN_DTYPES, AUTO)
 LR_SCHEDULES = ("constant", "linear", "cosine")
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 """Most steps of a run: at a step a second, twelve days."""
 
-MOST_TOKENS = 1 << 20
-MOST_OWNERS = 4096
-MOST_THREADS = 1024
-MOST_PROMPT = 2000
-MOST_HELD_OUT = 0.9
+MAX_TOKENS = 1 << 20
+MAX_OWNERS = 4096
+MAX_THREADS = 1024
+MAX_PROMPT = 2000
+MAX_HELD_OUT = 0.9
 """Largest share of the rows that may be held out."""
 
-LEAST_TOKENS = 3
+MIN_TOKENS = 3
 """Fewest tokens of a row: one of the text between the two that mark its ends."""
 
 _TRAIN_RANGES: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 1000),
-    "warmup_steps": (0, MOST_STEPS),
+    "warmup_steps": (0, MAX_STEPS),
     "weight_decay": (0, 1000),
     "batch_size": (1, 1 << 31),
     "microbatches": (1, 1 << 31),
-    "max_length": (LEAST_TOKENS, MOST_TOKENS),
-    "local_iterations": (1, MOST_STEPS),
-    "rounds": (1, MOST_STEPS),
-    "max_steps": (1, MOST_STEPS),
-    "eval_every": (0, MOST_STEPS),
-    "patience_evals": (0, MOST_STEPS),
-    "checkpoint_every": (0, MOST_STEPS),
+    "max_length": (MIN_TOKENS, MAX_TOKENS),
+    "local_iterations": (1, MAX_STEPS),
+    "rounds": (1, MAX_STEPS),
+    "max_steps": (1, MAX_STEPS),
+    "eval_every": (0, MAX_STEPS),
+    "patience_evals": (0, MAX_STEPS),
+    "checkpoint_every": (0, MAX_STEPS),
     "seed": (0, (1 << 63) - 1),
 }
-MOST_WAIT_S = 1_000_000
+MAX_WAIT_S = 1_000_000
 DEFAULT_ROUNDS = 5
 ERROR, SKIP = "error", "skip"
 MISSING = (ERROR, SKIP)
@@ -184,13 +184,13 @@ class Data:
         check_choice("data.missing", self.missing, MISSING)
         if not is_encoding(self.encoding):
             raise JobError(f"data.encoding = {self.encoding!r} is no encoding; set 'auto', 'utf-8' or 'cp1252', say")
-        check_range("data.stride", self.stride, 0, MOST_TOKENS)
-        check_range("data.owners", self.owners, 0, MOST_OWNERS)
+        check_range("data.stride", self.stride, 0, MAX_TOKENS)
+        check_range("data.owners", self.owners, 0, MAX_OWNERS)
         split_alpha(self.split)
 
     def _check_held_out(self) -> None:
         """Refuse a share that leaves too little to train on, and one beside a file for evaluation."""
-        check_range("data.held_out", self.held_out, 0, MOST_HELD_OUT)
+        check_range("data.held_out", self.held_out, 0, MAX_HELD_OUT)
         if self.held_out and self.eval:
             raise JobError(
                 f"data.eval = {self.eval!r} and data.held_out = {self.held_out} both say what is evaluated; keep one"
@@ -291,8 +291,8 @@ class Train:
             object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
         if len(lengths) > 1:
             raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
-        if self.epochs is not None and not 0 < self.epochs <= MOST_STEPS:
-            raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MOST_STEPS}")
+        if self.epochs is not None and not 0 < self.epochs <= MAX_STEPS:
+            raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MAX_STEPS}")
         method_class(self.method, where="train.method", error=JobError)
         check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
         self._settle_momentum()
@@ -303,10 +303,10 @@ class Train:
                 check_range(f"train.{name}", getattr(self, name), least, most)
         if not 0 <= self.dropout < 1:
             raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
-        if len(self.sample_prompt) > MOST_PROMPT or (self.sample_prompt and not self.sample_prompt.strip()):
+        if len(self.sample_prompt) > MAX_PROMPT or (self.sample_prompt and not self.sample_prompt.strip()):
             raise JobError(
                 f"train.sample_prompt has {len(self.sample_prompt):,} characters, it has to be a text of at most "
-                f"{MOST_PROMPT:,}"
+                f"{MAX_PROMPT:,}"
             )
         if self.patience_evals and not self.eval_every:
             raise JobError(
@@ -354,10 +354,10 @@ class Train:
             rounds = math.ceil(Fraction(repr(self.epochs)) * steps_of_pass / steps_of_round)
             length = f"train.epochs = {self.epochs}, which are {rounds} rounds"
         steps = rounds * steps_of_round
-        if steps > MOST_STEPS:
+        if steps > MAX_STEPS:
             raise JobError(
                 f"{length} of train.local_iterations = {self.local_iterations} steps with {len(rows)} owners are "
-                f"{steps:,} steps, at most {MOST_STEPS:,} are possible; lower one of them"
+                f"{steps:,} steps, at most {MAX_STEPS:,} are possible; lower one of them"
             )
         return steps
 
@@ -389,7 +389,7 @@ class Privacy:
 
     def __post_init__(self) -> None:
         """Refuse a negative number of blocks."""
-        check_range("privacy.private_blocks", self.private_blocks, 0, MOST_BLOCKS)
+        check_range("privacy.private_blocks", self.private_blocks, 0, MAX_BLOCKS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -416,9 +416,9 @@ class Runtime:
     def __post_init__(self) -> None:
         """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
         check_choice("runtime.frozen", self.frozen, FROZEN)
-        check_range("runtime.threads", self.threads, 0, MOST_THREADS)
-        for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
-            check_range(f"runtime.{name}", getattr(self, name), least_s, MOST_WAIT_S)
+        check_range("runtime.threads", self.threads, 0, MAX_THREADS)
+        for name, min_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
+            check_range(f"runtime.{name}", getattr(self, name), min_s, MAX_WAIT_S)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -558,7 +558,7 @@ class RecoverySettings:
         """Refuse unknown words."""
         check_choice("recovery.copies", self.copies, (AUTO_COPIES, NEXT, NONE))
         check_choice("recovery.owners", self.owners, (WAIT, SKIP_OWNER))
-        check_range("recovery.wait_s", self.wait_s, 0, MOST_WAIT_S)
+        check_range("recovery.wait_s", self.wait_s, 0, MAX_WAIT_S)
         if self.owners == SKIP_OWNER and self.copies == NONE:
             raise JobError(
                 "recovery.owners = 'skip' goes on from copies, but recovery.copies = 'none' keeps none; leave one out"
@@ -591,7 +591,7 @@ class Unfreeze:
         if self.every_steps is None and self.at is None:
             object.__setattr__(self, "every_steps", EVERY_STEPS)
         if self.every_steps is not None:
-            check_range("unfreeze.every_steps", self.every_steps, 1, MOST_STEPS)
+            check_range("unfreeze.every_steps", self.every_steps, 1, MAX_STEPS)
         if isinstance(self.at, str):
             self._check_auto()
             return
@@ -601,7 +601,7 @@ class Unfreeze:
         if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
             raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
         if self.at:
-            check_range("unfreeze.at", self.at[-1], 1, MOST_STEPS)
+            check_range("unfreeze.at", self.at[-1], 1, MAX_STEPS)
 
     def _check_auto(self) -> None:
         if self.at != "auto":
@@ -610,6 +610,6 @@ class Unfreeze:
             object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
         if self.min_improvement is None:
             object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
-        check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MOST_STEPS)
+        check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MAX_STEPS)
         if not 0 <= (self.min_improvement or 0) < 1:
             raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")

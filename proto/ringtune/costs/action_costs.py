@@ -18,8 +18,8 @@ and all else of n. In multiplications, of a block of width d with a feed-forward
 
 With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of the inputs take as many as the forward.
 
-``Done``: with operation tables, the work of each node as a share of the work with all operations full. D2FT counts a
-forward-only operation as 40 % of the compute and half of the communication of a full one, and a shortcut as none of
+``NodeWork``: with operation tables, the work of each node as a share of the work with all operations full. D2FT counts
+a forward-only operation as 40 % of the compute and half of the communication of a full one, and a shortcut as none of
 either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted by the messages of
 the item's way.
 
@@ -56,12 +56,12 @@ from ringtune.schedule.units import EMBEDDING, Range, Units
 class Rest(NamedTuple):
     """The gain of a rest: at most so many seconds of the next action, which keeps at least a share of its time.
 
-    Example: after a long rest an action of 30 ms takes 23 ms with ``most_s`` 0.007. At a quota of 0.4 cores it can't
+    Example: after a long rest an action of 30 ms takes 23 ms with ``max_s`` 0.007. At a quota of 0.4 cores it can't
     take less than 12 ms, whatever the rest was.
     """
 
-    most_s: float
-    least_share: float
+    max_s: float
+    min_share: float
 
 
 def share_left(asked: int, tokens: float, *, hidden: int, inner: int) -> float:
@@ -493,7 +493,7 @@ _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
+class NodeWork:
     """The work of one node in items, done or predicted; sums of items can be added.
 
     Attributes:
@@ -510,15 +510,18 @@ class Done:
     work_s: float = 0.0
     sent_bytes: float = 0.0
 
-    def __add__(self, other: Done) -> Done:
+    def __add__(self, other: NodeWork) -> NodeWork:
         """Add the work for other items."""
-        return Done(
-            **{entry.name: getattr(self, entry.name) + getattr(other, entry.name) for entry in dataclasses.fields(Done)}
+        return NodeWork(
+            **{
+                entry.name: getattr(self, entry.name) + getattr(other, entry.name)
+                for entry in dataclasses.fields(NodeWork)
+            }
         )
 
-    def times(self, count: float) -> Done:
+    def times(self, count: float) -> NodeWork:
         """The work for so many equal items."""
-        return Done(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(Done)})
+        return NodeWork(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(NodeWork)})
 
     @property
     def paper_compute(self) -> float:
@@ -537,9 +540,9 @@ class Done:
         return {name: count / total for name, count in counts.items()}
 
 
-def total(parts: Iterable[Done]) -> Done:
+def total(parts: Iterable[NodeWork]) -> NodeWork:
     """The sum of the work of items."""
-    return sum(parts, Done())
+    return sum(parts, NodeWork())
 
 
 def all_full(plan: Plan) -> Plan:
@@ -552,7 +555,7 @@ def _all_full(plan: Plan) -> Plan:
     return Plan(dataclasses.replace(plan.course, operations=None, choice=None), plan.placements)
 
 
-def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, Done]:
+def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, NodeWork]:
     """The work of each host for a train item.
 
     Args:
@@ -560,7 +563,7 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
         item: of a train turn.
         costs: of the course, for seconds and bytes; None = seconds are 0, and bytes are rows.
     """
-    found = {node: Done() for node in plan.nodes}
+    found = {node: NodeWork() for node in plan.nodes}
     course, rows, lowest = plan.course, subnet_rows(plan.course, item), lowest_units(plan.course, item)
     subnets = course.operations.subnets if course.operations else 1
     for micro, size in enumerate(course.microbatch_sizes(item.rows)):
@@ -569,14 +572,14 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
         for node in found:
             mine = legs.get(node, ())
             found[node] += _operations(plan, node, mine, row, subnets, size)
-            found[node] += Done(
+            found[node] += NodeWork(
                 work_s=sum(_work_s(costs, node, leg, item, tokens, lowest[micro], row, subnets) for leg in mine),
                 sent_bytes=sum(_sent(costs, leg, tokens) for leg in mine if leg.op is Op.SEND),
             )
     return found
 
 
-def _operations(plan: Plan, node: str, legs: Iterable[Leg], row: str, subnets: int, rows: int) -> Done:
+def _operations(plan: Plan, node: str, legs: Iterable[Leg], row: str, subnets: int, rows: int) -> NodeWork:
     """Count the operations of a node's blocks for one micro-batch; 1 is forward-only where no graph is kept."""
     op_of = {block: leg.op for leg in legs if leg.op in _BLOCK_OPS[:2] for block in range(leg.start, leg.stop)}
     full = forward_only = skipped = 0.0
@@ -589,7 +592,7 @@ def _operations(plan: Plan, node: str, legs: Iterable[Leg], row: str, subnets: i
         full += rows * active if op is Op.FORWARD else 0.0
         forward_only += rows * (share(pattern, FORWARD_ONLY) + (0.0 if op is Op.FORWARD else active))
         skipped += rows * share(pattern, SHORTCUT)
-    return Done(full=full, forward_only=forward_only, skipped=skipped)
+    return NodeWork(full=full, forward_only=forward_only, skipped=skipped)
 
 
 def _work_s(

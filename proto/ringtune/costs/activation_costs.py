@@ -27,12 +27,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringtune.costs.memory_sizes import KeptGraphs, Sizes, gathers_scores, kept_graphs
+from ringtune.costs.memory_sizes import SavedGraphs, Sizes, gathers_scores, kept_graphs
 from ringtune.costs.memory_terms import Term
 from ringtune.costs.profile import ModelFacts, Work
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import has_adapter
-from ringtune.models.kept_inputs import ADAPTER_DOWN, KeptInput, taken_together, trained_layers
+from ringtune.models.kept_inputs import ADAPTER_DOWN, KeptInput, trained_layers, with_shared_inputs
 from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.run_shape import Extent
@@ -58,7 +58,7 @@ def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, mo
         return None
     inputs = model.kept_inputs
     check_layers(settings.layers, inputs, adapter)
-    layers = taken_together(settings.layers or PAPER_LAYERS, inputs)
+    layers = with_shared_inputs(settings.layers or PAPER_LAYERS, inputs)
     if not layers:
         raise JobError(
             f"VeLoRA has nothing to do with adapter.config = {adapter!r}: no linear layer that trains keeps "
@@ -183,7 +183,7 @@ def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _whole_terms(
-    course: Course, count: int, graphs: KeptGraphs | None, blocks: Sequence[int], sizes: Sizes, flying: int
+    course: Course, count: int, graphs: SavedGraphs | None, blocks: Sequence[int], sizes: Sizes, flying: int
 ) -> Iterable[Term]:
     """The graphs of blocks that keep everything; where tables are sure to leave some of them out, only the rest."""
     tokens = course.microbatch_sizes()[0] * course.max_length
@@ -196,14 +196,14 @@ def _whole_terms(
     yield Term(_PART, "all blocks' active subnets in the graphs of an item", flying, round(shares * of_subnets))
 
 
-def _micros(count: int, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
+def _micros(count: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> int:
     """Micro-batches for which blocks keep something, added up over the blocks; of ``count`` that pass the node."""
     if graphs is None:
         return len(blocks) * count
     return sum(graphs.micros[block] for block in blocks)
 
 
-def _inputs(micro: int, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
+def _inputs(micro: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> int:
     """Inputs that the graphs of blocks keep: one for each micro-batch of each run of neighbours."""
     runs = _runs(blocks)
     return sum(micro if graphs is None else graphs.inputs(first, last, micro) for first, last in runs)

@@ -13,7 +13,7 @@ A run has sizes that nobody measured (its mean padded lengths; the length of a s
 every action is compared with the profile's time for that size. The mean of these ratios scales the whole measured
 curve; the point at the run's own mean size joins it, with the number of actions as its samples.
 
-``LastingChanges``: a turn gives each name its *pace*, the recorded seconds over the known seconds of the work. Compared
+``ChangeDetector``: a turn gives each name its *pace*, the recorded seconds over the known seconds of the work. Compared
 are only turns of one *kind*, in which the name had the same to do::
 
     turn                 0      1     2     3     4  |   5     6     7
@@ -30,7 +30,7 @@ a turn has the variance ``d / 2``. A difference of the means of ``m`` usual and 
 ``d / 2 * (1 / m + 1 / n)``; it has to be ``BEYOND_NOISE`` times the root of that. The largest difference does not
 count, as a change makes one itself.
 
-``LinkWatch``: the rate of a link in a turn is that of its quicker messages, as in ``costs.links``: a busy processor
+``LinkMonitor``: the rate of a link in a turn is that of its quicker messages, as in ``costs.links``: a busy processor
 slows some of them, a slower link all. Turns count as of the same work if as much trains at both ends of the link,
 because the messages of both ends share their lines. A turn with few messages that show a rate does not count::
 
@@ -38,7 +38,7 @@ because the messages of both ends share their lines. A turn with few messages th
     a -> b, in MB/s       (1.9)   2.4   2.6 |  2.5   0.6   0.6   0.7
                           begins  the usual |         `-- three turns in a row: 3.95 times as long
 
-``PaceWatch``: the pace of a node, in seconds on the clock, also under a quota of processor time. Only its change
+``PaceMonitor``: the pace of a node, in seconds on the clock, also under a quota of processor time. Only its change
 counts: a pace of 1.1 from the start is an error of the profile by a tenth, which the plan has too. Each work has a pace
 of its own, as a profile may have forwards wrong and backwards right, and their numbers change as more trains.
 
@@ -62,7 +62,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from ringtune.costs.action_costs import NodeCosts, TopShare, padded_size, work_points
 from ringtune.costs.activation_costs import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
-from ringtune.costs.links import KEPT_SAMPLES, Pair, RecordedLinks, says_a_rate
+from ringtune.costs.links import KEPT_SAMPLES, Pair, RecordedLinks, has_rate
 from ringtune.costs.profile import BLOCK_WORKS, PART_OF, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
 from ringtune.schedule.course import Course
@@ -76,7 +76,7 @@ from ringtune.schedule.versions import trained
 USUAL_TURNS: Final = 2
 """Least turns of a kind, after the run's first turn, that say what is usual."""
 
-MOST_USUAL_TURNS: Final = 6
+MAX_USUAL_TURNS: Final = 6
 """The first so many turns of a kind say what is usual: later ones might have drifted."""
 
 _ENOUGH: Final = 4
@@ -105,7 +105,7 @@ class _Turns:
         self.number = 0
 
     def add(self, works: Works) -> None:
-        if len(self.first) < MOST_USUAL_TURNS:
+        if len(self.first) < MAX_USUAL_TURNS:
             self.first.append(works)
         self.newest.append(works)
         self.number += 1
@@ -116,7 +116,7 @@ class _Turns:
         return self.first[: max(0, self.number - LASTING_TURNS)]
 
 
-class LastingChanges(Generic[Name]):
+class ChangeDetector(Generic[Name]):
     """Watches any number of names, which are all alike in their noise.
 
     Args:
@@ -181,7 +181,7 @@ def _log_ratio(works: Works, usual: list[Works]) -> float | None:
     return math.log(took_s / usual_s) if usual_s > 0 else None
 
 
-LEAST_TIMES = 5
+MIN_TIMES = 5
 KEPT_TIMES = 2000
 """How many of the newest samples are kept for each kind of work on each node."""
 
@@ -423,7 +423,7 @@ class RecordedProfile:
     # ---- what comes of it -------------------------------------------------------------------------
 
     def profile(self) -> Profile:
-        """The profile with recorded times for each work with ``LEAST_SAMPLES`` on a node, and the links' own rates."""
+        """The profile with recorded times for each work with ``MIN_SAMPLES`` on a node, and the links' own rates."""
         nodes = tuple(self._updated(node) for node in self._profile.nodes)
         return dataclasses.replace(self._profile, nodes=nodes, links=self.links.links(self._profile.links))
 
@@ -431,7 +431,7 @@ class RecordedProfile:
         points: dict[str, list[WorkTime]] = {}
         for point in work_points(facts):
             points.setdefault(point.work, []).append(point)
-        changed = {work: found for work in Work if len(found := self._samples_of(facts.node, work)) >= LEAST_TIMES}
+        changed = {work: found for work in Work if len(found := self._samples_of(facts.node, work)) >= MIN_TIMES}
         if not changed:
             return facts
         for work, found in changed.items():
@@ -457,9 +457,9 @@ class RecordedProfile:
         )
 
     def _samples_of(self, node: str, work: Work) -> Sequence[_Sample]:
-        """The samples of a work that are no guess; guesses too where those are below ``LEAST_SAMPLES``."""
+        """The samples of a work that are no guess; guesses too where those are below ``MIN_SAMPLES``."""
         sure = self._samples.get((node, work), ())
-        return sure if len(sure) >= LEAST_TIMES else [*sure, *self._guesses.get((node, work), ())]
+        return sure if len(sure) >= MIN_TIMES else [*sure, *self._guesses.get((node, work), ())]
 
     def _moved(self, node: str, work: Work, before: Sequence[WorkTime], found: Sequence[_Sample]) -> list[WorkTime]:
         """Scale the measured points of a work by the mean ratio of its samples; add the recorded point."""
@@ -519,7 +519,7 @@ LINK_CHANGED: Final = 1.5
 More than for nodes, as the rate of a radio link changes by a quarter from turn to turn; chosen, not fitted.
 """
 
-LEAST_IN_TURN: Final = 4
+MIN_IN_TURN: Final = 4
 """Messages of a link in a turn that say its rate there."""
 
 
@@ -529,7 +529,7 @@ class _Transfer(NamedTuple):
     at_s: float
 
 
-class LinkWatch:
+class LinkMonitor:
     """Watches the rates of links on one placement.
 
     Args:
@@ -541,11 +541,11 @@ class LinkWatch:
         self._turn: dict[Pair, list[_Transfer]] = {}
         self._kept: deque[dict[Pair, list[_Transfer]]] = deque(maxlen=LASTING_TURNS)
         self._num_turns = 0
-        self._rates: LastingChanges[Pair] = LastingChanges(LINK_CHANGED)
+        self._rates: ChangeDetector[Pair] = ChangeDetector(LINK_CHANGED)
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
         """Add one message that arrived at ``at_s``; one of no known link, or that shows no rate, is left out."""
-        if (source, target) in self._latency_s and says_a_rate(num_bytes, seconds, at_s):
+        if (source, target) in self._latency_s and has_rate(num_bytes, seconds, at_s):
             found = self._turn.setdefault((source, target), [])
             if len(found) < KEPT_SAMPLES:
                 found.append(_Transfer(num_bytes, seconds, at_s))
@@ -558,7 +558,7 @@ class LinkWatch:
         if self._num_turns == 1:
             return
         for pair, transfers in turn.items():
-            if len(transfers) >= LEAST_IN_TURN:
+            if len(transfers) >= MIN_IN_TURN:
                 kind = tuple(kinds.get(node) for node in pair)
                 self._rates.add(pair, kind, {"byte": (1.0 / self._rate(pair, transfers), 1.0)})
 
@@ -613,7 +613,7 @@ class _Done(NamedTuple):
     seconds: float
 
 
-class PaceWatch:
+class PaceMonitor:
     """Watches the pace of every node on one placement.
 
     Args:
@@ -630,9 +630,9 @@ class PaceWatch:
         self._turn_of: dict[int, int] = {}
         self._kept: deque[tuple[Turn, list[_Done]]] = deque(maxlen=LASTING_TURNS)
         self._num_turns = 0
-        self.links = LinkWatch(profile.links)
-        self._same_work: LastingChanges[str] = LastingChanges(CHANGED)
-        self._same_depth: LastingChanges[str] = LastingChanges(CHANGED)
+        self.links = LinkMonitor(profile.links)
+        self._same_work: ChangeDetector[str] = ChangeDetector(CHANGED)
+        self._same_depth: ChangeDetector[str] = ChangeDetector(CHANGED)
 
     def granted(self, turn: Turn) -> None:
         """Expect the actions of a turn; only train turns count."""

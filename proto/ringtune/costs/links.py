@@ -23,7 +23,7 @@ less was limited elsewhere::
     a -> b 2.5 MB/s, a -> c 2.5: 5 for each, alone        a -> b 8 MB/s, a -> c 2: 10 for b, but 2 for c
 
 A rate within a tenth of the known one, as it is or without the other links, leaves the known one as it was: that was
-measured with more care. Messages of less than ``LEAST_S`` count for nothing: the clocks of two nodes may differ by as
+measured with more care. Messages of less than ``MIN_S`` count for nothing: the clocks of two nodes may differ by as
 much.
 
 ``check_blobs`` and ``check_parcels``: a head with its optimizer state, gradients of embedding and head for other
@@ -178,19 +178,19 @@ def _periods(transfers: Sequence[Transfer]) -> list[tuple[float, int]]:
     return [*periods, (ends_s - began_s, num_bytes)] if num_bytes else periods
 
 
-LEAST_SAMPLES = 8
-LEAST_BYTES = 16_384
-LEAST_S = 0.004
+MIN_SAMPLES = 8
+MIN_BYTES = 16_384
+MIN_S = 0.004
 KEPT_SAMPLES = 1000
 _AGREES = 0.1
 _EVEN_SHARE = 0.75
 
 
-def says_a_rate(num_bytes: int, seconds: float, at_s: float) -> bool:
+def has_rate(num_bytes: int, seconds: float, at_s: float) -> bool:
     """Whether a message was large and long enough to say something of its link, and its times are times."""
-    has_times = LEAST_S <= seconds < math.inf and math.isfinite(at_s)
+    has_times = MIN_S <= seconds < math.inf and math.isfinite(at_s)
     # else so far from any clock that the message would have begun when it ended
-    return num_bytes >= LEAST_BYTES and has_times and at_s - seconds / 2 < at_s
+    return num_bytes >= MIN_BYTES and has_times and at_s - seconds / 2 < at_s
 
 
 class RecordedLinks:
@@ -201,7 +201,7 @@ class RecordedLinks:
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
         """Add one message that arrived at ``at_s``; one that is small, quick, or of impossible times is left out."""
-        if says_a_rate(num_bytes, seconds, at_s):
+        if has_rate(num_bytes, seconds, at_s):
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
             kept.append(_Message(num_bytes, seconds, at_s))
 
@@ -228,7 +228,7 @@ class RecordedLinks:
     def _is_shown(self, link: LinkFacts) -> bool:
         """Whether enough transfers of the run went over a link; one through a machine's memory is never shown."""
         is_memory = link.is_assumed and link.rate_bytes_per_s >= LOOPBACK_BYTES_PER_S
-        return not is_memory and len(self._samples.get((link.source, link.target), ())) >= LEAST_SAMPLES
+        return not is_memory and len(self._samples.get((link.source, link.target), ())) >= MIN_SAMPLES
 
 
 class _Message(NamedTuple):

@@ -280,7 +280,7 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
             )
         if shape is not None and node.shape.is_measured:
             for technique in TECHNIQUES:
-                if problem := technique.timed_otherwise(course, node):
+                if problem := technique.timing_mismatch(course, node):
                     raise PlanError(
                         f"node {node.node} was profiled with {problem}; measure anew with 'ringtune measure'"
                     )
@@ -301,7 +301,7 @@ def numeric_class(facts: NodeFacts) -> str:
     return facts.numerics or facts.device
 
 
-def refuse_unlike_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
+def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
     """Refuse a plan with copies on nodes of different numeric classes.
 
     Args:

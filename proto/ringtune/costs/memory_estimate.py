@@ -45,7 +45,7 @@ from ringtune.config.optimizers import update_work_bytes
 from ringtune.costs.activation_costs import graph_terms, recomputed_blocks
 from ringtune.costs.full_parameters_costs import hosted_units, staying_units, step_terms, trained_units, unit_terms
 from ringtune.costs.memory_sizes import SCORE_WORK_BYTES, Sizes, block_scores_bytes, gathers_scores, needs_gradients
-from ringtune.costs.memory_terms import Around, MemoryEstimate, Share, Term, passing_bytes
+from ringtune.costs.memory_terms import MemoryEstimate, NeighbourHosts, Share, Term, passing_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
@@ -297,7 +297,7 @@ def _hidden_links(course: Course, share: Share) -> int:
     return count
 
 
-def _links_among_replicas(course: Course, share: Share, around: Around) -> int:
+def _links_among_replicas(course: Course, share: Share, around: NeighbourHosts) -> int:
     """How many links carry hidden states to or from the node where stages have several hosts."""
     others = len(course.owners) - share.is_owner
     count = 0
@@ -350,7 +350,7 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
     }
 
 
-def most_memory(
+def max_memory(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
 ) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
     """The most memory of each node in any placement, and in any move; the second has no node that never moves."""

@@ -55,7 +55,7 @@ def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
     return (model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters) / 8
 
 
-MOST_LOGIT_BYTES: Final = 16 << 20
+MAX_LOGIT_BYTES: Final = 16 << 20
 """Bytes that the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
 _LOGIT_COPIES = 3
 
@@ -71,7 +71,7 @@ def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
         token_logits: numbers for each token; 0 if the head reads one token of a row.
         item_bytes: of a number.
     """
-    return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MOST_LOGIT_BYTES
+    return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MAX_LOGIT_BYTES
 
 
 def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> int:
@@ -80,7 +80,7 @@ def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> in
     Logits that do not fit (``logits_fit``) are computed in chunks.
     """
     each = token_logits * item_bytes
-    return min(_LOGIT_COPIES * num_tokens * each, max(MOST_LOGIT_BYTES, each))
+    return min(_LOGIT_COPIES * num_tokens * each, max(MAX_LOGIT_BYTES, each))
 
 
 ROW_NUMBER_BYTES: Final = 8
@@ -151,7 +151,7 @@ _BATCH_BYTES: Final = 400
 """Bytes that Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
 
 
-class KeptGraphs(NamedTuple):
+class SavedGraphs(NamedTuple):
     """The most that the graphs of one item keep, for each block.
 
     Attributes:
@@ -227,7 +227,7 @@ def block_scores_bytes(course: Course) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def kept_graphs(course: Course) -> KeptGraphs | None:
+def kept_graphs(course: Course) -> SavedGraphs | None:
     """The most that graphs of one item keep in any batch; None where that may be all of every block."""
     choice = course.choice
     if gathers_scores(course):
@@ -239,7 +239,7 @@ def kept_graphs(course: Course) -> KeptGraphs | None:
     return _of_table(course, course.operations) if course.operations is not None else None
 
 
-def _most(each: Sequence[KeptGraphs | None]) -> KeptGraphs | None:
+def _most(each: Sequence[SavedGraphs | None]) -> SavedGraphs | None:
     found = [kept for kept in each if kept is not None]
     if len(found) < len(each):
         return None
@@ -247,17 +247,17 @@ def _most(each: Sequence[KeptGraphs | None]) -> KeptGraphs | None:
     def most(field: int) -> tuple[float, ...]:
         return tuple(map(max, zip(*(kept[field] for kept in found), strict=True)))
 
-    return KeptGraphs(tuple(map(int, most(0))), most(1), tuple(map(int, most(2))))
+    return SavedGraphs(tuple(map(int, most(0))), most(1), tuple(map(int, most(2))))
 
 
-def _of_table(course: Course, table: Operations) -> KeptGraphs | None:
+def _of_table(course: Course, table: Operations) -> SavedGraphs | None:
     """The most that a table's batches keep; None if it leaves a batch out, which is all full."""
     if len(table.batches) < sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners):
         return None
     return _most([_of_rows(rows, course.num_blocks, table.subnets) for rows in {each.rows for each in table.batches}])
 
 
-def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> KeptGraphs:
+def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> SavedGraphs:
     codes = [block_row(row, subnets) for row in rows]
     blocks = range(num_blocks)
     micros = tuple(sum(code[block] == FULL for code in codes) for block in blocks)
@@ -265,10 +265,10 @@ def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> KeptGraphs
     begins = tuple(
         sum(code[block] == FULL and (not block or code[block - 1] != FULL) for code in codes) for block in blocks
     )
-    return KeptGraphs(micros, shares, begins)
+    return SavedGraphs(micros, shares, begins)
 
 
-def _of_capacities(course: Course) -> KeptGraphs:
+def _of_capacities(course: Course) -> SavedGraphs:
     """The most that capacities allow each chooser, for any draw; blocks without one are all full."""
     parts, subnets = course.microbatch_sizes(), course.subnets
     micros, shares = [len(parts)] * course.num_blocks, [float(len(parts))] * course.num_blocks
@@ -280,7 +280,7 @@ def _of_capacities(course: Course) -> KeptGraphs:
                 micros[block], shares[block] = 0, 0.0
             micros[block] = most if subnets == 1 else len(parts) if most else micros[block]
             shares[block] += min(limits.full / max(limits.costs), most) / subnets
-    return KeptGraphs(tuple(micros), tuple(shares), tuple(micros))
+    return SavedGraphs(tuple(micros), tuple(shares), tuple(micros))
 
 
 @functools.lru_cache(maxsize=64)
@@ -397,8 +397,8 @@ class Sizes:
         self.is_tied = model.is_tied
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
         micro_tokens = course.microbatch_sizes()[0] * course.max_length
-        most_rows = math.ceil(self._token_table_bytes / self.token_bytes) + micro_tokens
-        self._embedding_rows_bytes = min(batch_tokens, most_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
+        max_rows = math.ceil(self._token_table_bytes / self.token_bytes) + micro_tokens
+        self._embedding_rows_bytes = min(batch_tokens, max_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
         inputs = score_token_bytes(model, self._item_bytes)
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0

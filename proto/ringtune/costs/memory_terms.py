@@ -19,7 +19,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.migration import copied_from
 from ringtune.schedule.placement import CREDITS, Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages import num_dealt, replicas, width
+from ringtune.schedule.stages import num_assigned, replicas, width
 from ringtune.schedule.units import Range
 
 PART_WORDS: Final = {
@@ -90,7 +90,7 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Around:
+class NeighbourHosts:
     """The hosts around a node where stages have several.
 
     Attributes:
@@ -113,14 +113,14 @@ class Around:
     dealt: int
 
     @staticmethod
-    def of(placement: Placement, node: str, microbatches: int) -> Around | None:
+    def of(placement: Placement, node: str, microbatches: int) -> NeighbourHosts | None:
         """The hosts around a node of a placement; None where each stage has one host."""
         if not placement.has_replicas:
             return None
         piece, stages = placement.slice_of(node), placement.stages
         above = [len(stage) for stage in stages if stage[0].start >= piece.stop]
         below = [len(stage) for stage in stages if stage[0].stop <= piece.start]
-        return Around(
+        return NeighbourHosts(
             above=sum(above),
             below=sum(below),
             next_above=above[0] if above else 0,
@@ -129,7 +129,7 @@ class Around:
             bottom=len(stages[0]),
             width=width(placement),
             replicas=max(0, len(replicas(placement, node)) - 1),
-            dealt=num_dealt(placement, node, microbatches),
+            dealt=num_assigned(placement, node, microbatches),
         )
 
 
@@ -163,7 +163,7 @@ class Share:
     state_on_disk: bool = False
     helped: tuple[Range, ...] = ()
     helps: tuple[tuple[Range, ...], ...] = ()
-    around: Around | None = None
+    around: NeighbourHosts | None = None
     copies: tuple[Range, ...] | None = None
 
     @staticmethod
@@ -184,7 +184,7 @@ class Share:
             state_on_disk=placement.state_on_disk,
             helped=tuple(Range(one.start, one.stop) for one in placement.helpers_of(node)),
             helps=_helps(placement, node),
-            around=Around.of(placement, node, microbatches),
+            around=NeighbourHosts.of(placement, node, microbatches),
             copies=_copies(placement, node) if placement.copies else None,
         )
 
@@ -200,7 +200,7 @@ def _helps(placement: Placement, node: str) -> tuple[tuple[Range, ...], ...]:
     return tuple(map(tuple, found.values()))
 
 
-_MOST_PASSING_BYTES: Final = 12 << 20
+_MAX_PASSING_BYTES: Final = 12 << 20
 
 
 def passing_bytes(moved_bytes: int) -> int:
@@ -208,7 +208,7 @@ def passing_bytes(moved_bytes: int) -> int:
 
     Example: 12 MiB for a head of 100 MiB; for one of 1 MiB no more than 2 MiB, which is all of it twice.
     """
-    return min(_MOST_PASSING_BYTES, 2 * moved_bytes)
+    return min(_MAX_PASSING_BYTES, 2 * moved_bytes)
 
 
 _PIECES: Final = 2

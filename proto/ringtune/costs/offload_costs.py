@@ -58,7 +58,7 @@ from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
 from ringtune.schedule.turns import StepKind
-from ringtune.techniques.offload import most_changed, user_sets
+from ringtune.techniques.offload import max_changed, user_sets
 
 FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
 """The types of pairs on links; ``float32`` means as they are, in the type of the run."""
@@ -228,7 +228,7 @@ def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetByt
     if offload is None or not users:
         return SetBytes(hosted, one, one, one)
     own = sorted((kind.adapter_block_bytes for kind in kinds_of_users(model, users)), reverse=True)
-    changed, held = sum(own[: most_changed(course)]), sum(own)
+    changed, held = sum(own[: max_changed(course)]), sum(own)
     if offload.users == ALONE:
         return SetBytes(held, held, changed, changed)
     if model.kinds:
@@ -304,7 +304,7 @@ class OffloadCosts:
         self._token_bytes = sent_pair_token_bytes(model, wire_of(course.offload))
         self._hidden_bytes = _COMPUTED_BYTES * model.hidden_size
         self._sent_bytes = set_bytes(course, model, adapter=facts.shape.adapter).sent
-        self._changed = most_changed(course)
+        self._changed = max_changed(course)
         self._has_kinds = bool(model.kinds)
         largest = max([model.adapter_block_bytes, *(kind.adapter_block_bytes for kind in model.kinds)])
         self._share = largest / max(1, model.block_bytes + largest)

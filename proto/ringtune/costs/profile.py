@@ -392,7 +392,7 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class SkippedRows:
     """How many rows of a node's files are left out for one reason, in words without a cell of a row."""
 
     why: str
@@ -472,7 +472,7 @@ class NodeFacts:
     users: tuple[UserRows, ...] = ()
     numerics: str = ""
     load: float = 0.0
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedRows, ...] = ()
     cut_rows: int = 0
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ringtune.engine import events as ev
 from ringtune.engine.failure_texts import awaited_copy, awaited_grads, awaited_weights
-from ringtune.engine.paths import Flow, ItemState
+from ringtune.engine.paths import ItemState, MicroBatchState
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import credit_boundary, is_replicated, replica_grad_key, weights_key
@@ -71,7 +71,7 @@ class Copies:
         """Note that the gradient of a unit is in the inbox."""
         self._arrived[seq, unit] = source
 
-    def credit_came(self, source: str, boundary: int) -> bool:
+    def note_credit(self, source: str, boundary: int) -> bool:
         """Note that ``source`` took the oldest gradient of this node; whether the credit was for one."""
         units = self._under_way.get(source)
         if not units or boundary != self._credit_boundary:
@@ -207,7 +207,7 @@ class ReplicaSums:
         return bool(self._names) and is_replicated(self._plan, self._node, update)
 
 
-class Helping:
+class HelperItems:
     """Items that one node helps with, and what of them is here.
 
     Args:
@@ -244,7 +244,7 @@ class Helping:
         update = next((one for one in state.helped if not any(_has_fit(flow, one) for flow in state.fits)), None)
         return None if update is None else (update, state)
 
-    def next_fit(self) -> Flow | None:
+    def next_fit(self) -> MicroBatchState | None:
         """The oldest micro-batch with its pairs here."""
         self._drop_done()
         if not self._queue or not self._queue[0].fits:
@@ -259,7 +259,7 @@ class Helping:
             flow.arrived = found
         return flow if flow.arrived is not None else None
 
-    def passed(self, flow: Flow) -> None:
+    def passed(self, flow: MicroBatchState) -> None:
         """Go on behind a fit of a micro-batch."""
         place = flow.place
         flow.place = None if place is None else place.next
@@ -276,7 +276,7 @@ class Helping:
             self._queue.popleft()
 
 
-def _has_fit(flow: Flow, update: Action) -> bool:
+def _has_fit(flow: MicroBatchState, update: Action) -> bool:
     """Whether pairs of the blocks of an update are still to be fitted in a micro-batch."""
     place = flow.place
     while place is not None:
@@ -286,7 +286,7 @@ def _has_fit(flow: Flow, update: Action) -> bool:
     return False
 
 
-class Installs:
+class PendingInstalls:
     """Weights that helpers of one host have sent back, and that it has not taken yet.
 
     Args:
@@ -338,8 +338,8 @@ class Exchange:
     def __init__(self, plan: Plan, node: str) -> None:
         self._course = plan.course
         self.copies = Copies(plan.course, node)
-        self.helping = Helping(plan.placement)
-        self._installs = Installs(plan.placement, node)
+        self.helping = HelperItems(plan.placement)
+        self._installs = PendingInstalls(plan.placement, node)
         self.sums = ReplicaSums(plan, node)
 
     def take_on(self, state: ItemState) -> None:
@@ -348,7 +348,7 @@ class Exchange:
         self.helping.take_on(state)
         self.sums.take_on(state)
 
-    def parcel_came(self, event: ev.ParcelArrived) -> None:
+    def note_parcel(self, event: ev.ParcelArrived) -> None:
         """Note gradients that another owner or replica sent, pairs of a host, or weights of a helper."""
         key, source = event
         if key.payload == Payload.UNIT_GRAD:

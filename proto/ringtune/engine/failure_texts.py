@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ringtune.engine.paths import Flow
+from ringtune.engine.paths import MicroBatchState
 from ringtune.errors import DivergedError
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import BatchStream, eval_rows
@@ -20,7 +20,7 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
+def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> str:
     """Say what the next action of ``flow`` needs.
 
     Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``.
@@ -75,7 +75,7 @@ def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:
 
 
 LOWER_THE_RATE = "lower train.learning_rate and train anew"
-_MOST_ROWS: Final = 16
+_MAX_ROWS: Final = 16
 
 
 def diverged(item: Item, what: str, *, course: Course | None = None, micro: int | None = None) -> DivergedError:
@@ -119,7 +119,7 @@ def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
 
 def _rows_in_words(course: Course, item: Item, micro: int | None) -> str:
     rows = sorted(rows_of(course, item, micro))
-    more = f" and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+    more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
     part = "" if micro is None or micro < 0 else f"micro-batch {micro}, "
     name = "evaluation" if item.kind is StepKind.EVALUATE else "training"
-    return f"{part}{name} rows {', '.join(map(str, rows[:_MOST_ROWS]))}{more}, counted from 0"
+    return f"{part}{name} rows {', '.join(map(str, rows[:_MAX_ROWS]))}{more}, counted from 0"

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from ringtune.engine import events as ev
 from ringtune.engine.failure_texts import awaited_by
-from ringtune.engine.paths import Flow, ItemState
-from ringtune.engine.ready_queue import Backlog, HeadKeeping
+from ringtune.engine.paths import ItemState, MicroBatchState
+from ringtune.engine.ready_queue import HeadTracker, ReadyQueue
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import fit_legs, legs
@@ -53,13 +53,13 @@ class NodeEngine:
     """
 
     __slots__ = (
-        "_backlog",
         "_handlers",
         "_head",
         "_head_may_move",
         "_head_unit",
         "_last_progress_s",
         "_next_turn",
+        "_ready_queue",
         "_running",
         "_running_flow",
         "_running_state",
@@ -82,18 +82,18 @@ class NodeEngine:
         self._start_point = start or StartPoint.of(plan.course)
         self._head_unit = plan.course.head
         self._next_turn = self._start_point.first_turn
-        self._head = HeadKeeping(
+        self._head = HeadTracker(
             node,
             is_holder=self._start_point.holder == node,
             is_copy=plan.course.method.full_parameters,
             first_turn=self._next_turn,
         )
-        self._backlog = Backlog(plan, node, self._head)
+        self._ready_queue = ReadyQueue(plan, node, self._head)
         self._turns: dict[int, Turn] = {}
         self._turn_items_left: dict[int, int] = {}
         self._head_may_move = False
         self._running: Action | None = None
-        self._running_flow: Flow | None = None
+        self._running_flow: MicroBatchState | None = None
         self._running_state: ItemState | None = None
         self._last_progress_s = 0.0
         self._timer_is_set = False
@@ -121,7 +121,7 @@ class NodeEngine:
             if self._head_may_move:
                 self._hand_over(commands)
             self._start_next(commands)
-        if not self._timer_is_set and self._backlog.states and not self._stopped:
+        if not self._timer_is_set and self._ready_queue.states and not self._stopped:
             self._timer_is_set = True
             commands.append(ev.SetTimer(WAIT_TIMER, self._last_progress_s + self._wait_s))
         return commands
@@ -129,7 +129,7 @@ class NodeEngine:
     @property
     def is_idle(self) -> bool:
         """Whether every granted item is done at this node."""
-        return not self._backlog.states and self._running is None
+        return not self._ready_queue.states and self._running is None
 
     # ---- events -----------------------------------------------------------------------------------
 
@@ -139,31 +139,31 @@ class NodeEngine:
             return False
         plan = self.plan.decided(turn.unfreeze_at, turn.operations)
         if self._next_turn == self._start_point.first_turn:
-            self._backlog.begin(plan, self._start_point.step)
+            self._ready_queue.begin(plan, self._start_point.step)
             self._head.begin(weight_version(plan.course, self._head_unit, self._start_point.step))
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
         self._head.granted(turn, weight_version(plan.course, self._head_unit, turn.first_step))
         self._head_may_move = True
-        self._backlog.look_again()
+        self._ready_queue.recheck()
         left = 0
         for item in items(plan.course, turn):
-            paths = [self._backlog.path(each) if each else None for each in legs(plan, item, self.node)]
-            fits = [self._backlog.path(each) if each else None for each in fit_legs(plan, item, self.node)]
+            paths = [self._ready_queue.path(each) if each else None for each in legs(plan, item, self.node)]
+            fits = [self._ready_queue.path(each) if each else None for each in fit_legs(plan, item, self.node)]
             state = ItemState(plan, item, self.node, paths, fits)
             if not state.is_done:
                 left += 1
-                self._backlog.take_on(state)
+                self._ready_queue.take_on(state)
         self._turn_items_left[turn.index] = left
-        commands.extend(self._backlog.exchange.sums.leaving())
+        commands.extend(self._ready_queue.exchange.sums.leaving())
         if left == 0:
             self._finish_turn(turn.index, commands)
         return True
 
     def _on_tensor(self, event: ev.TensorArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
-        return self._backlog.tensor_came(event, self._running_flow)
+        return self._ready_queue.note_tensor(event, self._running_flow)
 
     def _on_head(self, event: ev.HeadArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
@@ -173,14 +173,14 @@ class NodeEngine:
 
     def _on_parcel(self, event: ev.ParcelArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
-        self._backlog.exchange.parcel_came(event)
-        self._backlog.look_again()
+        self._ready_queue.exchange.note_parcel(event)
+        self._ready_queue.recheck()
         return True
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
         boundary, source = event
-        return self._backlog.credit_came(source, boundary)
+        return self._ready_queue.note_credit(source, boundary)
 
     def _on_stop(self, event: ev.StopRequested, now_s: float, commands: list[ev.Command]) -> bool:
         self._stopped = True
@@ -188,7 +188,7 @@ class NodeEngine:
 
     def _on_timer(self, event: ev.TimerFired, now_s: float, commands: list[ev.Command]) -> bool:
         self._timer_is_set = False
-        if not self._backlog.states:
+        if not self._ready_queue.states:
             return False
         overdue = now_s - self._last_progress_s >= self._wait_s
         if overdue and self._running is None and not self._waits_for_its_turn:
@@ -204,9 +204,9 @@ class NodeEngine:
 
         Such a turn may take long; those who have a part in it, and the coordinator, see when it stops.
         """
-        state = self._backlog.states[0]
-        if self._backlog.is_host or not state.is_own:
-            return not self._backlog.is_host
+        state = self._ready_queue.states[0]
+        if self._ready_queue.is_host or not state.is_own:
+            return not self._ready_queue.is_host
         return len(state.heads) == len(state.flows) and state.item.seq == self._turns[state.item.turn].first_seq
 
     def _on_done(self, event: ev.ActionDone, now_s: float, commands: list[ev.Command]) -> bool:
@@ -221,7 +221,7 @@ class NodeEngine:
             commands.extend(self._on_updated(action, state))
         else:
             self._go_on(flow, commands)
-        commands.extend(self._backlog.exchange.sums.leaving())
+        commands.extend(self._ready_queue.exchange.sums.leaving())
         if state.is_own and (action.op is Op.HEAD or flow is None):
             self._report_step(action, state, commands)
         if state.is_done:
@@ -229,7 +229,7 @@ class NodeEngine:
         return True
 
     def _on_updated(self, action: Action, state: ItemState) -> list[ev.Command]:
-        following = self._backlog.updated(action, state)
+        following = self._ready_queue.updated(action, state)
         self._head_may_move = True
         if action.op is not Op.SAVE and action.start == self._head_unit:
             self._head.updated()
@@ -245,7 +245,7 @@ class NodeEngine:
 
     # ---- decisions --------------------------------------------------------------------------------
 
-    def _go_on(self, flow: Flow, commands: list[ev.Command]) -> None:
+    def _go_on(self, flow: MicroBatchState, commands: list[ev.Command]) -> None:
         """Note that an action of a micro-batch is done; a send that follows is no work and is made at once."""
         place = flow.place
         if place is None:
@@ -256,20 +256,20 @@ class NodeEngine:
             key = _NEW(TensorKey, (payload, flow.seq, flow.micro, boundary))
             sends: Any = ev.SendParcel if place.op is Op.SHIP else ev.SendTensor
             commands.append(_NEW(sends, (key, target)))
-        self._backlog.passed(flow, place)
+        self._ready_queue.passed(flow, place)
         if place.op is Op.HEAD and not flow.state.heads:
             self._head_may_move = True
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
         """A turn, a head or the end of an action with it may let it move; nothing else does."""
         self._head_may_move = False
-        if self._head.take(self._turns, self._backlog.needs_head_before, commands):
-            self._backlog.look_again()
+        if self._head.take(self._turns, self._ready_queue.needs_head_before, commands):
+            self._ready_queue.recheck()
         self._head.pass_on(commands)
 
     def _start_next(self, commands: list[ev.Command]) -> None:
         """Pick the best ready action and start it."""
-        backlog = self._backlog
+        backlog = self._ready_queue
         update = backlog.next_update()
         if update is not None:
             (self._running, self._running_state), self._running_flow = update, None
@@ -295,7 +295,7 @@ class NodeEngine:
 
     def _retire(self, commands: list[ev.Command]) -> None:
         """Forget finished items, in order; report finished turns."""
-        for state in self._backlog.retired():
+        for state in self._ready_queue.retired():
             turn = state.item.turn
             self._turn_items_left[turn] -= 1
             if self._turn_items_left[turn] == 0:
@@ -313,10 +313,10 @@ class NodeEngine:
 
     def waiting_for(self) -> str:
         """The wait of the oldest unfinished micro-batch, as text: seconds, message and sender."""
-        awaited = self._backlog.exchange.awaited(self._backlog.states)
+        awaited = self._ready_queue.exchange.awaited(self._ready_queue.states)
         if awaited:
             return f"waited {self._wait_s:g} s for {awaited}"
-        flows = (flow for state in self._backlog.states for flow in state.flows)
+        flows = (flow for state in self._ready_queue.states for flow in state.flows)
         flow = next((flow for flow in flows if flow.place is not None), None)
         if flow is None:
             return f"waited {self._wait_s:g} s with no micro-batch under way"

@@ -53,7 +53,7 @@ class Channel:
         self.target, self.boundary = target, boundary
         self.most = self.left = most
 
-    def came_back(self) -> None:
+    def return_credit(self) -> None:
         """Take one credit back, because the target took a hidden state out; ``left`` never passes ``most``."""
         if self.left < self.most:
             self.left += 1
@@ -90,7 +90,7 @@ class Credits:
         return found
 
 
-def most_embeds(plan: Plan, node: str) -> int:
+def max_embeds(plan: Plan, node: str) -> int:
     """How many own micro-batches of an owner may be between their embedding and the end of their head; 0 elsewhere.
 
     They are as many as have credits on the hosts of their way, whichever of its stage a micro-batch passes.
@@ -241,7 +241,7 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boun
     return taken
 
 
-class Flow:
+class MicroBatchState:
     """One micro-batch at this node, with its progress.
 
     Args:
@@ -364,8 +364,8 @@ class ItemState:
             self.updates = [update for update in self.updates if update not in self.copies]
         self.helped = [update for update in self.updates if _is_helped(plan, update, node)]
         self.updates = [update for update in self.updates if update not in self.helped]
-        self.fits = deque(Flow(self, micro, path) for micro, path in enumerate(fits) if path is not None)
-        self.flows = [Flow(self, micro, path) for micro, path in enumerate(paths) if path is not None]
+        self.fits = deque(MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None)
+        self.flows = [MicroBatchState(self, micro, path) for micro, path in enumerate(paths) if path is not None]
         self.flows_left = len(self.flows)
         self.heads = deque(flow for flow in self.flows if flow.path.has_head)
         self.backwards = deque(flow for flow in self.flows if flow.path.goes_backward)

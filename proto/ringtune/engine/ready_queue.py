@@ -3,7 +3,7 @@
 Work waits in queues, each in the order of (seq, micro). A queue is searched only after an event that may have made one
 of its entries ready: each queue has a flag for that.
 
-``HeadKeeping``: a head that arrives for turn 5 of this node serves turn 5 and the turns of this node that follow
+``HeadTracker``: a head that arrives for turn 5 of this node serves turn 5 and the turns of this node that follow
 without a gap. Equal versions are not enough to decide whether a head may be used: after an evaluation an owner still
 has a head of the right version that it has passed on. Where every owner has a copy of the head (``schedule.stages``)
 none is handed over, and only its updates count.
@@ -20,13 +20,13 @@ from typing import Final
 from ringtune.engine import events as ev
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.exchange import Exchange
-from ringtune.engine.paths import Credits, Flow, ItemState, Path, Place, most_embeds
+from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, Place, max_embeds
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import Legs, credit_boundary
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import in_flight, items_under_way, weight_version
+from ringtune.schedule.versions import in_flight, max_open_items, weight_version
 
 
 class UnitVersions:
@@ -69,7 +69,7 @@ class UnitVersions:
         return all(wanted.get(unit) == blocks.get(unit) for unit in range(place.start, place.stop))
 
 
-class HeadKeeping:
+class HeadTracker:
     """Keeps track of one node's head.
 
     Args:
@@ -159,7 +159,7 @@ class HeadKeeping:
 _FORWARD_RANK: Final = Op.FORWARD.rank
 
 
-class Backlog:
+class ReadyQueue:
     """Items and micro-batches of one node that are not done.
 
     Args:
@@ -205,7 +205,7 @@ class Backlog:
         "states",
     )
 
-    def __init__(self, plan: Plan, node: str, head: HeadKeeping) -> None:
+    def __init__(self, plan: Plan, node: str, head: HeadTracker) -> None:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
         self._course, self._head, self._head_unit = course, head, course.head
@@ -221,17 +221,17 @@ class Backlog:
         self._graphs: deque[ItemState] = deque()
         self._heads: deque[ItemState] = deque()
         self._backwards: deque[ItemState] = deque()
-        self._upward: list[Flow] = []
-        self._embeds: deque[Flow] = deque()
+        self._upward: list[MicroBatchState] = []
+        self._embeds: deque[MicroBatchState] = deque()
         self._embeds_in_flight = 0
-        self._max_embeds = most_embeds(plan, node)
+        self._max_embeds = max_embeds(plan, node)
         self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
-        self._max_updating = items_under_way(course, piece.start, piece.stop)
-        self._flows: dict[tuple[int, int], Flow] = {}
+        self._max_updating = max_open_items(course, piece.start, piece.stop)
+        self._flows: dict[tuple[int, int], MicroBatchState] = {}
         self._early: dict[tuple[int, int], list[TensorArrived]] = {}
         self._credits = Credits(placement.credits)
         self._paths: dict[Legs, Path] = {}
-        self._going_on: Flow | None = None
+        self._going_on: MicroBatchState | None = None
         # what may have become possible since it was last looked for
         self._is_starved = False
         self._may_update = self._may_run_head = self._may_go_down = False
@@ -264,17 +264,17 @@ class Backlog:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
             for event in self._early.pop(key, ()):
-                self.tensor_came(event, None)
+                self.note_tensor(event, None)
             if flow.path.first.is_upward:
                 self._upward.append(flow)
             if flow.path.has_embedding:
                 self._embeds.append(flow)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """A turn, an update or a head may have made anything possible."""
         self._may_update = self._may_run_head = self._may_go_down = True
 
-    def tensor_came(self, event: TensorArrived, running: Flow | None) -> bool:
+    def note_tensor(self, event: TensorArrived, running: MicroBatchState | None) -> bool:
         """Note a tensor; whether a micro-batch waits for it.
 
         Args:
@@ -303,15 +303,15 @@ class Backlog:
             self._may_run_head = True
         return True
 
-    def credit_came(self, source: str, boundary: int) -> bool:
+    def note_credit(self, source: str, boundary: int) -> bool:
         """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
-        if self.exchange.copies.credit_came(source, boundary):
+        if self.exchange.copies.note_credit(source, boundary):
             self._may_update = True
             return True
         channel = self._credits.known(source, boundary)
         if channel is None:  # nothing was ever sent there
             return False
-        channel.came_back()
+        channel.return_credit()
         if boundary == self._pairs_boundary:
             self._may_go_down = True
             return True
@@ -325,7 +325,7 @@ class Backlog:
         self._embeds.popleft()
         self._embeds_in_flight += 1
 
-    def passed(self, flow: Flow, place: Place) -> None:
+    def passed(self, flow: MicroBatchState, place: Place) -> None:
         """Move a micro-batch from one place, which is done, to the next."""
         if place.op is Op.FIT:
             self.exchange.helping.passed(flow)
@@ -345,7 +345,7 @@ class Backlog:
             flow.state.heads.popleft()
             self._embeds_in_flight -= flow.path.has_embedding
             if flow.path.head_room is not None:
-                flow.path.head_room.came_back()
+                flow.path.head_room.return_credit()
             self._may_run_head = self._may_go_down = True
             if not flow.state.heads:
                 self._may_update = True
@@ -354,7 +354,7 @@ class Backlog:
         if following is None:
             flow.state.flows_left -= 1
 
-    def _went_backward(self, flow: Flow, place: Place, following: Place | None) -> None:
+    def _went_backward(self, flow: MicroBatchState, place: Place, following: Place | None) -> None:
         """A micro-batch is through a place that goes backward; that of the embedding counts by itself."""
         self._may_go_down = True
         if place.is_of_embedding:
@@ -369,10 +369,10 @@ class Backlog:
     def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
         """An update or a save of an item is done; what follows from it at once."""
         if action in state.helped:
-            self.look_again()
+            self.recheck()
             return self.exchange.helping.updated(action, state)
         (state.updates if action in state.updates else state.copies).remove(action)
-        self.look_again()
+        self.recheck()
         if action.op is not Op.SAVE:
             self._versions.updated(action)
         return []
@@ -418,7 +418,7 @@ class Backlog:
                 upward_seq = -1.0  # blocks are updated item after item, even where one has no backward
         return None
 
-    def next_flow(self) -> Flow | None:
+    def next_flow(self) -> MicroBatchState | None:
         """The micro-batch to run next: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
         flow, self._going_on = self._going_on, None
         if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
@@ -451,7 +451,7 @@ class Backlog:
                     break
         return self._or_embedding(found) if self._embeds else found
 
-    def _is_next(self, flow: Flow, place: Place) -> bool:
+    def _is_next(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether a micro-batch can move upward without overtaking an older one."""
         older = itertools.takewhile(lambda one: one is not flow, self._upward)
         return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
@@ -470,7 +470,7 @@ class Backlog:
             return False  # a host that does not wait for its helper
         return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
 
-    def _ready_head(self) -> Flow | None:
+    def _ready_head(self) -> MicroBatchState | None:
         """The oldest own micro-batch without its head done, if that can run."""
         while self._heads and not self._heads[0].heads:
             self._heads.popleft()
@@ -483,7 +483,7 @@ class Backlog:
         self._may_run_head = False
         return None
 
-    def _ready_backward(self) -> Flow | None:
+    def _ready_backward(self) -> MicroBatchState | None:
         """The oldest micro-batch that goes backward here and can."""
         while self._backwards and not self._backwards[0].goes_backward:
             self._backwards.popleft()
@@ -500,7 +500,7 @@ class Backlog:
         self._may_go_down = False
         return None
 
-    def _is_ready(self, flow: Flow, place: Place) -> bool:
+    def _is_ready(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether an upward action can start, its tensor being here and earlier micro-batches past it."""
         if place.keeps_graph and not self._has_room_for_graph(flow.state):
             return False
@@ -516,7 +516,7 @@ class Backlog:
             graphs.popleft()
         return state in itertools.islice(graphs, self._max_graphs)
 
-    def _or_embedding(self, found: Flow | None) -> Flow | None:
+    def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
         """The next embedding if it may begin and is older than what was found."""
         flow = self._embeds[0]
         if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:

@@ -431,7 +431,7 @@ def _absolute(path: str, folder: Path) -> str:
     return str((folder / Path(path).expanduser()).resolve()) if path else path
 
 
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 class Kind(NamedTuple):
@@ -466,10 +466,10 @@ def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
     if not users or not job.offload.chosen_adapters:
         return (Kind(0, job.adapter.config, tuple(users)),)
     if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):
-        more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
+        more = f" and {len(users) - _MAX_NAMED} more" if len(users) > _MAX_NAMED else ""
         raise JobError(
             f"offload.adapters.{odd[0]}: no user of this run has the name {odd[0]!r}; its users are "
-            f"{', '.join(users[:_MOST_NAMED])}{more}"
+            f"{', '.join(users[:_MAX_NAMED])}{more}"
         )
     found: list[tuple[str, list[str]]] = [(job.adapter.config, [])]
     for user in users:

@@ -35,7 +35,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 _HUGE = 1 << 70
 _POWERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 300)
 _TINY = 1e-12
-_MOST_HALVINGS = 200
+_MAX_HALVINGS = 200
 # What else has to be in a job before a key may have other values.
 _BESIDES: Mapping[str, Mapping[str, object]] = {
     "train.batch_size": {"train.microbatches": 1},
@@ -216,7 +216,7 @@ def _range(accepts: Callable[[float], bool], start: float) -> str:
 
 def _float_edge(accepts: Callable[[float], bool], inside: float, outside: float) -> float:
     """Nearly the last accepted number on the way to one that is refused."""
-    for _ in range(_MOST_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if accepts(middle) else (inside, middle)
         if abs(outside - inside) <= _TINY * max(1.0, abs(inside)):
@@ -264,7 +264,7 @@ _INSTEAD = {"train.max_steps": "train.rounds", "data.held_out": "data.eval"}
 """A chosen key -> the common key that it takes the place of."""
 
 
-class Chosen(NamedTuple):
+class ChosenValue(NamedTuple):
     """A value that was chosen for a key, and why; an empty reason is none that needs words."""
 
     value: object
@@ -277,7 +277,7 @@ def job_template(
     model: str,
     train: str,
     evaluate: str,
-    chosen: Mapping[str, Chosen] | None = None,
+    chosen: Mapping[str, ChosenValue] | None = None,
     saw: Sequence[str] = (),
 ) -> str:
     """Write a job of a task: ``parse_job`` reads it, and every key in it may be changed.

@@ -58,7 +58,7 @@ _ends_s = float("inf")
 _is_own = False
 
 
-def own_process() -> None:
+def mark_command_process() -> None:
     """Say that this process is that of a command, and may be ended; nothing ends one into which it was only loaded."""
     global _is_own
     _is_own = True
@@ -153,7 +153,7 @@ class _LastingFile(io.FileIO):
                 os.write(2, f"ringtune: {what}\n".encode())
 
 
-def lasting(stream: TextIO) -> TextIO:
+def unbreakable_stream(stream: TextIO) -> TextIO:
     """Return a stream to the same descriptor to which every text can be written.
 
     One that is such a stream already, or has no descriptor, as in a notebook, is returned as it is.
@@ -192,7 +192,7 @@ def guard_outputs() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for the life of the process
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
+    sys.stdout, sys.stderr = unbreakable_stream(sys.stdout), unbreakable_stream(sys.stderr)
 
 
 def lost_output() -> OSError | None:

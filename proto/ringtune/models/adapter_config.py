@@ -27,7 +27,7 @@ from ringtune.models.auxiliary_models import AUXILIARY_KINDS, DEFAULTS, LINEAR, 
 from ringtune.models.family import Widths
 from ringtune.storage.strict import nearest
 
-MOST_RANK: Final = 4096
+MAX_RANK: Final = 4096
 """Most rank or factor of an adapter; the widest models have matrices of some thousand."""
 
 _ACTIVATIONS = (
@@ -72,7 +72,7 @@ def _one_of(*names: str) -> _Rule:
     return _Rule(f"one of {', '.join(map(repr, names))}", lambda value: value in names)
 
 
-def _whole(least: int, most: int = MOST_RANK) -> _Rule:
+def _whole(least: int, most: int = MAX_RANK) -> _Rule:
     return _Rule(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
 
 
@@ -82,7 +82,7 @@ def _factor(value: Any) -> bool:
         keys_are_good = all(key == "default" or _is_block_name(key) for key in value)
         factors_are_good = all(_factor(item) and not isinstance(item, Mapping) for item in value.values())
         return keys_are_good and factors_are_good and "default" in value
-    return _number(value) and 0 < value <= MOST_RANK
+    return _number(value) and 0 < value <= MAX_RANK
 
 
 def _is_block_name(key: Any) -> bool:

@@ -29,7 +29,7 @@ from typing import Final
 
 from ringtune.errors import UsageError
 from ringtune.models.adapter_config import (
-    MOST_RANK,
+    MAX_RANK,
     AdapterPart,
     known_configurations,
     parse_adapter_config,
@@ -287,9 +287,9 @@ def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]
         UsageError: to a rank that none may have.
     """
     grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
-    if grown["r"] > MOST_RANK:
+    if grown["r"] > MAX_RANK:
         raise UsageError(
-            f"{count} adapters of adapter.config = {config!r} add up to rank {grown['r']:,}, at most {MOST_RANK:,} is "
+            f"{count} adapters of adapter.config = {config!r} add up to rank {grown['r']:,}, at most {MAX_RANK:,} is "
             "allowed; give one of them with --user"
         )
     return grown

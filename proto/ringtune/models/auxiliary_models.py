@@ -211,7 +211,7 @@ _OF_WHOLE: Final = ("model_type", "model_name", "name")
 """Keys that the library's configuration repeats of the file that it is in."""
 
 
-class Described(NamedTuple):
+class AdapterDescription(NamedTuple):
     """The content of ``adapter.json``.
 
     Attributes:
@@ -256,7 +256,7 @@ def describe(
     }
 
 
-def described(content: Mapping[str, Any], *, where: str) -> Described:
+def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
     """Read the content of ``adapter.json``.
 
     Args:
@@ -274,7 +274,7 @@ def described(content: Mapping[str, Any], *, where: str) -> Described:
         )
     _check(content, _RULES, where)
     if version == _ONE_KIND:
-        return Described((_part(content, where),), content["name"], content["model_type"])
+        return AdapterDescription((_part(content, where),), content["name"], content["model_type"])
     parts, library = content.get("parts"), content.get("library")
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
         raise _odd("parts", parts, where)
@@ -282,7 +282,7 @@ def described(content: Mapping[str, Any], *, where: str) -> Described:
         raise _odd("library", library, where)
     found = tuple(_part(part, where) for part in parts)
     whole = {key: content[key] for key in _OF_WHOLE if key in content}
-    return Described(found, content["name"], content["model_type"], library and {**library, **whole})
+    return AdapterDescription(found, content["name"], content["model_type"], library and {**library, **whole})
 
 
 def is_of_library(tensor: str, name: str) -> bool:

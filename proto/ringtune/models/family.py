@@ -30,7 +30,7 @@ NAMED_TASKS = (*CLASS_TASKS, TAGGING)
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)
 """Tasks with the pretrained model's own head, which never trains."""
 
-MOST_BLOCKS = 4096
+MAX_BLOCKS = 4096
 """Most blocks of a model that can be planned."""
 
 LM_HEAD = "lm_head.weight"

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import LM_HEAD, MOST_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.family import LM_HEAD, MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
@@ -203,7 +203,7 @@ MAIN: Final = "main"
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _ID: Final = re.compile(rf"(?P<owner>{_NAME})/(?P<name>{_NAME})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}))?")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_MOST_REF_BYTES: Final = 128
+_MAX_REF_BYTES: Final = 128
 
 
 class HubId(NamedTuple):
@@ -275,7 +275,7 @@ def _commit_of(ref: Path) -> str:
     """Read the commit that a revision names; empty where the cache does not know it."""
     try:
         with ref.open("rb") as file:
-            text = file.read(_MOST_REF_BYTES).decode("ascii", errors="replace").strip()
+            text = file.read(_MAX_REF_BYTES).decode("ascii", errors="replace").strip()
     except OSError:
         return ""
     return text if COMMIT.fullmatch(text) else ""
@@ -330,8 +330,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if padding is not None and not padding < vocab:
         raise ModelError(f"{path}: pad_token_id {padding} is no row of a table of {vocab}; make them fit")
     num_blocks = family.dimensions(config).num_blocks
-    if num_blocks > MOST_BLOCKS:
-        raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MOST_BLOCKS:,}, the most that can be planned")
+    if num_blocks > MAX_BLOCKS:
+        raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MAX_BLOCKS:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
 
 

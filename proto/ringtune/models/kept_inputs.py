@@ -173,7 +173,7 @@ def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer for kept in inputs for layer in kept.layers))
 
 
-def taken_together(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tuple[str, ...]:
+def with_shared_inputs(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tuple[str, ...]:
     """The layers that train of those named, each with all that read the same tensor; none whose input stays anyway.
 
     Example: ``value`` alone takes ``query`` and ``key`` with it; ``down`` behind ReLU is left out.

@@ -38,7 +38,7 @@ WRITTEN_OUT: Final = ("gemma2",)
 
 _WINDOW: Final = ConfigKey(default=4096, nullable=int, at_least=1)
 _LIST: Final = ConfigKey(default=None, nullable=list)
-_LEAST_CAP: Final = 1e-3
+_MIN_CAP: Final = 1e-3
 _KEEPS_QUERY: Final = ("qwen3", "gemma3_text")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text")
 _AROUND: Final = ("post_attention", "pre_feedforward", "post_feedforward")
@@ -165,8 +165,8 @@ _GEMMA2_KEYS: Final[Mapping[str, ConfigKey]] = {
     "query_pre_attn_scalar": ConfigKey(default=256, at_least=1),
     "sliding_window": _WINDOW,
     "layer_types": _LIST,
-    "final_logit_softcapping": ConfigKey(default=30.0, nullable=float, at_least=_LEAST_CAP),
-    "attn_logit_softcapping": ConfigKey(default=50.0, nullable=float, at_least=_LEAST_CAP),
+    "final_logit_softcapping": ConfigKey(default=30.0, nullable=float, at_least=_MIN_CAP),
+    "attn_logit_softcapping": ConfigKey(default=50.0, nullable=float, at_least=_MIN_CAP),
 }
 _SMOLLM3_KEYS: Final[Mapping[str, ConfigKey]] = {
     **{key: spec for key, spec in LLAMA_KEYS.items() if key != "head_dim"},
@@ -222,7 +222,7 @@ GEMMA3: Final = _family(
         **{key: spec for key, spec in _GEMMA2_KEYS.items() if key != "attn_logit_softcapping"},
         "vocab_size": ConfigKey(default=262208, at_least=1),
         "max_position_embeddings": ConfigKey(default=131072, at_least=1),
-        "final_logit_softcapping": ConfigKey(default=None, nullable=float, at_least=_LEAST_CAP),
+        "final_logit_softcapping": ConfigKey(default=None, nullable=float, at_least=_MIN_CAP),
         "rope_theta": ConfigKey(default=1000000.0),
         "rope_local_base_freq": ConfigKey(default=10000.0),
         "rope_scaling": ConfigKey(default=None, nullable=dict),

@@ -68,7 +68,7 @@ BEST_FOLDER: Final = "best"
 
 _MAX_ADAPTER_BYTES: Final = 1 << 32
 _MAX_MODEL_BYTES: Final = 1 << 40
-_MOST_DIGITS: Final = 6
+_MAX_DIGITS: Final = 6
 _HEAD_FILES: Final = (HEAD_CONFIG_FILE, HEAD_FILE)
 
 
@@ -164,6 +164,6 @@ def block_of(name: str) -> int | None:
     for family in FAMILIES.values():
         start = family.prefix + family.block_prefix
         number = name.removeprefix(start).partition(".")[0]
-        if name.startswith(start) and number.isdecimal() and len(number) <= _MOST_DIGITS:
+        if name.startswith(start) and number.isdecimal() and len(number) <= _MAX_DIGITS:
             return int(number)
     return None

@@ -6,7 +6,7 @@ resumed run needs is a function of the plan and the step: data position, depth, 
 dropout mask (``schedule.batches``, ``schedule.versions``, ``config.sections.learning_rate``; ``edge.model.skeleton``).
 Where the run itself decides the depth, the manifest has the state of that rule (``schedule.turns.Unfreezing``).
 
-``Whereabouts``: a run on a [0,3), b [3,6), owner a, whose hosts keep copies for each other, after a checkpoint::
+``CheckpointHolders``: a run on a [0,3), b [3,6), owner a, whose hosts keep copies for each other, after a checkpoint::
 
     blocks 0 to 2   in the shard of a, and in a file at b
     blocks 3 to 5   in the shard of b, and in a file at a
@@ -188,7 +188,7 @@ class Resume:
 
     Attributes:
         plan: of the run; it stays as it was, but for its length.
-        manifests: newest first; the first one of which everything is somewhere is taken (``Whereabouts``).
+        manifests: newest first; the first one of which everything is somewhere is taken (``CheckpointHolders``).
         lengths: that the run had before it was made longer.
     """
 
@@ -300,7 +300,7 @@ class _Holder(NamedTuple):
     sha256: str
 
 
-class Whereabouts:
+class CheckpointHolders:
     """The holders of trained blocks and of the head, at the step of a manifest.
 
     Args:

@@ -19,7 +19,7 @@ from ringtune.errors import IntegrityError, InvalidInputError, JobError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.hift import DISK, MEMORY
-from ringtune.schedule.migration import all_owners, steps_of_rest, with_owner_back
+from ringtune.schedule.migration import all_owners, reduced_num_steps, with_owner_back
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.versions import weight_version
@@ -29,8 +29,8 @@ from ringtune.techniques import TECHNIQUES
 
 _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
 _KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
-_MOST_TOLD = 5
-_MOST_CHARACTERS = 200
+_MAX_TOLD = 5
+_MAX_CHARACTERS = 200
 _LATER: Final[dict[str, object]] = {
     "train.turns": EQUAL,
     "data.user": "",
@@ -70,13 +70,13 @@ def describe_changes(before: Job, now: Job, *, but: Collection[str] = ()) -> str
     """
     old, new = _result_keys(before), _result_keys(now)
     names = [name for name in changed_keys(before, now) if name not in but]
-    told = [f"{name} was {_value(old, name)}, now {_value(new, name)}" for name in names[:_MOST_TOLD]]
-    return "; ".join(told) + (f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else "")
+    told = [f"{name} was {_value(old, name)}, now {_value(new, name)}" for name in names[:_MAX_TOLD]]
+    return "; ".join(told) + (f"; and {len(names) - _MAX_TOLD} more" if len(names) > _MAX_TOLD else "")
 
 
 def _value(keys: Mapping[str, object], name: str) -> str:
     said = repr(keys[name]) if name in keys else "not set"
-    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}…"
+    return said if len(said) <= _MAX_CHARACTERS else f"{said[:_MAX_CHARACTERS]}…"
 
 
 def _result_keys(job: Job) -> dict[str, object]:
@@ -163,10 +163,10 @@ class Length:
 def num_steps_of(job: Job, plan: Plan) -> int:
     """How many steps a job asks of the owners of a plan; turns that are left out have none."""
     whole = job.train.num_steps([owner.train_rows for owner in all_owners(plan.course)])
-    return steps_of_rest(plan.course, whole) if plan.course.left_out else whole
+    return reduced_num_steps(plan.course, whole) if plan.course.left_out else whole
 
 
-def as_it_was(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Length] = ()) -> Plan:
+def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Length] = ()) -> Plan:
     """The plan under which a checkpoint was written: with owners that it has left out since, as far as need be.
 
     Args:

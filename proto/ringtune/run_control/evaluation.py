@@ -24,10 +24,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-MOST_CLASSES: Final = 100
+MAX_CLASSES: Final = 100
 """Most classes that a table of counts has; with more of them an evaluation has none."""
 
-LEAST_ROWS: Final = 10
+MIN_ROWS: Final = 10
 """An owner of fewer evaluation rows counts no classes: a count of one row would be its label."""
 
 _PAIR: Final = re.compile(r"class:(\d{1,3}):(\d{1,3})")
@@ -54,7 +54,7 @@ def table_of(values: Mapping[str, float], num_classes: int) -> Table:
         num_classes: of the run.
     """
     pairs = {pair: round(value) for name, value in values.items() if (pair := pair_of(name)) is not None}
-    if not pairs or num_classes > MOST_CLASSES:
+    if not pairs or num_classes > MAX_CLASSES:
         return ()
     indices = range(num_classes)
     return tuple(tuple(pairs.get((true, predicted), 0) for predicted in indices) for true in indices)
@@ -119,7 +119,7 @@ def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
     """
     found = [_TAG.fullmatch(label) for label in labels if label != OUTSIDE]
     types = sorted({match[2] for match in found if match})
-    return tuple(types) if all(found) and len(types) <= MOST_CLASSES else ()
+    return tuple(types) if all(found) and len(types) <= MAX_CLASSES else ()
 
 
 def entities_of(tags: Sequence[str]) -> frozenset[Entity]:

@@ -198,14 +198,14 @@ class Halted(NamedTuple):
     placement_number: int
 
 
-class Placed(NamedTuple):
+class PlacementFound(NamedTuple):
     """There is a placement without the lost nodes; it shall have this number."""
 
     placement_number: int
     placement: Placement
 
 
-class NotPlaced(NamedTuple):
+class NoPlacementFound(NamedTuple):
     """There is no placement without the lost nodes; the error's class and message say why."""
 
     placement_number: int
@@ -246,8 +246,8 @@ class Halt(NamedTuple):
     placement_number: int
 
 
-class PlaceAgain(NamedTuple):
-    """Find a placement without the lost nodes, for the steps after ``step``; ``Placed`` or ``NotPlaced`` answers."""
+class FindPlacement(NamedTuple):
+    """Find a placement without the lost nodes, after ``step``: ``PlacementFound`` or ``NoPlacementFound``."""
 
     placement_number: int
     part: Plan
@@ -395,13 +395,13 @@ class NodeFailed(NamedTuple):
     lost: str = ""
 
 
-class StopAsked(NamedTuple):
+class RunStopRequested(NamedTuple):
     """The user stops the run at once."""
 
     reason: str
 
 
-class DrainAsked(NamedTuple):
+class DrainRequested(NamedTuple):
     """The user stops the run after the turns that were granted, with a checkpoint."""
 
     reason: str
@@ -417,8 +417,8 @@ Event = (
     | Moved
     | MoveFailed
     | Halted
-    | Placed
-    | NotPlaced
+    | PlacementFound
+    | NoPlacementFound
     | NodeJoined
     | Replanned
     | FetchedAhead
@@ -431,8 +431,8 @@ Event = (
     | Collected
     | BestSent
     | NodeFailed
-    | StopAsked
-    | DrainAsked
+    | RunStopRequested
+    | DrainRequested
     | TimerFired
 )
 
@@ -583,7 +583,7 @@ Command = (
     | Move
     | FetchAhead
     | Halt
-    | PlaceAgain
+    | FindPlacement
     | AwaitNodes
     | LogRecovery
     | ShowStep

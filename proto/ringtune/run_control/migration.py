@@ -40,7 +40,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, Turn
 
 
-class FetchingAhead:
+class WeightPrefetch:
     """The base weights that nodes of one run fetch while it trains.
 
     Attributes:
@@ -54,7 +54,7 @@ class FetchingAhead:
         self._waiting: set[str] = set()
         self._answers: list[FetchedAhead] = []
 
-    def look_ahead(self, plan: Plan, tried: int, lost: Collection[str]) -> list[FetchAhead]:
+    def prefetch_next(self, plan: Plan, tried: int, lost: Collection[str]) -> list[FetchAhead]:
         """Ask the nodes of the placement after that of number ``tried``, once."""
         following = next((one.placement_number for one in plan.placements if one.placement_number > tried), None)
         if following is None or following in self._asked:
@@ -109,7 +109,7 @@ class FetchingAhead:
 _RESTING, _MOVING, _BACK = "to rest", "to move", "to go back"
 
 
-class Moving:
+class Migration:
     """The moves of one run.
 
     Args:
@@ -124,7 +124,7 @@ class Moving:
 
     def __init__(self, plan: Plan, start: StartPoint | None, *, wait_s: float) -> None:
         self.part = plan.at(start.placement_number if start else plan.placement.placement_number)
-        self._ahead = FetchingAhead()
+        self._ahead = WeightPrefetch()
         self.plan, self._wait_s = plan, wait_s
         self._tried = self.part.placement.placement_number
         self._lost: set[str] = set()
@@ -152,9 +152,9 @@ class Moving:
 
     # ---- what comes -------------------------------------------------------------------------------
 
-    def look_ahead(self) -> list[Command]:
+    def prefetch_next(self) -> list[Command]:
         """Let the nodes of the plan's next placement fetch its base weights, while the present one trains."""
-        return [*self._ahead.look_ahead(self.plan, self._tried, self._lost)]
+        return [*self._ahead.prefetch_next(self.plan, self._tried, self._lost)]
 
     def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
         """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.

@@ -1,6 +1,6 @@
 """Recovery of a run on the coordinator: after a lost host, after a bad step, and the wait for a node.
 
-Its parts and rules; the state machine that owns them is ``state_machine.Rounds``.
+Its parts and rules; the state machine that owns them is ``state_machine.RunStateMachine``.
 
 ::
 
@@ -43,6 +43,7 @@ from ringtune.errors import CapacityError, DivergedError, PeerLostError, Storage
 from ringtune.run_control.events import (
     AwaitNodes,
     Command,
+    FindPlacement,
     Finish,
     Halt,
     Halted,
@@ -53,11 +54,10 @@ from ringtune.run_control.events import (
     Move,
     Moved,
     NodeFailed,
-    PlaceAgain,
     ShowStep,
 )
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import KeptCopies, Source, why_it_waits
+from ringtune.schedule.migration import CopyHolders, Source, wait_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
@@ -80,7 +80,7 @@ class RecoveryPolicy:
     awaits_s: float = 0.0
 
 
-def why_it_ends(lost: str, course: Course, kept: KeptCopies, policy: RecoveryPolicy) -> str:
+def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPolicy) -> str:
     """The reason why the run can't continue without a node; empty if it can.
 
     Args:
@@ -92,7 +92,7 @@ def why_it_ends(lost: str, course: Course, kept: KeptCopies, policy: RecoveryPol
     if course.owner(lost) is not None and not policy.awaits_s:
         if not policy.leaves_out:
             return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
-        if why := why_it_waits(course, lost):
+        if why := wait_reason(course, lost):
             return f"the run can't leave out the rows of {lost}: {why}; {RESUME}"
     if kept.step is None:
         return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"
@@ -180,7 +180,7 @@ class BadSteps:
         """Note that every turn up to this one is committed."""
         self._committed = index
 
-    def why_it_ends(self, step: int | None) -> str:
+    def end_reason(self, step: int | None) -> str:
         """Why a run does not go back because of a bad step; empty if it does.
 
         Args:
@@ -192,11 +192,11 @@ class BadSteps:
             return f"the steps after step {step} were done a second time because of it, and it came again"
         return ""
 
-    def go_back(self) -> None:
+    def rewind(self) -> None:
         """All nodes go back because of a bad step."""
         self._is_going_back = True
 
-    def went_back(self, last: int) -> None:
+    def note_rewind(self, last: int) -> None:
         """Note up to which turn everything is done again, of whatever reason all went back."""
         if self._is_going_back or self._committed < self._last_again:
             self._last_again = last
@@ -206,7 +206,7 @@ class BadSteps:
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 
-class Waiting:
+class AwaitedNodes:
     """The nodes that one recovery waits for, with deadlines; true while there is one.
 
     Args:
@@ -355,7 +355,7 @@ class Recovery:
         """Ask for a placement without all that are gone."""
         self.is_old = False
         asked = part if self.course is None else Plan(self.course, part.placements)
-        return PlaceAgain(self.placement_number, asked, gone, self.step)
+        return FindPlacement(self.placement_number, asked, gone, self.step)
 
     def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
         """Take a placement in which the run continues.
@@ -412,7 +412,7 @@ class Recovery:
         """The point where the nodes that were sent continue."""
         return needed(self.start, "a recovery sends its nodes somewhere and has sent nobody")
 
-    def move(self, kept: KeptCopies, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
+    def move(self, kept: CopyHolders, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
         """Send every living node to the placement; one without a place in it only stops.
 
         Args:

@@ -40,21 +40,21 @@ from ringtune.errors import (
     needed,
 )
 from ringtune.run_control import events as rd
-from ringtune.run_control.migration import Moving
+from ringtune.run_control.migration import Migration
 from ringtune.run_control.recovery import (
     NOTHING_KEPT,
     RESUME,
+    AwaitedNodes,
     BadSteps,
     Recovery,
     RecoveryPolicy,
     UncommittedLog,
-    Waiting,
+    end_reason,
     is_bad_step,
-    why_it_ends,
 )
-from ringtune.run_control.turns import EvaluationSums, Granting, OpenTurn
+from ringtune.run_control.turns import EvaluationSums, OpenTurn, TurnGrants
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import KeptCopies, why_it_stays, why_it_waits, without_owner
+from ringtune.schedule.migration import CopyHolders, stay_reason, wait_reason, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn
 from ringtune.schedule.versions import unfreezing_steps
@@ -101,7 +101,7 @@ _RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
 
 
-class Rounds:
+class RunStateMachine:
     """The coordinator's state machine of one run.
 
     Args:
@@ -111,7 +111,7 @@ class Rounds:
         plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
         wait_s: longest time without progress in a phase, in seconds; in training one half more: nodes speak first.
         start: where the run continues; by default the plan's very beginning.
-        patience_evals: as for ``Granting``.
+        patience_evals: as for ``TurnGrants``.
         keeps_best: whether it keeps the result of its best evaluation.
         items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
             Where the run can go back, at most two turns are granted, whatever this says.
@@ -147,12 +147,12 @@ class Rounds:
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
         self._waiting: set[str] = set()
-        self._granting: Granting | None = None
-        self._moving: Moving | None = None
+        self._grants: TurnGrants | None = None
+        self._migration: Migration | None = None
         self._evaluation = EvaluationSums()
         self._recovers, self._policy = recovery is not None, recovery or RecoveryPolicy()
-        self.awaited = Waiting(self._policy.awaits_s)
-        self._kept, self._log, self._bad = KeptCopies(), UncommittedLog(), BadSteps()
+        self.awaited = AwaitedNodes(self._policy.awaits_s)
+        self._kept, self._log, self._bad = CopyHolders(), UncommittedLog(), BadSteps()
         self._recovery: Recovery | None = None
         self._gone: set[str] = set()
         self._newest_placement_number = 0
@@ -207,28 +207,28 @@ class Rounds:
             case rd.TurnReported():
                 self._on_turn_done(event, now_s, commands)
             case rd.TechniqueFailed(node, problem):
-                commands += self._granting.technique_failed(node, problem) if self._granting else ()
+                commands += self._grants.technique_failed(node, problem) if self._grants else ()
             case rd.OperationsChosen():
                 self._on_operations(event, now_s, commands)
             case rd.OperationsFailed(step, error, message):
                 if self._chooses_for == step:
                     self._fail(error, message, commands)
-            case rd.Halted() | rd.Placed() | rd.NotPlaced() | rd.Rested() | rd.Moved() | rd.MoveFailed() if (
-                self._recovery
-            ):
+            case (
+                rd.Halted() | rd.PlacementFound() | rd.NoPlacementFound() | rd.Rested() | rd.Moved() | rd.MoveFailed()
+            ) if self._recovery:
                 self._on_answer(self._recovery, event, now_s, commands)
             case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
-                    self._on_moving(self._made_moving.take(event, now_s), now_s, commands)
+                    self._on_moving(self._required_migration.take(event, now_s), now_s, commands)
             case rd.Replanned() | rd.FetchedAhead():
                 self._on_replanned(event, now_s, commands)
             case rd.NodeJoined(node):
                 self._on_joined(node, now_s, commands)
             case rd.NodeFailed():
                 self._on_node_failed(event, now_s, commands)
-            case rd.DrainAsked(reason):
+            case rd.DrainRequested(reason):
                 self._drain(reason, now_s, commands)
-            case rd.StopAsked(reason):
+            case rd.RunStopRequested(reason):
                 self._fail("InterruptedRunError", reason, commands)
             case TimerFired():
                 self._on_deadline(now_s, commands)
@@ -239,7 +239,7 @@ class Rounds:
         elif self._recovery is not None:
             raise DeadlineError(f"{self._recovery.overdue(self._wait_s)}; {RESUME}")
         elif self.phase == "moving":
-            self._on_moving(self._made_moving.late(now_s), now_s, commands)
+            self._on_moving(self._required_migration.late(now_s), now_s, commands)
         else:
             raise DeadlineError(self._overdue)
 
@@ -251,7 +251,7 @@ class Rounds:
         commands.append(rd.EnterPhase(phase))
         self._set_deadline(now_s, commands)
         if phase == "training":
-            commands += self._made_moving.look_ahead()
+            commands += self._required_migration.prefetch_next()
 
     def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
         if self.awaited:
@@ -271,7 +271,7 @@ class Rounds:
             self._make_plan(now_s, commands)
         elif phase == "preparing":
             self._enter("training", now_s, commands)
-            self._granting = self._new_granting()
+            self._grants = self._new_granting()
             self._grant_ahead(now_s, commands)
             self._end_training(now_s, commands)
         else:
@@ -279,15 +279,15 @@ class Rounds:
             self.phase = "done"
             commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
 
-    def _new_granting(self) -> Granting:
-        return Granting(
-            self._made_plan,
-            self._made_moving.part.nodes,
+    def _new_granting(self) -> TurnGrants:
+        return TurnGrants(
+            self._required_plan,
+            self._required_migration.part.nodes,
             items_ahead=self._items_ahead,
             start=self._start_point,
             patience_evals=self._patience_evals,
             keeps_best=self._keeps_best,
-            moving=self._made_moving,
+            moving=self._required_migration,
         )
 
     def _make_plan(self, now_s: float, commands: list[rd.Command]) -> None:
@@ -306,7 +306,7 @@ class Rounds:
         if self.phase != "planning":
             return
         if self._recovers and plan.placement.copies:
-            if why := why_it_stays(plan.course, plan.placements):
+            if why := stay_reason(plan.course, plan.placements):
                 raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
         self.plan, self._start_point = plan, start or self._start_point
@@ -320,8 +320,8 @@ class Rounds:
         self._nodes = tuple(
             node for node in self.plan.nodes if node in self._nodes
         )  # those of past placements may lack
-        self._moving = Moving(self.plan, self._start_point, wait_s=self._wait_s)
-        part = self._moving.part
+        self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
+        part = self._migration.part
         self._enter("preparing", now_s, commands, part.nodes)
         commands += [rd.Prepare(node, part) for node in part.nodes]
         if self._goes_back and self._start_point is None and self._policy.begins_anew:
@@ -333,52 +333,52 @@ class Rounds:
         return self._recovers and self.plan is not None and self.plan.placement.copies
 
     @property
-    def _made_plan(self) -> Plan:
+    def _required_plan(self) -> Plan:
         return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
 
     @property
-    def _made_granting(self) -> Granting:
-        return needed(self._granting, f"phase {self.phase} does not train yet")
+    def _required_grants(self) -> TurnGrants:
+        return needed(self._grants, f"phase {self.phase} does not train yet")
 
     @property
-    def _made_moving(self) -> Moving:
-        return needed(self._moving, f"phase {self.phase} needs a plan and there is none")
+    def _required_migration(self) -> Migration:
+        return needed(self._migration, f"phase {self.phase} needs a plan and there is none")
 
     @property
     def _chooses_for(self) -> int | None:
         """The step for which an operation table is being chosen; None if none is."""
-        return self._granting.chooses_for if self._granting is not None else None
+        return self._grants.chooses_for if self._grants is not None else None
 
     @property
     def unfreeze_at(self) -> tuple[int, ...]:
         """The steps at which one more block began to train, up to the last turn that was granted."""
-        return unfreezing_steps(self._made_plan.course.decided(self._decided))
+        return unfreezing_steps(self._required_plan.course.decided(self._decided))
 
     @property
     def _decided(self) -> tuple[int, ...]:
-        last = self._granting.last if self._granting else None
+        last = self._grants.last if self._grants else None
         return last.unfreeze_at if last else self._start_point.unfreezing.unfreeze_at if self._start_point else ()
 
     # ---- moving -----------------------------------------------------------------------------------
 
     def _move_if_due(self, now_s: float, commands: list[rd.Command]) -> None:
         """Begin to move, once every turn of the present placement is done."""
-        granting = self._made_granting
-        turn = granting.moves_before
+        grants = self._required_grants
+        turn = grants.moves_before
         if turn is not None:
             self._enter("moving", now_s, commands)
-            found = self._made_moving.begin(turn, granting.last, self._decided, now_s)
+            found = self._required_migration.begin(turn, grants.last, self._decided, now_s)
             self._on_moving(found, now_s, commands)
 
     def _on_moving(self, found: list[rd.Command], now_s: float, commands: list[rd.Command]) -> None:
         """Send the nodes the next stage of a move; once it is over, training continues."""
         commands += found
-        moving, granting = self._made_moving, self._made_granting
+        moving, grants = self._required_migration, self._required_grants
         if moving.is_under_way:
             if found:
                 self._set_deadline(now_s, commands)
             return
-        granting.place(moving.part)
+        grants.place(moving.part)
         self._train_on(now_s, commands)
 
     def _train_on(self, now_s: float, commands: list[rd.Command]) -> None:
@@ -396,8 +396,8 @@ class Rounds:
         if isinstance(event, rd.Replanned) and any(piece.node in self._gone for piece in event.placement.slices):
             return
         if self.phase == "training" and not self._drain_reason:
-            commands += self._made_moving.replanned(event, self._made_granting.last)
-            self.plan = self._made_moving.plan
+            commands += self._required_migration.replanned(event, self._required_grants.last)
+            self.plan = self._required_migration.plan
             self._move_if_due(now_s, commands)
 
     # ---- losses -----------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ class Rounds:
         lost = event.lost or event.node
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
-        moving, is_lost = self._moving, event.error == PeerLostError.__name__
+        moving, is_lost = self._migration, event.error == PeerLostError.__name__
         if moving is None or not is_lost or not self._goes_back or self.phase not in _RECOVERS_IN:
             self._continue_without(event.node, event, now_s, commands)
             return
@@ -418,14 +418,14 @@ class Rounds:
         self._kept.lose(lost)
         if self._recovery is None and lost not in moving.part.nodes:
             self._continue_without(lost, event, now_s, commands)
-        elif problem := why_it_ends(lost, self._course, self._kept, self._policy):
+        elif problem := end_reason(lost, self._course, self._kept, self._policy):
             self._fail(event.error, f"{event.message}; {problem}", commands)
         else:
             self._recover(lost, event.message, now_s, commands)
 
     def _continue_without(self, lost: str, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """End the run, unless it can continue without this node: the present placement does not need it."""
-        moving = self._moving
+        moving = self._migration
         if moving is None or lost in moving.part.nodes:
             self._fail(event.error, event.message, commands)
             return
@@ -443,23 +443,23 @@ class Rounds:
         if self.phase != "training":
             self._continue_without(event.node, event, now_s, commands)
             return
-        problem = self._bad.why_it_ends(self._kept.step) if self._goes_back else NOTHING_KEPT
+        problem = self._bad.end_reason(self._kept.step) if self._goes_back else NOTHING_KEPT
         if problem:
             self._log.forget_held()  # what came since the committed turn may be of the bad step
             self._fail(event.error, f"{event.message}; {problem}", commands)
             return
-        self._bad.go_back()
-        recovery = self._go_back((), event.message, now_s, commands)
-        recovery.place(self._made_plan, self._made_moving.part.placement)
+        self._bad.rewind()
+        recovery = self._rewind((), event.message, now_s, commands)
+        recovery.place(self._required_plan, self._required_migration.part.placement)
         commands += recovery.halt()
 
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
         """Let placements have a node; continue a run that waited for it, or for any node with room."""
-        if not self._recovers or self._moving is None or self.phase not in _RECOVERS_IN or node in self._nodes:
+        if not self._recovers or self._migration is None or self.phase not in _RECOVERS_IN or node in self._nodes:
             return
         self._gone.discard(node)
         self._nodes = (*self._nodes, node)
-        self._moving.join(node)
+        self._migration.join(node)
         if self._recovery is None:
             return
         self._recovery.join(node)
@@ -473,14 +473,14 @@ class Rounds:
     def _course(self) -> Course:
         """The course of the run, or the one with which it continues after the recovery under way."""
         found = self._recovery.course if self._recovery else None
-        return found or self._made_plan.course
+        return found or self._required_plan.course
 
     def _commit(self, turn: Turn) -> None:
         """Never go back to the turns up to this one."""
-        self._made_granting.commit(turn.index)
+        self._required_grants.commit(turn.index)
         self._bad.commit(turn.index)
         if turn.kind is StepKind.TRAIN:
-            self._kept.commit(self._made_plan.course, self._made_moving.part.placement, turn)
+            self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
         """Let all other nodes stop, and search a placement without the one that is lost."""
@@ -488,15 +488,15 @@ class Rounds:
         commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
         if self._course.owner(lost) is not None:
-            if self._policy.leaves_out and not why_it_waits(self._course, lost):
+            if self._policy.leaves_out and not wait_reason(self._course, lost):
                 course = without_owner(self._course, lost, self._course.turns_of(self._kept.step or 0))
             else:
                 self.awaited.for_owner(lost, now_s)
-        recovery = self._go_back((lost,), "", now_s, commands, course)
+        recovery = self._rewind((lost,), "", now_s, commands, course)
         commands += recovery.halt()
         self._find_placement(recovery, now_s, commands)
 
-    def _go_back(
+    def _rewind(
         self,
         lost: tuple[str, ...],
         bad_step: str,
@@ -505,14 +505,14 @@ class Rounds:
         course: Course | None = None,
     ) -> Recovery:
         """Begin to bring all living nodes back to the end of the committed turn, in a placement of its own."""
-        self._granting = self._granting or self._new_granting()
+        self._grants = self._grants or self._new_granting()
         self._newest_placement_number = (
-            max(self._newest_placement_number, *(one.placement_number for one in self._made_plan.placements)) + 1
+            max(self._newest_placement_number, *(one.placement_number for one in self._required_plan.placements)) + 1
         )
         self._log.forget_held()
         self._evaluation.forget()
-        self._made_moving.recover(None, 0, ())
-        self._made_granting.halt()
+        self._required_migration.recover(None, 0, ())
+        self._required_grants.halt()
         self._recovery = Recovery(
             placement_number=self._newest_placement_number,
             lost=lost,
@@ -541,9 +541,9 @@ class Rounds:
             self._enter("moving", now_s, commands, self._nodes)
         if not self._kept.step:
             self._kept.begin(StartPoint.of(self._course).holder)
-        part = self._made_moving.part
+        part = self._required_migration.part
         if recovery.back and recovery.course is None and set(part.nodes) <= set(self._nodes):
-            recovery.place(self._made_plan, part.placement, self._gone)  # as it was: nobody is missing
+            recovery.place(self._required_plan, part.placement, self._gone)  # as it was: nobody is missing
             self._next_stage(recovery, now_s, commands)
         else:
             commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
@@ -555,12 +555,12 @@ class Rounds:
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
-            case rd.NotPlaced(placement_number, error, message) if placement_number == recovery.placement_number:
+            case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 self._not_placed(recovery, error, message, now_s)
                 self._find_placement(recovery, now_s, commands)
                 return
-            case rd.Placed(placement_number, placement) if placement_number == recovery.placement_number:
-                recovery.place(self._made_plan, placement, self._gone)
+            case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:
+                recovery.place(self._required_plan, placement, self._gone)
             case rd.Halted(node, placement_number) | rd.Moved(node, placement_number) if (
                 placement_number == recovery.placement_number
             ):
@@ -580,13 +580,13 @@ class Rounds:
         """Send all to the placement once they have stopped; train once they have moved."""
         self._set_deadline(now_s, commands)
         if recovery.may_move:
-            commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)
+            commands += recovery.move(self._kept, self._required_grants.last, self._required_grants.repeats)
         elif recovery.has_moved:
             self._end_recovery(recovery, now_s, commands)
 
     def _end_recovery(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
         """Train on from the committed turn, in the placement that all have moved to."""
-        plan, moving, granting = recovery.moved_to, self._made_moving, self._made_granting
+        plan, moving, grants = recovery.moved_to, self._required_migration, self._required_grants
         self._recovery, self.plan = None, plan
         self.awaited.end()
         for node, sources in recovery.sources.items():
@@ -595,20 +595,20 @@ class Rounds:
             self._kept.fetched_head(recovery.moved_at.holder)
         moving.recover(plan, recovery.step, self._kept.decided)
         commands.append(recovery.log(plan, now_s))
-        self._before = granting.last
+        self._before = grants.last
         if recovery.course is None:
-            commands += granting.go_back(moving.part)
+            commands += grants.rewind(moving.part)
         else:
             self._log.forget_shown()
-            granting.leave_out(plan, moving.part, recovery.moved_at)
-        if granting.last is not None:
-            self._bad.went_back(granting.last.index)
+            grants.leave_out(plan, moving.part, recovery.moved_at)
+        if grants.last is not None:
+            self._bad.note_rewind(grants.last.index)
         self._train_on(now_s, commands)
 
     # ---- training ---------------------------------------------------------------------------------
 
     def _grant_ahead(self, now_s: float, commands: list[rd.Command]) -> None:
-        found = self._made_granting.ahead()
+        found = self._required_grants.ahead()
         if any(isinstance(command, rd.ChooseOperations) for command in found):
             self._set_deadline(now_s, commands)
         commands += found
@@ -616,61 +616,61 @@ class Rounds:
         self._collect_best(now_s, commands)
 
     def _on_step(self, event: rd.StepReported, now_s: float, commands: list[rd.Command]) -> None:
-        granting = self._granting
-        turn = granting.open.of_item(event.seq) if granting else None
-        if granting is None or turn is None or not granting.open.item_done(turn, event):
+        grants = self._grants
+        turn = grants.open.of_item(event.seq) if grants else None
+        if grants is None or turn is None or not grants.open.item_done(turn, event):
             return
         self._set_deadline(now_s, commands)
-        commands.append(rd.LogStep(turn, event.seq, event.step, granting.depth(turn, event.step), event.values))
+        commands.append(rd.LogStep(turn, event.seq, event.step, grants.depth(turn, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
             self._evaluation.note(event.seq, event.values)
-        granting.depths.note(turn, event.seq, event.values)
+        grants.depths.note(turn, event.seq, event.values)
         self._grant_ahead(now_s, commands)
         self._close_turns(now_s, commands)  # a node's last word of a turn may come before the owner's last loss
 
     def _on_turn_done(self, event: rd.TurnReported, now_s: float, commands: list[rd.Command]) -> None:
-        granting = self._granting
-        turn = granting.open.get(event.turn) if granting else None
-        if granting is None or turn is None:
+        grants = self._grants
+        turn = grants.open.get(event.turn) if grants else None
+        if grants is None or turn is None:
             return
-        granting.tables.note(event.node, turn, event.scores)
-        granting.copies.note(event.node, turn, event.copies)
+        grants.tables.note(event.node, turn, event.scores)
+        grants.copies.note(event.node, turn, event.copies)
         self._set_deadline(now_s, commands)
-        granting.open.node_done(event.node, turn)
+        grants.open.node_done(event.node, turn)
         self._close_turns(now_s, commands)
 
     def _on_operations(self, event: rd.OperationsChosen, now_s: float, commands: list[rd.Command]) -> None:
-        found = self._made_granting.chosen(event.step, event.operations)
+        found = self._required_grants.chosen(event.step, event.operations)
         if found:
             self._set_deadline(now_s, commands)
             commands += found
 
     def _close_turns(self, now_s: float, commands: list[rd.Command]) -> None:
         """Close finished turns in order, so that whatever is logged is complete up to there."""
-        granting = self._made_granting
-        while (oldest := granting.open.oldest) is not None:
+        grants = self._required_grants
+        while (oldest := grants.open.oldest) is not None:
             turn = oldest.turn
-            if oldest.waits_for or not granting.depths.is_complete(turn):
+            if oldest.waits_for or not grants.depths.is_complete(turn):
                 break
-            granting.close(turn)
+            grants.close(turn)
             commands.append(rd.LogTurn(turn))
-            unfreezing, evaluations = granting.depths.unfreezing, granting.stopping.settled
-            if turn.kind is StepKind.TRAIN and self._made_moving.part.placement.copies:
+            unfreezing, evaluations = grants.depths.unfreezing, grants.stopping.settled
+            if turn.kind is StepKind.TRAIN and self._required_migration.part.placement.copies:
                 commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))
             self._grant_ahead(now_s, commands)
             if turn.kind is StepKind.EVALUATE:
-                sums = self._evaluation.close(turn, self._made_plan.course.owners)
-                commands += granting.judge(turn.end_step, sums) if sums is not None else []
+                sums = self._evaluation.close(turn, self._required_plan.course.owners)
+                commands += grants.judge(turn.end_step, sums) if sums is not None else []
                 if sums is not None and self.phase == "training":
                     self._grant_ahead(now_s, commands)
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
         """Collect, or end a run that was stopped, once every turn is closed; a resumed run may have none left."""
-        granting = self._made_granting
-        if granting.open or not granting.is_exhausted:
+        grants = self._required_grants
+        if grants.open or not grants.is_exhausted:
             return
         if self._drain_reason:
             self._fail("InterruptedRunError", self._drain_reason, commands)
@@ -682,7 +682,7 @@ class Rounds:
 
         Where no open turn trains or saves, nothing is waited for: a resumed run gathers scores and evaluates again.
         """
-        last = self._granting.last if self._granting else None
+        last = self._grants.last if self._grants else None
         if self.phase == "moving" and last is not None and not self._drain_reason:
             self._drain_reason = reason  # once the move is over
             return
@@ -690,20 +690,20 @@ class Rounds:
             self._fail("InterruptedRunError", reason, commands)
             return
         self._drain_reason = reason
-        commands += self._made_granting.drain(last)
-        if not self._made_granting.open.change_anything:
+        commands += self._required_grants.drain(last)
+        if not self._required_grants.open.change_anything:
             self._fail("InterruptedRunError", reason, commands)
             return
         self._end_training(now_s, commands)  # no turn may be open while a table is chosen
 
     def _collect(self, now_s: float, commands: list[rd.Command]) -> None:
-        self._enter("collecting", now_s, commands, self._made_moving.part.nodes)
+        self._enter("collecting", now_s, commands, self._required_migration.part.nodes)
         commands += [rd.Collect(node, with_head, with_private) for node, with_head, with_private in self._senders]
 
     @property
     def _senders(self) -> list[tuple[str, bool, bool]]:
         """Every node, and whether it sends the head and private blocks: the owner that has the head does."""
-        part, holder = self._made_moving.part, self._holder
+        part, holder = self._required_migration.part, self._holder
         has_private = part.placement.private_blocks > 0
         return [(node, node == holder, node == holder and has_private) for node in part.nodes]
 
@@ -713,36 +713,36 @@ class Rounds:
 
         After a recovery that no turn follows, it is the one that had it at the turn to which the run went back.
         """
-        last = self._made_granting.last
+        last = self._required_grants.last
         if last is not None and last is self._before:
             return self._kept.holder
-        return last.owner if last else (self._start_point or StartPoint.of(self._made_plan.course)).holder
+        return last.owner if last else (self._start_point or StartPoint.of(self._required_plan.course)).holder
 
     # ---- best result ------------------------------------------------------------------------------
 
     @property
     def best(self) -> Evaluations | None:
         """The state of the evaluations of a run that keeps the best result and has one; None otherwise."""
-        found = self._granting.stopping.evaluations if self._granting and self._keeps_best else None
+        found = self._grants.stopping.evaluations if self._grants and self._keeps_best else None
         return found if found and found.best is not None else None
 
     @property
     def last_step(self) -> int:
         """Steps that are done when every granted turn is."""
-        last = self._granting.last if self._granting else None
+        last = self._grants.last if self._grants else None
         return last.end_step if last else self._start_point.step if self._start_point else 0
 
     @property
     def _asked_for_best(self) -> Collection[str]:
-        return self._granting.stopping.best.asked if self._granting else ()
+        return self._grants.stopping.best.asked if self._grants else ()
 
     def _collect_best(self, now_s: float, commands: list[rd.Command]) -> None:
         """Ask every node for the best result, once no turn is open; that of the last turn is collected anyway."""
-        granting = self._made_granting
-        best = granting.stopping.best
-        if best.wanted is None or granting.is_exhausted or self._drain_reason:
+        grants = self._required_grants
+        best = grants.stopping.best
+        if best.wanted is None or grants.is_exhausted or self._drain_reason:
             return
-        if best.asked or granting.open or self.phase != "training":
+        if best.asked or grants.open or self.phase != "training":
             return
         senders = self._senders
         number = best.ask(node for node, _, _ in senders)
@@ -753,7 +753,7 @@ class Rounds:
     def _on_best_sent(self, event: rd.BestSent, now_s: float, commands: list[rd.Command]) -> None:
         if event.node in self._asked_for_best:
             self._set_deadline(now_s, commands)
-        stopping = self._granting.stopping if self._granting else None
+        stopping = self._grants.stopping if self._grants else None
         if stopping is not None and stopping.best.answered(event.node, event.number):
             stopping.sent()
             commands.append(rd.LogBest(stopping.evaluations.best_step, event.number))
@@ -777,5 +777,5 @@ class Rounds:
         if self._asked_for_best and self.phase == "training":
             limit_s, asked = TRAINING_PATIENCE * self._wait_s, ", ".join(sorted(self._asked_for_best))
             return f"waited {limit_s:g} s for the result of the best evaluation from node {asked}"
-        oldest = self._granting.open.oldest if self._granting else None
+        oldest = self._grants.open.oldest if self._grants else None
         return overdue(self.phase, self._waiting, oldest, self._chooses_for, wait_s=self._wait_s, plan_s=self._plan_s)

@@ -37,7 +37,7 @@ from ringtune.run_control.events import (
     LogUnfreeze,
     StepReported,
 )
-from ringtune.run_control.migration import Moving
+from ringtune.run_control.migration import Migration
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.base import TURNS_AHEAD
 from ringtune.schedule.operation_tables import Operations
@@ -267,12 +267,12 @@ class BestResults:
         self.asked.discard(node)
         return not self.asked
 
-    def forget_asked(self) -> None:
+    def reset_requests(self) -> None:
         """Count on no answer any more: nodes have to be asked anew."""
         self.asked = set()
 
 
-class TurnStopping:
+class EarlyStopping:
     """Decisions of one run by its evaluations: its end, and its best result.
 
     Args:
@@ -300,7 +300,7 @@ class TurnStopping:
     @property
     def has_ended(self) -> bool:
         """Whether the run ends with the last evaluation that was judged."""
-        return self.evaluations.end_a_run(self._patience)
+        return self.evaluations.stops_run(self._patience)
 
     def may_grant(self, turn: Turn) -> bool:
         """Whether every evaluation is judged, and its result sent, on which it depends whether a turn is granted."""
@@ -342,10 +342,10 @@ class TurnStopping:
     def forget_open(self) -> None:
         """Wait for no evaluation that is not complete: the turns that are not closed are begun anew."""
         self._waits = False
-        self.best.forget_asked()
+        self.best.reset_requests()
 
 
-class Granting:
+class TurnGrants:
     """The turns of one run, in their order.
 
     Args:
@@ -381,13 +381,13 @@ class Granting:
         start: StartPoint | None,
         patience_evals: int = 0,
         keeps_best: bool = False,
-        moving: Moving | None = None,
+        moving: Migration | None = None,
     ) -> None:
-        self._moving = moving
+        self._migration = moving
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
-        self.stopping = TurnStopping(patience_evals, start, keeps_best=keeps_best)
+        self.stopping = EarlyStopping(patience_evals, start, keeps_best=keeps_best)
         part = moving.part if moving else plan
         self._rules_ahead = max(1, items_ahead)
         self.rules = turn_rules(part, self._rules_ahead)
@@ -418,7 +418,7 @@ class Granting:
         return self._next if self._is_elsewhere(self._next) else None
 
     def _is_elsewhere(self, turn: Turn) -> bool:
-        return self._moving is not None and self._moving.is_due(turn)
+        return self._migration is not None and self._migration.is_due(turn)
 
     def depth(self, turn: Turn, step: int) -> int:
         """How many blocks train at a step of a turn."""
@@ -483,7 +483,7 @@ class Granting:
         self.depths.forget_open()
         self.stopping.forget_open()
 
-    def go_back(self, part: Plan) -> list[Command]:
+    def rewind(self, part: Plan) -> list[Command]:
         """Grant in another placement, once more, every turn that is not committed.
 
         Turns and items are numbered on, so that nothing that is still under way of the old ones is taken for theirs.

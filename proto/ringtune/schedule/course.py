@@ -108,7 +108,7 @@ _MERGING: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manner:
+class HelperSettings:
     """Settings of helpers that the result depends on.
 
     Attributes:
@@ -154,12 +154,12 @@ class Manner:
         return (self.interval, self.pairs, self.merged, self.overlap, self.users) == (1, EXACT, False, False, JOINT)
 
 
-IN_STEP: Final = Manner()
+IN_STEP: Final = HelperSettings()
 """After every step, from exact pairs, with the host waiting: the weights are those of local training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offload(Manner):
+class Offload(HelperSettings):
     """All that a result depends on where helpers fit adapters.
 
     Attributes:
@@ -169,20 +169,20 @@ class Offload(Manner):
     blocks: tuple[Range, ...]
 
     def __post_init__(self) -> None:
-        """Refuse ranges that are none, and what ``Manner`` refuses.
+        """Refuse ranges that are none, and what ``HelperSettings`` refuses.
 
         Raises:
             PlanError: names the value.
         """
-        Manner.__post_init__(self)
+        HelperSettings.__post_init__(self)
         check_ranges(self.blocks, where="offload.blocks")
         if not self.blocks:
             raise PlanError("offload.blocks is empty; name blocks, or leave offload out")
 
     @property
-    def manner(self) -> Manner:
+    def manner(self) -> HelperSettings:
         """The settings of helpers, without their blocks."""
-        return Manner(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Manner)})
+        return HelperSettings(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(HelperSettings)})
 
     def lag(self, unit: int) -> int:
         """How many steps of a turn a forward of a block is behind: 1 with overlap, where a helper fits the block."""
@@ -229,7 +229,7 @@ TABLES_AT_ONCE: Final = 8
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
 _MOST: Final = 1 << 31
-_MOST_BLOCKS: Final = 4096
+_MAX_BLOCKS: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -587,7 +587,7 @@ def _check_table(course: Course, operations: Operations) -> None:
 
 
 def _check_at_least(course: Course, name: str, least: int) -> None:
-    value, most = getattr(course, name), _MOST_BLOCKS if name == "num_blocks" else _MOST
+    value, most = getattr(course, name), _MAX_BLOCKS if name == "num_blocks" else _MOST
     if value < least:
         raise PlanError(f"{name} is {value}, it has to be at least {least}")
     if value > most:  # a course may come from another machine, and each block is looked at

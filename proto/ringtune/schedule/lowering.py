@@ -80,7 +80,7 @@ WAITING: Final[Mapping[str, int]] = {
     Payload.WEIGHTS: 1,
     Payload.REPLICA_GRAD: 2,
 }
-"""Parcels of a kind that may be on their way on a link or wait at its end; see ``most_waiting``."""
+"""Parcels of a kind that may be on their way on a link or wait at its end; see ``max_waiting``."""
 
 PARCELS: Final = frozenset(WAITING)
 """Payloads that are parcels."""
@@ -500,7 +500,7 @@ def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[Tenso
     return frozenset(found | {weights_key(update) for update in updates if _is_helped(plan, update, source, target)})
 
 
-def most_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
+def max_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
     """How many parcels of a kind may be on their way on a link or wait at its end."""
     if payload == Payload.REPLICA_GRAD:
         return WAITING[payload] * max(1, -(-plan.slice_of(target).num_blocks // 2))

@@ -8,7 +8,7 @@ A run of turns of 5 steps whose second placement holds from turn 3 on, with node
 Weights, moments and step counts of trained blocks move. The head stays at the owner that has it, and base weights are
 in the node's own folder, or fetched by digest from any node that has them.
 
-``KeptCopies``: each host keeps a copy for the host before it in the ring, so that a run can go back to the end of the
+``CopyHolders``: each host keeps a copy for the host before it in the ring, so that a run can go back to the end of the
 last committed turn. A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
 
     blocks 2        kept by a, a copy by b
@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
-from ringtune.schedule.run_shape import LeftOut, Owner, next_owner, turn_counts, weights
+from ringtune.schedule.run_shape import DroppedOwner, Owner, next_owner, turn_counts, weights
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import may_be_stale, weight_version
 
@@ -64,7 +64,7 @@ def copied_from(placement: Placement, node: str) -> tuple[str, ...]:
     return tuple(piece.node for piece in placement.hosts if copy_holder(placement, piece.node) == node)
 
 
-def why_it_waits(course: Course, owner: str) -> str:
+def wait_reason(course: Course, owner: str) -> str:
     """The reason why a run can't continue without an owner's rows; empty if it can."""
     if len(course.owners) == 1:
         return f"no other node than {owner} owns rows"
@@ -80,7 +80,7 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
         PlanError: the node is no owner, or the course can't continue without it.
     """
     at = next((index for index, owner in enumerate(course.owners) if owner.node == node), -1)
-    problem = f"{node} owns no rows" if at < 0 else why_it_waits(course, node)
+    problem = f"{node} owns no rows" if at < 0 else wait_reason(course, node)
     if problem:
         raise PlanError(f"the turns of node {node} can't be left out: {problem}")
     own, length = weights(course.owners, course.turns), course.local_iterations
@@ -93,7 +93,7 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
     return dataclasses.replace(
         course,
         owners=tuple(owner for owner in course.owners if owner.node != node),
-        left_out=(*course.left_out, LeftOut(owner=course.owners[at], at=at, turns=had)),
+        left_out=(*course.left_out, DroppedOwner(owner=course.owners[at], at=at, turns=had)),
         num_steps=course.num_steps - steps,
     )
 
@@ -106,7 +106,7 @@ def all_owners(course: Course) -> tuple[Owner, ...]:
     return tuple(owners)
 
 
-def steps_of_rest(course: Course, num_steps: int) -> int:
+def reduced_num_steps(course: Course, num_steps: int) -> int:
     """Steps of a run that leaves owners out, and that would have so many with all of them."""
     length, owners = course.local_iterations, all_owners(course)
     out = {one.owner.node: one.turns for one in course.left_out}
@@ -128,7 +128,7 @@ def with_owner_back(course: Course, num_steps: int) -> Course:
     owners = [*course.owners]
     owners.insert(last.at, last.owner)
     found = dataclasses.replace(course, owners=tuple(owners), left_out=course.left_out[:-1])
-    return dataclasses.replace(found, num_steps=steps_of_rest(found, num_steps))
+    return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
 
 
 def head_holder(course: Course, owner: str) -> str:
@@ -184,11 +184,11 @@ def check_placements(course: Course, placements: Sequence[Placement]) -> None:
                 f"placement {after.placement_number} runs other blocks again than the one before; give both the "
                 "same ranges"
             )
-    if len(placements) > 1 and (problem := why_it_stays(course, placements)):
+    if len(placements) > 1 and (problem := stay_reason(course, placements)):
         raise PlanError(f"a run can't move to another placement: {problem}; {_ONE}")
 
 
-def why_it_stays(course: Course, placements: Sequence[Placement]) -> str:
+def stay_reason(course: Course, placements: Sequence[Placement]) -> str:
     """Why a course stays on one placement; empty if it may move."""
     if course.method.full_parameters:
         return f"{course.method.name} trains all parameters, which do not fit beside those of the next slice"
@@ -269,7 +269,7 @@ def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) 
     return tuple(block for block in range(piece.start, piece.stop) if weight_version(settled, block, turn.end_step))
 
 
-class KeptCopies:
+class CopyHolders:
     """The holders of every trained block at the end of one turn.
 
     Attributes:

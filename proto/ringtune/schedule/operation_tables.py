@@ -436,7 +436,7 @@ SCHEMA: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GivenTable:
+class ScheduledTable:
     """A table that holds from the train turn that begins at ``step`` on.
 
     Attributes:
@@ -455,7 +455,7 @@ class GivenTable:
         return value if self.origin is None else {**value, "origin": self.origin.to_json()}
 
     @staticmethod
-    def from_json(value: object, *, where: str = "the table") -> GivenTable:
+    def from_json(value: object, *, where: str = "the table") -> ScheduledTable:
         """Read what ``to_json`` wrote.
 
         Raises:
@@ -467,10 +467,10 @@ class GivenTable:
         step = read_value(int, value.get("step"), where=f"{where}.step", error=PlanError)
         origin = TableOrigin.from_json(value["origin"], where=f"{where}.origin") if "origin" in value else None
         operations = Operations.from_json(value.get("operations"), where=f"{where}.operations")
-        return GivenTable(step=step, operations=operations, origin=origin)
+        return ScheduledTable(step=step, operations=operations, origin=origin)
 
 
-def check_tables(tables: Sequence[GivenTable]) -> None:
+def check_tables(tables: Sequence[ScheduledTable]) -> None:
     """Refuse tables that no run has chosen: none for its first step, out of order, or of different subnets.
 
     Raises:
@@ -483,12 +483,12 @@ def check_tables(tables: Sequence[GivenTable]) -> None:
         raise PlanError("operation tables are of different numbers of subnets a block; they have to be of one run")
 
 
-def table_before(tables: Sequence[GivenTable], step: int) -> Operations | None:
+def table_before(tables: Sequence[ScheduledTable], step: int) -> Operations | None:
     """The table that was in force until a turn boundary, whatever begins to hold there; None if there was none."""
     return next((table.operations for table in reversed(tables) if table.step < step), None)
 
 
-def tables_to_json(tables: Sequence[GivenTable]) -> dict[str, Any]:
+def tables_to_json(tables: Sequence[ScheduledTable]) -> dict[str, Any]:
     """Write the content of ``operations.json``."""
     return {"schema": SCHEMA, "tables": [table.to_json() for table in tables]}
 
@@ -498,7 +498,7 @@ def tables_text(tables: Sequence[str]) -> str:
     return f'{{"schema": {SCHEMA}, "tables": [{", ".join(tables)}]}}'
 
 
-def tables_from_json(value: object) -> tuple[GivenTable, ...]:
+def tables_from_json(value: object) -> tuple[ScheduledTable, ...]:
     """Read the content of ``operations.json``, or a bare table as the only one.
 
     Raises:
@@ -507,7 +507,7 @@ def tables_from_json(value: object) -> tuple[GivenTable, ...]:
     if not isinstance(value, Mapping):
         raise PlanError("operation tables have to be a JSON object; give the operations.json of a run")
     if "tables" not in value:
-        return (GivenTable(step=0, operations=Operations.from_json(value)),)
+        return (ScheduledTable(step=0, operations=Operations.from_json(value)),)
     check_keys(value, ("schema", "tables"), where="", error=PlanError)
     entries = value["tables"]
     if value.get("schema") == SCHEMA and entries == []:
@@ -517,7 +517,7 @@ def tables_from_json(value: object) -> tuple[GivenTable, ...]:
             f"operation tables of schema {value.get('schema')!r} are not a list of schema {SCHEMA}; use the version "
             "that wrote them"
         )
-    tables = tuple(GivenTable.from_json(entry, where=f"tables[{at}]") for at, entry in enumerate(entries))
+    tables = tuple(ScheduledTable.from_json(entry, where=f"tables[{at}]") for at, entry in enumerate(entries))
     check_tables(tables)
     return tables
 
@@ -559,7 +559,7 @@ UNDEFINED_POLICIES: Final = {
 """Policies of the paper that can't be built from what it says, and what is missing."""
 
 
-class Ties(enum.StrEnum):
+class TieBreak(enum.StrEnum):
     """The micro-batches that a subnet prefers where scores tie, as weight magnitudes always do."""
 
     SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
@@ -570,7 +570,7 @@ WORDS: Final[Mapping[str, type[enum.StrEnum]]] = {
     "policy": Policy,
     "backward_score": Score,
     "forward_score": Score,
-    "ties": Ties,
+    "ties": TieBreak,
 }
 """The keys of operations that are words, and the words that each may be."""
 
@@ -618,7 +618,7 @@ class Choice:
         refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
             which hosts them can be passed by. Blocks in none of them have operations of their own.
-        ties: a value of ``Ties``.
+        ties: a value of ``TieBreak``.
         is_counted: whether capacities are of micro-batches, whatever their rows, so that counts are exact; otherwise
             they are of rows, which no choice exceeds.
         tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
@@ -632,9 +632,9 @@ class Choice:
     score_scale: float = 1.0
     refresh_steps: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
-    ties: str = Ties.SPREAD.value
+    ties: str = TieBreak.SPREAD.value
     is_counted: bool = False
-    tables: tuple[GivenTable, ...] = ()
+    tables: tuple[ScheduledTable, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
@@ -681,7 +681,7 @@ class Choice:
     # ---- given tables -----------------------------------------------------------------------------
 
     @staticmethod
-    def given(tables: Sequence[GivenTable]) -> Choice:
+    def given(tables: Sequence[ScheduledTable]) -> Choice:
         """The choice that repeats what another run has chosen.
 
         Raises:
@@ -723,7 +723,7 @@ class Choice:
             if not isinstance(entries, list):
                 raise PlanError(f"{where}.tables has to be a list; plan anew")
             given["tables"] = tuple(
-                GivenTable.from_json(entry, where=f"{where}.tables[{at}]") for at, entry in enumerate(entries)
+                ScheduledTable.from_json(entry, where=f"{where}.tables[{at}]") for at, entry in enumerate(entries)
             )
         return read_dataclass(Choice, value, where=where, error=PlanError, given=given)
 

@@ -62,7 +62,7 @@ WHOLE: Final = Passage()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefixCache:
+class ActivationCacheSettings:
     """Settings of hosts that keep hidden states of rows with later visits, which enter their slices.
 
     Attributes:
@@ -239,7 +239,7 @@ class Placement:
     recompute: tuple[Range, ...] = ()
     state_on_disk: bool = False
     helpers: tuple[Helper, ...] = ()
-    cache: PrefixCache | None = None
+    cache: ActivationCacheSettings | None = None
     copies: bool = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 

@@ -250,7 +250,7 @@ def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> P
     return found
 
 
-def why_no_cache(course: Course, has_helpers: bool) -> str:
+def no_cache_reason(course: Course, has_helpers: bool) -> str:
     """Why hosts of a run can't keep what leaves its frozen prefix, with what could be done; empty if they can."""
     if course.method.full_parameters:
         return f"{course.method.name} trains all parameters, so that no prefix stays frozen; use an adapter"
@@ -267,7 +267,7 @@ def _check(plan: Plan) -> None:
     for placement in plan.placements:
         _check_helpers(course, placement)
         check_replicas(course, placement)
-        if placement.cache is not None and (problem := why_no_cache(course, bool(placement.helpers))):
+        if placement.cache is not None and (problem := no_cache_reason(course, bool(placement.helpers))):
             raise PlanError(f"hosts can't keep hidden states: {problem}; or leave the placement's cache out")
         for piece in placement.hosts:
             if piece.stop > course.num_blocks:

@@ -27,7 +27,7 @@ from ringtune.errors import PlanError
 from ringtune.ids import NODE_NAME
 from ringtune.schedule.units import Range, Units, head_of
 
-_MOST_TOLD = 8
+_MAX_TOLD = 8
 
 
 def check_user_name(name: str) -> str:
@@ -61,8 +61,8 @@ def users_text(users: Sequence[UserRows], *, but: Sequence[UserRows] = ()) -> st
         but: who is left out where name and rows are equal, to tell what differs.
     """
     told = [f"{user.name} ({user.train_rows} and {user.eval_rows})" for user in users if user not in but]
-    more = f", and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
-    return ", ".join(told[:_MOST_TOLD]) + more if told else "nobody else"
+    more = f", and {len(told) - _MAX_TOLD} more" if len(told) > _MAX_TOLD else ""
+    return ", ".join(told[:_MAX_TOLD]) + more if told else "nobody else"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +117,7 @@ class Owner:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class DroppedOwner:
     """A lost owner with its rows; its turns are left out since then.
 
     Attributes:
@@ -153,7 +153,7 @@ class Extent:
     num_steps: int
     local_iterations: int
     frozen_blocks: int = 0
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[DroppedOwner, ...] = ()
 
     def turns_of(self, num_steps: int) -> int:
         """How many train turns the first so many steps are; the last one may be short."""
@@ -177,7 +177,7 @@ class Extent:
         return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
 
 
-def check_owners(owners: tuple[Owner, ...], left_out: tuple[LeftOut, ...] = ()) -> None:
+def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:
     """Refuse owners that are no owners of a run.
 
     Raises:
@@ -204,7 +204,7 @@ EQUAL: Final = "equal"
 BY_ROWS: Final = "rows"
 TURNS: Final = (EQUAL, BY_ROWS)
 
-_MOST_APART: Final = 1000
+_MAX_APART: Final = 1000
 
 
 def weights(owners: Sequence[Owner], turns: str) -> tuple[int, ...]:
@@ -267,11 +267,11 @@ def turns_until_repeat(own: Sequence[int]) -> int:
     return sum(own) // math.gcd(*own)
 
 
-def most_turns_apart(owners: Sequence[Owner], turns: str) -> int:
+def max_turns_apart(owners: Sequence[Owner], turns: str) -> int:
     """Turns within which every owner has one; at most 1,000, however few rows an owner has.
 
     Example: with equal turns these are as many turns as there are owners.
     """
     own = weights(owners, turns)
     apart = len(own) if turns == EQUAL else sum(own) // min(own) + len(own)
-    return min(apart, max(_MOST_APART, len(own)))
+    return min(apart, max(_MAX_APART, len(own)))

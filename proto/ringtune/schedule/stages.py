@@ -36,7 +36,7 @@ from ringtune.schedule.turns import Item
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import may_be_stale, trained
 
-MOST_DEALT: Final = 4096
+MAX_DEALT: Final = 4096
 """Micro-batches within which the hosts of all stages have to repeat themselves."""
 
 
@@ -63,9 +63,9 @@ def check_shares(placement: Placement) -> None:
         PlanError: names the number.
     """
     period = _period(placement)
-    if period > MOST_DEALT:
+    if period > MAX_DEALT:
         raise PlanError(
-            f"the shares of replicas repeat themselves after {period} micro-batches, at most {MOST_DEALT} are taken; "
+            f"the shares of replicas repeat themselves after {period} micro-batches, at most {MAX_DEALT} are taken; "
             "use small shares, such as 1, 2 and 3"
         )
 
@@ -103,7 +103,7 @@ def width(placement: Placement) -> int:
     return max((len(stage) for stage in placement.stages), default=1)
 
 
-def num_dealt(placement: Placement, node: str, microbatches: int) -> int:
+def num_assigned(placement: Placement, node: str, microbatches: int) -> int:
     """How many of so many micro-batches a node hosts; all of them where it has no replica, none if it hosts nothing."""
     found = _hosts(placement)
     return sum(any(piece.node == node for piece in found[micro % len(found)]) for micro in range(microbatches))

@@ -100,7 +100,7 @@ class Evaluations:
             return Evaluations(step=step, best=loss, best_step=step)
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
-    def end_a_run(self, patience_evals: int) -> bool:
+    def stops_run(self, patience_evals: int) -> bool:
         """Whether a run with this patience ends now; with 0 it never does."""
         return 0 < patience_evals <= self.waited
 
@@ -246,7 +246,7 @@ def _most(course: Course) -> int:
     return course.num_blocks - course.frozen_blocks - 1
 
 
-_MOST_FOLLOWED = 20_000
+_MAX_FOLLOWED = 20_000
 ITEMS_AHEAD = 16
 """Turns are granted until so many items are granted beyond the finished ones; a turn has at least one item."""
 
@@ -503,7 +503,7 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     ends = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
     done, stop = map(course.turns_of_owners, ends)
     num_turns = min(stop - done, turns_until_repeat(own))
-    if num_turns > _MOST_FOLLOWED:
+    if num_turns > _MAX_FOLLOWED:
         return frozenset(itertools.permutations(names, 2))
     order = [names[index] for index in itertools.islice(owner_indices(own, done), min(stop - done, num_turns + 1))]
     has_scores = course.choice is not None and bool(course.choice.scores)

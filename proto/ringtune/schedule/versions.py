@@ -119,7 +119,7 @@ def lag(course: Course, unit: int) -> int:
     return 0 if course.offload is None else course.offload.lag(unit)
 
 
-def items_under_way(course: Course, start: int, stop: int) -> int:
+def max_open_items(course: Course, start: int, stop: int) -> int:
     """How many items may be between forward and update at a host of the blocks ``[start, stop)``; 1 if it has none."""
     if start == stop:
         return 1

@@ -130,7 +130,7 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
-def make_way(path: Path) -> None:
+def move_folder_aside(path: Path) -> None:
     """Give a folder that stands where a file has to be written another name, so that nothing of it is lost.
 
     Raises:
@@ -254,8 +254,8 @@ _LOG = logging.getLogger(__name__)
 LOCK: Final = ".ringtune-lock"
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
-_MOST_MARKER_BYTES: Final = 4096
-_MOST_NAMED: Final = 3
+_MAX_MARKER_BYTES: Final = 4096
+_MAX_NAMED: Final = 3
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 
 
@@ -271,7 +271,7 @@ def is_claimed(folder: Path, kind: str) -> bool:
     """Whether a folder has the marker of its kind, as ``claim`` wrote it."""
     path = folder / marker(kind)
     try:
-        if not is_plain_file(path) or path.stat().st_size > _MOST_MARKER_BYTES:
+        if not is_plain_file(path) or path.stat().st_size > _MAX_MARKER_BYTES:
             return False
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -290,7 +290,7 @@ def require_free(folder: Path, kind: str) -> None:
         others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
     if not others or is_claimed(folder, kind):
         return
-    named = ", ".join(others[:_MOST_NAMED]) + (f" and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED))
+    named = ", ".join(others[:_MAX_NAMED]) + (f" and {len(others) - _MAX_NAMED} more" * (len(others) > _MAX_NAMED))
     raise UsageError(
         f"{folder} is not the folder of a {kind}: it holds {named}, which nothing may write over; give a folder of its "
         f"own, such as {folder / kind}"

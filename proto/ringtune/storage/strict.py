@@ -26,13 +26,13 @@ from typing import Any, Final, TypeVar
 from ringtune.errors import IntegrityError, InvalidInputError
 
 _BEGIN: Final = b"version https://git-lfs.github.com/spec/"
-_MOST_POINTER_BYTES: Final = 1024
+_MAX_POINTER_BYTES: Final = 1024
 
 
 def is_lfs_pointer(path: Path) -> bool:
     """Whether a file is a pointer of Git LFS; False if it can't be read."""
     try:
-        if path.stat().st_size > _MOST_POINTER_BYTES:
+        if path.stat().st_size > _MAX_POINTER_BYTES:
             return False
         with path.open("rb") as file:
             return file.read(len(_BEGIN)) == _BEGIN
@@ -248,7 +248,7 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-_MOST_GIVEN_BYTES: Final = 1 << 30
+_MAX_GIVEN_BYTES: Final = 1 << 30
 
 
 def read_given(path: Path, *, encoding: str = "utf-8") -> str:
@@ -261,7 +261,7 @@ def read_given(path: Path, *, encoding: str = "utf-8") -> str:
     if path.exists() and not path.is_file():
         what = (errno.EISDIR, "it is a folder") if path.is_dir() else (errno.EINVAL, "it is a pipe or device, no file")
         raise OSError(*what, str(path))
-    if path.stat().st_size > _MOST_GIVEN_BYTES:
+    if path.stat().st_size > _MAX_GIVEN_BYTES:
         raise OSError(errno.EFBIG, "it is too long", str(path))
     return path.read_text(encoding=encoding)
 

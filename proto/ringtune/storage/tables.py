@@ -30,7 +30,7 @@ from ringtune.storage.text_files import AUTO, check_rows_file, form_suffix, open
 
 _SHOWN_LINES: Final = 5
 _SHOWN_PROBLEMS: Final = 8
-_MOST_PROBLEMS: Final = 100
+_MAX_PROBLEMS: Final = 100
 
 
 class Problem(NamedTuple):
@@ -98,7 +98,7 @@ class RowAccount:
 
     def bad(self, line: int, problem: Problem) -> None:
         """Note a row that can't be used."""
-        if problem not in self._bad and len(self._bad) >= _MOST_PROBLEMS:
+        if problem not in self._bad and len(self._bad) >= _MAX_PROBLEMS:
             problem = Problem("has another problem")
         self._bad.setdefault(problem, _Lines()).add(line)
 
@@ -162,7 +162,7 @@ TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".xlsx")
 MAX_CELL_CHARACTERS: Final = 1 << 24
 """Most characters of a cell; a longer one is a file with unmatched quotes."""
 
-MOST_NUMBER: Final = 1e9
+MAX_NUMBER: Final = 1e9
 """Largest number, in size, that a model can be asked to predict; numbers of order 1 are learned best."""
 
 Record = tuple[int, Mapping[str, object]]
@@ -259,7 +259,7 @@ def number_of(record: Record, column: str) -> float:
     """The number in a column: a number, or a text that says one.
 
     Raises:
-        RowError: the value is something else, not finite, or larger than ``MOST_NUMBER``.
+        RowError: the value is something else, not finite, or larger than ``MAX_NUMBER``.
     """
     value = record[1][column]
     try:
@@ -272,9 +272,9 @@ def number_of(record: Record, column: str) -> float:
         point = "write a point in place of the decimal comma" if has_comma else "give a number such as 0.75"
         remedy = f"{point}, or remove the row"
         raise RowError(Problem(f"column {column!r} is {problem}", remedy))
-    if abs(number) > MOST_NUMBER:
+    if abs(number) > MAX_NUMBER:
         raise RowError(
-            Problem(f"column {column!r} has a number beyond {MOST_NUMBER:g}", "divide the column by its size")
+            Problem(f"column {column!r} has a number beyond {MAX_NUMBER:g}", "divide the column by its size")
         )
     return number
 

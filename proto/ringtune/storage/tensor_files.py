@@ -43,9 +43,9 @@ DTYPE_BYTES = {
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that is read; no model that there is has one a tenth as long."""
 
-_MOST_AXES: Final = 32
-_MOST_NUMBER: Final = 1 << 62
-_MOST_TOLD: Final = 300
+_MAX_AXES: Final = 32
+_MAX_NUMBER: Final = 1 << 62
+_MAX_TOLD: Final = 300
 
 
 class TensorInfo(NamedTuple):
@@ -127,10 +127,10 @@ def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        valid = len(shape) <= _MOST_AXES and dtype in DTYPE_BYTES
-        valid = valid and all(type(number) is int and 0 <= number <= _MOST_NUMBER for number in numbers)
+        valid = len(shape) <= _MAX_AXES and dtype in DTYPE_BYTES
+        valid = valid and all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers)
         nbytes = DTYPE_BYTES[dtype] * math.prod(shape) if valid else -1
-        told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MOST_TOLD)
+        told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MAX_TOLD)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise _damaged(where, f"the entry of tensor {shown(name)} is malformed") from error
     if not valid or end - begin != nbytes:
@@ -204,7 +204,7 @@ class TensorFile:
         info = self.infos[name]
         return TensorPieces(info.dtype, info.shape, self._content.part(info.offset, info.nbytes))
 
-    def let_go_of(self, name: str) -> None:
+    def release_pages(self, name: str) -> None:
         """Free the file up to the end of this tensor, if it is held in memory."""
         info = self.infos[name]
         self._content.let_go(info.offset + info.nbytes)

@@ -15,15 +15,15 @@ turns of two steps, two owners that take turns::
     batch                         1  0    2  2    0  1      each pass over the rows in an order of its own
     step                          0  1    4  5    8  9
 
-``TurnPrefixes``: a batch is read only where it was kept in a turn that every node has done before the reading turn is
+``CachedBatches``: a batch is read only where it was kept in a turn that every node has done before the reading turn is
 granted; a host that could not keep it, or found it damaged, has reported that by then. So a turn is granted only when
 those are done that end so many items before it::
 
     items ahead 16    turn 0 [0,10)  turn 1 [10,20)  turn 2 [20,30)  turn 3 [30,40)
                       kept in 0 -------------------------> may be read from turn 3 on, which waits for the end of 0
 
-``expect_prefixes``: the savings that a planner expects, by the coordinator's own decisions, as if every turn were done
-at once.
+``expected_cache_use``: the savings that a planner expects, by the coordinator's own decisions, as if every turn were
+done at once.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from ringtune.schedule.placement import (
     ITEM_BYTES,
     ROUNDED,
     WHOLE,
+    ActivationCacheSettings,
     Passage,
     Placement,
-    PrefixCache,
 )
-from ringtune.schedule.plan import Plan, why_no_cache
+from ringtune.schedule.plan import Plan, no_cache_reason
 from ringtune.schedule.run_shape import EQUAL, turn_counts, weights
 from ringtune.schedule.stages import hosts_of_lane, lane_of
 from ringtune.schedule.turns import (
@@ -96,11 +96,13 @@ class CacheSettings:
         if self.max_bytes < 0:
             raise JobError(f"cache.max_bytes is {self.max_bytes}, it has to be at least 0")
 
-    def of_placement(self, computed: str) -> PrefixCache | None:
+    def of_placement(self, computed: str) -> ActivationCacheSettings | None:
         """The settings of hosts that keep hidden states, computed in a type; None if they do not."""
         if self.prefix == OFF:
             return None
-        return PrefixCache(max_bytes=self.max_bytes, dtype=self.dtype if self.dtype == ROUNDED else computed)
+        return ActivationCacheSettings(
+            max_bytes=self.max_bytes, dtype=self.dtype if self.dtype == ROUNDED else computed
+        )
 
 
 VISITS_AHEAD: Final = 64
@@ -110,7 +112,7 @@ _CACHED: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _HEADER_BYTES: Final = 4096
 
 
-def may_come_again(kind: StepKind) -> bool:
+def is_cacheable(kind: StepKind) -> bool:
     """Whether items of this kind are kept, and read."""
     return kind in _CACHED
 
@@ -143,7 +145,7 @@ def prefix_after(course: Course, turn: Turn) -> int:
         course: of the run.
         turn: as it was granted.
     """
-    if not may_come_again(turn.kind):
+    if not is_cacheable(turn.kind):
         return course.num_blocks
     decided = course.decided(turn.unfreeze_at, turn.operations)
     return frozen_prefix(decided, turn.kind, max(turn.first_step, turn.end_step - 1))
@@ -202,7 +204,7 @@ def _passes(placement: Placement, host: str, micro: int) -> bool:
     return any(piece.node == host for piece in hosts_of_lane(placement, lane_of(placement, micro)))
 
 
-def most_kept_bytes(course: Course, placement: Placement, host: str) -> int:
+def max_kept_bytes(course: Course, placement: Placement, host: str) -> int:
     """Bytes that a host keeps at most: no more than the limit, and than all batches of all owners take."""
     if placement.cache is None:
         return 0
@@ -220,7 +222,7 @@ def hosts_at(placement: Placement, boundary: int) -> tuple[str, ...]:
     return tuple(piece.node for piece in placement.hosts if piece.start <= boundary < piece.stop)
 
 
-class Key(NamedTuple):
+class BatchKey(NamedTuple):
     """The name of a batch with later visits.
 
     Attributes:
@@ -234,10 +236,10 @@ class Key(NamedTuple):
     batch: int
 
 
-def key_of(course: Course, item: Item) -> Key:
+def key_of(course: Course, item: Item) -> BatchKey:
     """The batch of an item."""
     is_evaluated = item.kind is StepKind.EVALUATE
-    return Key(item.owner, is_evaluated, item.batch if is_evaluated else course.batch_id(item.owner, item.batch))
+    return BatchKey(item.owner, is_evaluated, item.batch if is_evaluated else course.batch_id(item.owner, item.batch))
 
 
 def later_visits(course: Course, item: Item) -> Iterator[int]:
@@ -300,7 +302,7 @@ class _Entry(NamedTuple):
     end_seq: int
 
 
-class TurnPrefixes:
+class CachedBatches:
     """The hidden states that hosts of one run keep, by the passages of granted turns.
 
     Args:
@@ -309,9 +311,9 @@ class TurnPrefixes:
         items_ahead: so many items before a turn that reads, the turn that kept has to be done.
     """
 
-    def __init__(self, plan: Plan, cache: PrefixCache, *, items_ahead: int) -> None:
+    def __init__(self, plan: Plan, cache: ActivationCacheSettings, *, items_ahead: int) -> None:
         self._plan, self._cache, self._items_ahead = plan, cache, items_ahead
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[BatchKey, _Entry] = {}
         self._held_bytes: dict[str, int] = {}
         self._lost: dict[str, str] = {}
         self._open: deque[Turn] = deque()
@@ -319,10 +321,10 @@ class TurnPrefixes:
         self._prefix = plan.course.num_blocks
 
     @staticmethod
-    def of(plan: Plan, items_ahead: int) -> TurnPrefixes | None:
+    def of(plan: Plan, items_ahead: int) -> CachedBatches | None:
         """Those of a placement, with empty caches at its hosts; None where they keep nothing."""
         cache = plan.placement.cache
-        return None if cache is None else TurnPrefixes(plan, cache, items_ahead=items_ahead)
+        return None if cache is None else CachedBatches(plan, cache, items_ahead=items_ahead)
 
     def may_grant(self, turn: Turn) -> bool:
         """Whether every turn is done in which what the turn may read was kept."""
@@ -331,7 +333,7 @@ class TurnPrefixes:
     def decided(self, turn: Turn) -> Turn:
         """The turn with the passages of its items; the very turn where all of them are whole."""
         passages: tuple[Passage, ...] = ()
-        if may_come_again(turn.kind):
+        if is_cacheable(turn.kind):
             course = self._plan.course.decided(turn.unfreeze_at, turn.operations)
             passages = tuple(self._passage(course, turn, item) for item in items(course, turn))
         if any(passage != WHOLE for passage in passages):
@@ -394,7 +396,7 @@ class TurnPrefixes:
         prefixes = (frozen_prefix(course, item.kind, step) for step in steps)
         return itertools.takewhile(lambda prefix: prefix > 0, prefixes)
 
-    def _give_up(self, key: Key, turn: Turn) -> None:
+    def _give_up(self, key: BatchKey, turn: Turn) -> None:
         """Stop reading the kept hidden state of a batch; its bytes are free when the turn is done."""
         entry = self._entries.pop(key, None)
         if entry is not None:
@@ -405,12 +407,12 @@ class TurnPrefixes:
             self._held_bytes[host] = self._held_bytes.get(host, 0) + sign * size
 
 
-MOST_ITEMS: Final = 100_000
+MAX_ITEMS: Final = 100_000
 """About so many items from the beginning are counted, which takes seconds; of a longer run these stand for all."""
 
 
 @dataclass(slots=True)
-class ExpectedPrefixes:
+class ExpectedCacheUse:
     """The expected savings of a run by items that enter above the embedding.
 
     Attributes:
@@ -426,18 +428,18 @@ class ExpectedPrefixes:
     kept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def expect_prefixes(plan: Plan, *, start: StartPoint | None = None) -> ExpectedPrefixes:
-    """Decide the turns of a run from its beginning, up to ``MOST_ITEMS``, and count.
+def expected_cache_use(plan: Plan, *, start: StartPoint | None = None) -> ExpectedCacheUse:
+    """Decide the turns of a run from its beginning, up to ``MAX_ITEMS``, and count.
 
     Where the losses of the run decide what trains, nothing more trains in this expectation.
     """
-    found, part = ExpectedPrefixes(), plan.at(plan.placement.placement_number)
-    prefixes = TurnPrefixes.of(part, ITEMS_AHEAD)
+    found, part = ExpectedCacheUse(), plan.at(plan.placement.placement_number)
+    prefixes = CachedBatches.of(part, ITEMS_AHEAD)
     under_way: list[Turn] = []
-    for turn in itertools.takewhile(lambda turn: turn.first_seq < MOST_ITEMS, turn_sequence(plan.course, start=start)):
+    for turn in itertools.takewhile(lambda turn: turn.first_seq < MAX_ITEMS, turn_sequence(plan.course, start=start)):
         if (placement_number := due(plan.course, plan.placements, turn)) != part.placement.placement_number:
             part, under_way = plan.at(placement_number), []
-            prefixes = TurnPrefixes.of(part, ITEMS_AHEAD)
+            prefixes = CachedBatches.of(part, ITEMS_AHEAD)
         found.items += turn.num_items
         if prefixes is None:
             continue
@@ -476,10 +478,10 @@ def with_prefix_cache(job: JobSections, plan: Plan) -> Plan:
     cache = job.cache.of_placement(job.model.dtype)
     if cache is None or not plan.course.num_steps:
         return plan
-    if problem := why_no_cache(plan.course, bool(plan.placement.helpers)):
+    if problem := no_cache_reason(plan.course, bool(plan.placement.helpers)):
         raise PlanError(problem)
     cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
-    if not expect_prefixes(cached).entering:
+    if not expected_cache_use(cached).entering:
         raise PlanError(
             "no batch comes again while the blocks below stay frozen, or none has room; train longer on fewer rows, "
             "unfreeze later, or raise cache.max_bytes"
@@ -489,7 +491,7 @@ def with_prefix_cache(job: JobSections, plan: Plan) -> Plan:
 
 def cache_terms(plan: Plan, node: str) -> list[DiskTerm]:
     """What a host keeps in its folder."""
-    return [DiskTerm("hidden states", most_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")]
+    return [DiskTerm("hidden states", max_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")]
 
 
 def check_given_cache(job: JobSections, plan: Plan) -> None:
@@ -505,16 +507,16 @@ def check_given_cache(job: JobSections, plan: Plan) -> None:
             raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {remedy}")
 
 
-def _text(cache: PrefixCache) -> str:
+def _text(cache: ActivationCacheSettings) -> str:
     return f"{format_bytes(cache.max_bytes)} of {cache.dtype} at most"
 
 
 def cache_lines(plan: Plan) -> list[str]:
     """Describe what hosts keep, and what that saves; nothing without a cache."""
-    return [] if plan.placement.cache is None else [_saving(plan, expect_prefixes(plan))]
+    return [] if plan.placement.cache is None else [_saving(plan, expected_cache_use(plan))]
 
 
-def _saving(plan: Plan, expected: ExpectedPrefixes) -> str:
+def _saving(plan: Plan, expected: ExpectedCacheUse) -> str:
     course = plan.course
     share = expected.blocks / max(1, expected.items * course.num_blocks)
     hosts = ", ".join(sorted(expected.kept)) or "no host"
@@ -545,6 +547,6 @@ TECHNIQUE: Final = Technique(
     check_plan=check_given_cache,
     plan_lines=cache_lines,
     notes=cache_price,
-    turn_rule=TurnPrefixes.of,
+    turn_rule=CachedBatches.of,
     totals={"cache_reads": operator.add, "cache_read_bytes": operator.add, "cache_most_kept_bytes": max},
 )

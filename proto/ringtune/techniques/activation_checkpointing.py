@@ -72,7 +72,7 @@ def _ranges(ranges: Iterable[Range]) -> str:
 AUTO: Final = "auto"
 ACTIVATIONS: Final = (*POLICIES, AUTO)
 
-MOST_PARTS: Final = 1 << 20
+MAX_PARTS: Final = 1 << 20
 ADAPTER_DOWN: Final = "adapter_down"
 PAPER_LAYERS: Final = ("value", "down", ADAPTER_DOWN)
 """The layers for which the paper found VeLoRA best: on value and down projections, and those of adapters."""
@@ -119,8 +119,8 @@ class VeloraSettings:
             check_choice("velora.layers", layer, LAYERS)
         if len(set(self.layers)) != len(self.layers):
             raise JobError(f"velora.layers names a layer twice: {', '.join(self.layers)}; keep one")
-        if not 1 <= self.parts <= MOST_PARTS:
-            end = "least 1" if self.parts < 1 else f"most {MOST_PARTS:,}"
+        if not 1 <= self.parts <= MAX_PARTS:
+            end = "least 1" if self.parts < 1 else f"most {MAX_PARTS:,}"
             raise JobError(f"velora.parts is {self.parts}, it has to be at {end}")
         check_choice("velora.init", self.init, INITS)
 

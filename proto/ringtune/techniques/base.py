@@ -5,7 +5,7 @@ in the order of that list. What a record leaves out says nothing::
 
     a job is read, compared      check_job, later_keys
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
-    a plan or times are given    check_plan, timed_otherwise
+    a plan or times are given    check_plan, timing_mismatch
     a plan is shown              course_lines, plan_lines, notes
     turns are granted            turn_rule
     a node reports its totals    totals
@@ -127,7 +127,7 @@ class Technique:
         parcels: that nodes send each other under a plan, with the sizes of its course at any node.
         copies: what several nodes of a plan hold alike and update each by itself.
         check_plan: refuses a given plan that has the technique otherwise than the job says; raises ``PlanError``.
-        timed_otherwise: how a node, by its facts, was timed otherwise than a course needs; empty if it was not.
+        timing_mismatch: how a node, by its facts, was timed otherwise than a course needs; empty if it was not.
         course_lines: lines of a text about training.
         plan_lines: lines of a plan's text.
         notes: of a plan and the facts of its nodes: what a reader has to know before the run.
@@ -147,7 +147,7 @@ class Technique:
     parcels: Callable[[Plan, Any], Iterable[Parcel]] = _nothing
     copies: Callable[[Plan], Iterable[Copies]] = _nothing
     check_plan: Callable[[Any, Plan], object] = _nothing
-    timed_otherwise: Callable[[Course, Any], str] = _no_word
+    timing_mismatch: Callable[[Course, Any], str] = _no_word
     course_lines: Callable[[Course], Sequence[str]] = _nothing
     plan_lines: Callable[[Plan], Sequence[str]] = _nothing
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing

@@ -85,12 +85,12 @@ def check_frozen(job: JobSections) -> None:
     Raises:
         JobError: names both keys, and the remedy.
     """
-    problem = why_not_small(job)
+    problem = not_small_reason(job)
     if problem and job.runtime.frozen in FROZEN_DTYPES:
         raise JobError(f"runtime.frozen = {job.runtime.frozen!r} {problem}")
 
 
-def why_not_small(job: JobSections) -> str:
+def not_small_reason(job: JobSections) -> str:
     """Say why the frozen weights of a job can't be held small, and the remedy; empty if they can."""
     if job.model.dtype != AS_COMPUTED:
         return f"rounds weights that model.dtype = {job.model.dtype!r} wants exact; remove one of them"
@@ -120,7 +120,7 @@ def frozen_choices(job: JobSections, *, is_native: bool) -> tuple[FrozenWeights 
         return (None,)
     if wish != AUTO:
         return (FrozenWeights(dtype=wish, native=is_native),)
-    if why_not_small(job):
+    if not_small_reason(job):
         return (None,)
     return (None, *(FrozenWeights(dtype=dtype, native=is_native) for dtype in FROZEN_DTYPES))
 
@@ -150,9 +150,9 @@ def courses(job: JobSections, course: Course, nodes: Sequence[Node]) -> tuple[Co
 
 def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
     """Smaller types than the job's."""
-    if job.runtime.frozen == AS_COMPUTED and not why_not_small(job):
+    if job.runtime.frozen == AS_COMPUTED and not not_small_reason(job):
         yield "runtime.frozen", BFLOAT16
-    if job.runtime.frozen in (AS_COMPUTED, BFLOAT16) and not why_not_small(job):
+    if job.runtime.frozen in (AS_COMPUTED, BFLOAT16) and not not_small_reason(job):
         yield "runtime.frozen", INT8
 
 
@@ -172,7 +172,7 @@ def check_given_frozen(job: JobSections, plan: Plan) -> None:
         )
 
 
-def timed_otherwise(course: Course, node: Node) -> str:
+def timing_mismatch(course: Course, node: Node) -> str:
     """Say how a node was timed with frozen weights held in another way; empty if it was not."""
     timed, wanted = node.shape.frozen, name_of(course.frozen)
     return "" if timed == wanted else f"frozen weights in {timed}, the run has them in {wanted} (runtime.frozen)"
@@ -207,7 +207,7 @@ def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) 
     return f"  frozen weights in {name_of(course.frozen)}: {why}"
 
 
-MOST_WIDENED_BYTES: Final = 64 << 20
+MAX_WIDENED_BYTES: Final = 64 << 20
 """Bytes that a widened matrix may take; a larger one is widened and multiplied so many rows at a time."""
 
 _NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
@@ -240,7 +240,7 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
     """
     if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
         return 0
-    return min(MOST_WIDENED_BYTES, largest_params * (_NUMBER_BYTES[BFLOAT16] if frozen.native else item_bytes))
+    return min(MAX_WIDENED_BYTES, largest_params * (_NUMBER_BYTES[BFLOAT16] if frozen.native else item_bytes))
 
 
 TECHNIQUE: Final = Technique(
@@ -249,7 +249,7 @@ TECHNIQUE: Final = Technique(
     courses=courses,
     smaller_settings=smaller_settings,
     check_plan=check_given_frozen,
-    timed_otherwise=timed_otherwise,
+    timing_mismatch=timing_mismatch,
     course_lines=frozen_lines,
     notes=rough_times,
 )

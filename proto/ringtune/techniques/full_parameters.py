@@ -19,7 +19,7 @@ from typing import Final
 from ringtune.config.sections import Adapter, Privacy, Train
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import FULL, trains_own_weights
-from ringtune.models.family import MOST_BLOCKS
+from ringtune.models.family import MAX_BLOCKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import method_class, method_names
 from ringtune.schedule.methods.hift import ALWAYS, BOTTOM_UP, DISK, MEMORY, ORDERS, STATES
@@ -29,7 +29,7 @@ from ringtune.storage.strict import nearest
 from ringtune.techniques.base import Copies, Technique
 from ringtune.techniques.operations import OperationsSettings
 
-MOST_UNITS = MOST_BLOCKS + 2
+MAX_UNITS = MAX_BLOCKS + 2
 """Most units of a group: all blocks, embedding and head."""
 
 
@@ -52,8 +52,8 @@ class HiftSettings:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, unknown words, and a unit that stands twice."""
-        if not 1 <= self.group_size <= MOST_UNITS:
-            edge = "at least 1" if self.group_size < 1 else f"at most {MOST_UNITS:,}"
+        if not 1 <= self.group_size <= MAX_UNITS:
+            edge = "at least 1" if self.group_size < 1 else f"at most {MAX_UNITS:,}"
             raise JobError(f"hift.group_size is {self.group_size}, it has to be {edge}")
         for name, value, known in (("order", self.order, ORDERS), ("state", self.state, STATES)):
             _check_word(f"hift.{name}", value, known)
@@ -158,7 +158,7 @@ def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
         raise JobError(f"{name} = {value!r} is not one of {', '.join(known)}{close}")
 
 
-_MOST_FOLLOWED = 20_000
+_MAX_FOLLOWED = 20_000
 
 
 def lone_groups(course: Course) -> dict[str, tuple[int, ...]]:
@@ -185,9 +185,9 @@ def mixing_iterations(course: Course) -> int | None:
 
 
 def _horizon(course: Course, period: int) -> int:
-    """Steps after which owners and groups meet again as at the beginning, at most ``_MOST_FOLLOWED``."""
+    """Steps after which owners and groups meet again as at the beginning, at most ``_MAX_FOLLOWED``."""
     turns = turns_until_repeat(weights(course.owners, course.turns))
-    return min(_MOST_FOLLOWED, turns * course.local_iterations * period)
+    return min(_MAX_FOLLOWED, turns * course.local_iterations * period)
 
 
 def _owners(course: Course) -> Iterator[str]:

@@ -410,7 +410,7 @@ def _name(entry: BlockScores) -> str:
     return f"scores of owner {entry.owner}, batch {entry.batch_id}, micro-batch {entry.micro}, block {entry.block}"
 
 
-MOST_UNITS = 100
+MAX_UNITS = 100
 """Units of one row's full operation in the joint choice, at most."""
 
 
@@ -526,10 +526,10 @@ def _units(choosers: Sequence[Chooser]) -> list[_Units]:
 
 
 def _units_of(share: float) -> _Units:
-    for full in range(1, MOST_UNITS):
+    for full in range(1, MAX_UNITS):
         if abs(full * share - round(full * share)) < 1e-9:
             return _Units(full, round(full * share))
-    return _Units(MOST_UNITS, math.ceil(MOST_UNITS * share - 1e-9))
+    return _Units(MAX_UNITS, math.ceil(MAX_UNITS * share - 1e-9))
 
 
 def _knapsacks(course: Course, choosers: Sequence[Chooser], batches: Batches, units: Sequence[_Units]) -> Knapsacks:

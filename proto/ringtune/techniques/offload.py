@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ringtune.config.sections import MOST_STEPS, Adapter, Train, check_choice
+from ringtune.config.sections import MAX_STEPS, Adapter, Train, check_choice
 from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
@@ -29,7 +29,7 @@ from ringtune.schedule.course import (
     PAIRS,
     USERS,
     Course,
-    Manner,
+    HelperSettings,
     Offload,
     stream_of,
 )
@@ -84,8 +84,8 @@ class OffloadSettings:
             _check_mode(self.mode)
         else:
             _check_map(self.mode)
-        if isinstance(self.interval, bool) or not 1 <= self.interval <= MOST_STEPS:
-            edge = f"at most {MOST_STEPS:,}" if self.interval > MOST_STEPS else "at least 1"
+        if isinstance(self.interval, bool) or not 1 <= self.interval <= MAX_STEPS:
+            edge = f"at most {MAX_STEPS:,}" if self.interval > MAX_STEPS else "at least 1"
             raise JobError(f"offload.interval is {self.interval}, it has to be {edge}")
         check_choice("offload.pairs", self.pairs, PAIRS)
         check_choice("offload.users", self.users, USERS)
@@ -121,9 +121,9 @@ class OffloadSettings:
         return self.manner.is_exact
 
     @property
-    def manner(self) -> Manner:
+    def manner(self) -> HelperSettings:
         """The settings of helpers."""
-        return Manner(
+        return HelperSettings(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
         )
 
@@ -248,7 +248,7 @@ NOBODY: Final = "off"
 """The word for a plan without helpers."""
 
 
-def helped(plan: Plan, helper_of: Mapping[str, str], manner: Manner = IN_STEP) -> Plan:
+def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN_STEP) -> Plan:
     """Make the plan in which each named host has its helper for every block of its slice that may train.
 
     Each block is a range of its own, so that pairs of upper blocks travel, and their weights come back, while blocks
@@ -313,7 +313,7 @@ def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str,
     return found
 
 
-class UserUse(NamedTuple):
+class UserRowUse(NamedTuple):
     """The use that training made of one user's rows.
 
     Attributes:
@@ -351,7 +351,7 @@ def user_sets(course: Course) -> tuple[str, ...]:
     return users_of(course) if offload is not None and offload.has_users else ()
 
 
-def most_changed(course: Course) -> int:
+def max_changed(course: Course) -> int:
     """At most so many users' adapters change at one update: of an owner one a row, for each step of an interval."""
     offload = course.offload
     if offload is None or not offload.has_users:
@@ -360,7 +360,7 @@ def most_changed(course: Course) -> int:
     return min(len(users_of(course)), of_step * offload.interval)
 
 
-def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
+def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
     """The use by the first ``steps`` steps of the rows of each user with adapters of their own, in their order.
 
     Steps of an interval that is not over yet have trained rows, and made no update but at the end of the run.
@@ -380,7 +380,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
             for user in waiting:
                 updates[user] += 1
             waiting.clear()
-    return {user: UserUse(rows[user], updates[user]) for user in users}
+    return {user: UserRowUse(rows[user], updates[user]) for user in users}
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:

@@ -25,14 +25,14 @@ from ringtune.schedule.placement import Slice
 from ringtune.techniques.operations import OperationsSettings, whole
 
 
-class Counts(NamedTuple):
+class OperationCounts(NamedTuple):
     """Operations of one subnet for the micro-batches of one batch; the others pass it by."""
 
     full: int
     forward_only: int
 
 
-def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float, float]) -> Counts:
+def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float, float]) -> OperationCounts:
     """The counts of a job: its own, or as many whole full operations as fit ``compute``, and forward-only ones.
 
     Args:
@@ -44,9 +44,9 @@ def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float
         JobError: the job says nothing of how much is done.
     """
     if settings.policy == "standard":
-        return Counts(microbatches, 0)
+        return OperationCounts(microbatches, 0)
     if settings.full is not None:
-        return Counts(settings.full, settings.forward_only or 0)
+        return OperationCounts(settings.full, settings.forward_only or 0)
     if settings.compute is None:
         raise JobError(
             f"operations.policy = {settings.policy!r} needs to know how much is done; add operations.compute, such as "
@@ -55,10 +55,10 @@ def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float
     forward, both = each[0], each[0] + each[1]
     budget = settings.compute * microbatches * both
     full = min(microbatches, whole(budget, both))
-    return Counts(full, min(microbatches - full, whole(budget - full * both, forward)))
+    return OperationCounts(full, min(microbatches - full, whole(budget - full * both, forward)))
 
 
-def check_counts(settings: OperationsSettings, counts: Counts, microbatches: int) -> None:
+def check_counts(settings: OperationsSettings, counts: OperationCounts, microbatches: int) -> None:
     """Refuse counts that do not fit the micro-batches, and such under which nothing is ever full.
 
     Raises:
@@ -79,12 +79,12 @@ def check_counts(settings: OperationsSettings, counts: Counts, microbatches: int
     raise JobError("operations.full is 0, so nothing would train; set it to 1 at least")
 
 
-LEAST_SHARE: Final = 0.95
+MIN_SHARE: Final = 0.95
 """The share of the possible compute that has to be done where times are made equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
+class HostCost:
     """One host: its blocks, and what one micro-batch takes it at all of them.
 
     Attributes:
@@ -99,11 +99,11 @@ class Board:
     full_s: float
     forward_s: float
 
-    def busy_s(self, counts: Counts) -> float:
+    def busy_s(self, counts: OperationCounts) -> float:
         """Seconds of so many operations."""
         return counts.full * self.full_s + counts.forward_only * self.forward_s
 
-    def within(self, limit_s: float, microbatches: int) -> Counts | None:
+    def within(self, limit_s: float, microbatches: int) -> OperationCounts | None:
         """The counts that fill a time best; at most one full operation is given up for forward-only ones.
 
         None if not even one full operation fits.
@@ -112,13 +112,13 @@ class Board:
         found = []
         for full in (most, most - 1):
             rest = whole(limit_s - full * self.full_s, self.forward_s)
-            found.append(Counts(full, min(microbatches - full, max(0, rest))))
+            found.append(OperationCounts(full, min(microbatches - full, max(0, rest))))
         return max(
             (each for each in found if each.full > 0), key=lambda each: (self.busy_s(each), each.full), default=None
         )
 
 
-def balanced(boards: Sequence[Board], microbatches: int, most: float) -> dict[str, Counts]:
+def balanced(boards: Sequence[HostCost], microbatches: int, most: float) -> dict[str, OperationCounts]:
     """Counts of each board: of all that do nearly ``most``, those with the smallest spread of busy seconds.
 
     Exact: whichever board is busy longest, all others get what fills that time best.
@@ -133,7 +133,7 @@ def balanced(boards: Sequence[Board], microbatches: int, most: float) -> dict[st
     """
     limits = sorted(
         {
-            board.busy_s(Counts(full, forward_only))
+            board.busy_s(OperationCounts(full, forward_only))
             for board in boards
             for full in range(1, microbatches + 1)
             for forward_only in range(microbatches - full + 1)
@@ -146,19 +146,19 @@ def balanced(boards: Sequence[Board], microbatches: int, most: float) -> dict[st
             f"operations.balance can't give each of {len(boards)} nodes one full micro-batch of {microbatches}; raise "
             "operations.compute or operations.full, or leave operations.balance out"
         )
-    least = LEAST_SHARE * _compute(boards, microbatches, fitting[-1])
+    least = MIN_SHARE * _compute(boards, microbatches, fitting[-1])
     near = [limit for limit in fitting if _compute(boards, microbatches, limit) >= least]
     best = min(near, key=lambda limit: (math.ceil(100 * spread(boards, _counts(boards, microbatches, limit))), -limit))
     return _counts(boards, microbatches, best)
 
 
-def spread(boards: Sequence[Board], counts: dict[str, Counts]) -> float:
+def spread(boards: Sequence[HostCost], counts: dict[str, OperationCounts]) -> float:
     """The spread of busy seconds, as a share of the longest ones."""
     busy = [board.busy_s(counts[board.node]) for board in boards]
     return (max(busy) - min(busy)) / max(busy)
 
 
-def _counts(boards: Sequence[Board], microbatches: int, limit_s: float) -> dict[str, Counts]:
+def _counts(boards: Sequence[HostCost], microbatches: int, limit_s: float) -> dict[str, OperationCounts]:
     """The counts of all boards within a time; empty if one board could do nothing in full."""
     found = {}
     for board in boards:
@@ -169,7 +169,7 @@ def _counts(boards: Sequence[Board], microbatches: int, limit_s: float) -> dict[
     return found
 
 
-def _compute(boards: Sequence[Board], microbatches: int, limit_s: float) -> float:
+def _compute(boards: Sequence[HostCost], microbatches: int, limit_s: float) -> float:
     counts = _counts(boards, microbatches, limit_s)
     return (
         math.fsum(board.blocks * board.busy_s(counts[board.node]) / board.full_s for board in boards) if counts else 0
@@ -234,11 +234,11 @@ def choice_of(
 
 def _balanced(
     settings: OperationsSettings,
-    counts: Counts,
+    counts: OperationCounts,
     hosts: Sequence[Slice],
     costs: Mapping[str, tuple[float, float]],
     microbatches: int,
-) -> dict[str, Counts]:
+) -> dict[str, OperationCounts]:
     if Policy(settings.policy).is_pruning:
         raise JobError(
             f"operations.balance has no meaning with operations.policy = '{settings.policy}', whose budget is over all "
@@ -247,7 +247,7 @@ def _balanced(
     boards = []
     for host in hosts:
         forward, both = costs[host.node][0] * host.num_blocks, sum(costs[host.node]) * host.num_blocks
-        boards.append(Board(node=host.node, blocks=host.num_blocks, full_s=both, forward_s=forward))
+        boards.append(HostCost(node=host.node, blocks=host.num_blocks, full_s=both, forward_s=forward))
     forward, backward = _mean_cost(hosts, costs)
     each = counts.full + counts.forward_only * forward / (forward + backward)
     if settings.compute is not None:
@@ -266,7 +266,7 @@ def _by_block(
 
 
 def _pruning_capacity(
-    settings: OperationsSettings, counts: Counts, each: tuple[float, float], sizes: Sequence[int], subnets: int
+    settings: OperationsSettings, counts: OperationCounts, each: tuple[float, float], sizes: Sequence[int], subnets: int
 ) -> BlockCapacity:
     """The share of all subnets that may stay, as a capacity of each; pruning has no forward-only operations."""
     count, forward_share = len(sizes), each[0] / sum(each)
@@ -288,7 +288,7 @@ def _mean_cost(hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]])
     return forward, backward
 
 
-def _capacity(counts: Counts, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
+def _capacity(counts: OperationCounts, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
     """So many micro-batches of mean rows."""
     forward, backward = (cost / subnets for cost in each)
     rows = sum(sizes) / len(sizes)

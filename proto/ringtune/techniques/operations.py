@@ -51,7 +51,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ringtune.config.sections import MOST_STEPS, Adapter, Privacy, Train
+from ringtune.config.sections import MAX_STEPS, Adapter, Privacy, Train
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.models.adapter_support import head_group_refusal
 from ringtune.schedule.batches import num_batches
@@ -63,11 +63,11 @@ from ringtune.schedule.operation_tables import (
     BatchOperations,
     BlockCapacity,
     BlockScores,
-    GivenTable,
     Operations,
     Policy,
+    ScheduledTable,
     Score,
-    Ties,
+    TieBreak,
     check_words,
     tables_from_json,
     tables_to_json,
@@ -112,7 +112,7 @@ class OperationsSettings:
     backward_score: str = Score.WEIGHT_MAGNITUDE.value
     forward_score: str = Score.FISHER.value
     score_scale: float = 1.0
-    ties: str = Ties.SPREAD.value
+    ties: str = TieBreak.SPREAD.value
     refresh_rounds: int = 0
     table: str = ""
 
@@ -125,8 +125,8 @@ class OperationsSettings:
         for name in ("heads", "full", "forward_only", "refresh_rounds"):
             if (getattr(self, name) or 0) < 0:
                 raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")
-        if self.refresh_rounds > MOST_STEPS:
-            raise JobError(f"operations.refresh_rounds is {self.refresh_rounds}, it has to be at most {MOST_STEPS:,}")
+        if self.refresh_rounds > MAX_STEPS:
+            raise JobError(f"operations.refresh_rounds is {self.refresh_rounds}, it has to be at most {MAX_STEPS:,}")
         if self.compute is not None and not 0 < self.compute <= 1:
             raise JobError(f"operations.compute is {self.compute}, it has to be above 0 and at most 1")
         if self.compute is not None and (self.full is not None or self.forward_only is not None):
@@ -203,8 +203,8 @@ def _check_budget(operations: OperationsSettings, microbatches: int) -> None:
         )
 
 
-_MOST_BYTES: Final = 64_000_000
-_MOST_TEXT: Final = 3_000_000
+_MAX_BYTES: Final = 64_000_000
+_MAX_TEXT: Final = 3_000_000
 """Most characters of tables in a job: with the plan, which has them too, it goes to a node in one message of 8 MiB."""
 
 _REMEDY: Final = "give the operations.json of a run, or the operations of its plan.json"
@@ -227,22 +227,22 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     except (OSError, ValueError, RuntimeError) as error:
         raise JobError(f"operations.table = {settings.table!r} is no path: {error}; {_REMEDY}") from error
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise JobError(f"operations.table {path} has more than {_MOST_BYTES:,} bytes; {_REMEDY}")
+        if path.stat().st_size > _MAX_BYTES:
+            raise JobError(f"operations.table {path} has more than {_MAX_BYTES:,} bytes; {_REMEDY}")
         text = read_given(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"can't read operations.table {path}: {reason}; {_REMEDY}") from error
     table = json.dumps(tables_to_json(_tables(text, f"operations.table {path}")), separators=(",", ":"))
-    if len(table) > _MOST_TEXT:
+    if len(table) > _MAX_TEXT:
         raise JobError(
-            f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; repeat "
+            f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MAX_TEXT:,}; repeat "
             "that run by its own job.toml and --plan with its plan.json, which choose the same tables again"
         )
     return dataclasses.replace(settings, table=table)
 
 
-def given_tables(settings: OperationsSettings) -> tuple[GivenTable, ...]:
+def given_tables(settings: OperationsSettings) -> tuple[ScheduledTable, ...]:
     """The tables that a job is given, each with the step that it holds from; none where it is given none.
 
     Raises:
@@ -259,7 +259,7 @@ def _is_text(table: str) -> bool:
     return table.lstrip().startswith("{")
 
 
-def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
+def _tables(text: str, where: str) -> tuple[ScheduledTable, ...]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -360,7 +360,7 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
         chooser = Chooser(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
         limits = limits_of(course, chooser, course.microbatch_sizes())
         full = min(course.microbatches, round(limits.full * course.microbatches / sum(limits.costs)))
-        if choice.ties == Ties.TOGETHER:
+        if choice.ties == TieBreak.TOGETHER:
             firsts = [0] * choice.subnets
         else:
             firsts, totals = _firsts(totals, choice.subnets, full)

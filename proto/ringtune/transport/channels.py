@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 
 from ringtune.errors import ConnectionFailedError, TrustError
-from ringtune.texts import Repeats, times
+from ringtune.texts import RepeatCounter, times
 from ringtune.transport import speaker as speaking
 from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, Options, join_address, split_address
 from ringtune.transport.parties import Party, permission_of, require_permission, require_sender
-from ringtune.transport.retry import Once
+from ringtune.transport.retry import IdempotencyInterceptor
 from ringtune.transport.speaker import Speaker
 from ringtune.transport.status import abort
 
@@ -214,7 +214,7 @@ class Guard(grpc.ServerInterceptor):
 
     def __init__(self, refusal: Refusal) -> None:
         self._refusal = refusal
-        self._repeats = Repeats()
+        self._repeats = RepeatCounter()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Put the check before the handler of a call."""
@@ -310,7 +310,7 @@ class Server:
         pool: Any = self._workers  # gRPC asks for a ThreadPoolExecutor, and calls its submit only
         speaker = speaking.speaker()
         guards: list[grpc.ServerInterceptor] = [Guard(refusal or speaker.refusal)] if speaker and not is_public else []
-        guards.append(Once())
+        guards.append(IdempotencyInterceptor())
         self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls, interceptors=guards)
         add(self._server)
         host, _ = split_address(address, option="--bind")

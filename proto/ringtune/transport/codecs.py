@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ringtune.errors import IntegrityError, PlanError
-from ringtune.run_control.evaluation import KINDS, MOST_CLASSES, SIGNED, is_entity_count, pair_of
+from ringtune.run_control.evaluation import KINDS, MAX_CLASSES, SIGNED, is_entity_count, pair_of
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import BlockScores, Operations
@@ -240,7 +240,7 @@ def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Opera
 
 
 _BYTES: Final = 8
-_MOST_VALUES: Final = 1 << 20  # of one message; below the limit of a channel, whatever a sender says
+_MAX_VALUES: Final = 1 << 20  # of one message; below the limit of a channel, whatever a sender says
 
 
 def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[control_pb2.SubnetScores]:
@@ -279,7 +279,7 @@ def scores_from_proto(message: control_pb2.SubnetScores) -> tuple[BlockScores, .
         IntegrityError: the bytes are not whole micro-batches of so many scores and subnets.
     """
     each, size = message.scores * message.subnets, len(message.values)
-    if not each or not size or size % (_BYTES * each) or size > _BYTES * _MOST_VALUES:
+    if not each or not size or size % (_BYTES * each) or size > _BYTES * _MAX_VALUES:
         raise IntegrityError(
             f"scores of batch {message.batch_id}, block {message.block} are {size} bytes, which are not "
             f"{message.scores} scores of {message.subnets} subnets; use one version on all machines"
@@ -301,15 +301,15 @@ def _rows(numbers: Sequence[float], subnets: int) -> tuple[tuple[float, ...], ..
     return tuple(tuple(numbers[at : at + subnets]) for at in range(0, len(numbers), subnets))
 
 
-MOST_SKIPPED: Final = 1000
+MAX_SKIPPED: Final = 1000
 """Most reports that may be missing before one: those of a node whose run ended, or moved, while it was sending."""
-MOST_COUNT: Final = float(1 << 53)
-MOST_BYTES: Final = 1 << 50
-MOST_S: Final = 1e11
+MAX_COUNT: Final = float(1 << 53)
+MAX_BYTES: Final = 1 << 50
+MAX_S: Final = 1e11
 """Seconds from 1970 to the year 5138; a clock that is wrong by decades is none of this check's business."""
-_MOST_SUM: Final = 1e300
-_MOST_NAMES: Final = 64
-_MOST_COUNTS: Final = MOST_CLASSES**2 + MOST_CLASSES * len(KINDS)
+_MAX_SUM: Final = 1e300
+_MAX_NAMES: Final = 64
+_MAX_COUNTS: Final = MAX_CLASSES**2 + MAX_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
@@ -335,7 +335,7 @@ def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collec
 
 
 def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[str], end_seq: int) -> Iterator[str]:
-    if request.number > last + MOST_SKIPPED:
+    if request.number > last + MAX_SKIPPED:
         yield f"with number {request.number} after {last}"
     for step in request.steps:
         yield from _of_step(step, end_seq)
@@ -344,10 +344,10 @@ def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[s
             yield f"bytes of item {traffic.seq}, which nobody granted"
         if traffic.target not in nodes or traffic.payload not in frozenset(Payload):
             yield f"bytes of {shown(traffic.payload)} to {shown(traffic.target)}, which is none of the plan"
-        if traffic.bytes > MOST_BYTES:
+        if traffic.bytes > MAX_BYTES:
             yield f"{traffic.bytes} bytes for item {traffic.seq}"
     for transfer in request.transfers:
-        if transfer.source not in nodes or transfer.bytes > MOST_BYTES:
+        if transfer.source not in nodes or transfer.bytes > MAX_BYTES:
             yield f"{transfer.bytes} bytes from {shown(transfer.source)}"
         if not (_is_time(transfer.at_unix_s) and _is_time(transfer.seconds)):
             yield f"a message after {transfer.seconds} s at {transfer.at_unix_s}"
@@ -355,7 +355,7 @@ def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[s
         if not all(map(_is_time, (span.start_unix_s, span.end_unix_s, span.worked_s))):
             yield f"an action from {span.start_unix_s} to {span.end_unix_s}, of {span.worked_s} s"
     for saved in request.saved:
-        if not _SHA256.fullmatch(saved.sha256) or saved.bytes > MOST_BYTES or saved.step < 0:
+        if not _SHA256.fullmatch(saved.sha256) or saved.bytes > MAX_BYTES or saved.step < 0:
             yield f"a shard of step {saved.step} with {saved.bytes} bytes and digest {shown(saved.sha256)}"
     if request.lost_peer and request.lost_peer not in nodes:
         yield f"that it lost {shown(request.lost_peer)}, which is none of the plan"
@@ -368,15 +368,15 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
         yield f"an item of kind {shown(step.kind)}"
     counts = sum(1 for number in step.values if pair_of(number.name) or is_entity_count(number.name))
     names = len(step.values) - counts
-    if counts and (step.kind != StepKind.EVALUATE or counts > _MOST_COUNTS):
+    if counts and (step.kind != StepKind.EVALUATE or counts > _MAX_COUNTS):
         yield f"{counts} counts of classes for item {step.seq} of kind {shown(step.kind)}"
-    if names > _MOST_NAMES or not _is_time(step.at_unix_s):
+    if names > _MAX_NAMES or not _is_time(step.at_unix_s):
         yield f"{len(step.values)} figures of item {step.seq} at {step.at_unix_s}"
     for number in step.values:
         if number.name not in _SUMS:
-            is_good = 0 <= number.value <= MOST_COUNT
+            is_good = 0 <= number.value <= MAX_COUNT
         else:  # of items that measure it may be anything
-            is_good = abs(number.value) <= _MOST_SUM or step.kind not in _FINITE
+            is_good = abs(number.value) <= _MAX_SUM or step.kind not in _FINITE
         if not is_good:
             yield f"{shown(number.name)} = {number.value} of item {step.seq}"
 
@@ -388,10 +388,10 @@ def total_of(totals: Mapping[str, Any], name: str) -> float:
         ValueError: it is no number, or none that a node can have.
     """
     value: object = totals[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_COUNT:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError(f"{name} is {describe_value(value)}")
     return value
 
 
 def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and abs(seconds) <= MOST_S
+    return math.isfinite(seconds) and abs(seconds) <= MAX_S

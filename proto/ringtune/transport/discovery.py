@@ -22,9 +22,9 @@ from ringtune.texts import shown
 SERVICE: Final = "_ringtune._tcp.local."
 LOOK_S: Final = 3.0
 """Seconds in which a node searches coordinators."""
-MOST_FOUND: Final = 32
+MAX_FOUND: Final = 32
 """Most announcements that are read: a flooded network can't make a node hold more."""
-_MOST_ADDRESSES: Final = 8
+_MAX_ADDRESSES: Final = 8
 _LONGEST_NAME: Final = 63
 _FORM: Final = b"1"
 _PREFIX_DIGITS: Final = 16
@@ -77,7 +77,7 @@ def read_announcement(
         words: as they arrived.
     """
     version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
-    host = next((one for one in addresses[:_MOST_ADDRESSES] if _can_be_called(one)), "")
+    host = next((one for one in addresses[:_MAX_ADDRESSES] if _can_be_called(one)), "")
     known = words.get(b"form") == _FORM and _VERSION.fullmatch(version) is not None
     if not known or not host or not isinstance(port, int) or not 0 < port < 65536:
         return None

@@ -88,7 +88,7 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def own_host() -> str:
+def machine_address() -> str:
     """Find this machine's address on its network; empty if it is on none.
 
     A network without a router has no way to anywhere else: there the first interface with an address counts.

@@ -24,7 +24,7 @@ from ringtune.errors import UsageError
 from ringtune.storage.durable import storage_errors
 
 LOCAL_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
-MOST_HEADER: Final = 4096
+MAX_HEADER: Final = 4096
 """Longest header that is read, in characters."""
 
 
@@ -101,13 +101,13 @@ class Guard:
 
     def has_token(self, authorization: str | None) -> bool:
         """Whether the header ``Authorization`` bears the token; compared in a time that tells nothing of it."""
-        kind, _, given = (authorization or "")[:MOST_HEADER].partition(" ")
+        kind, _, given = (authorization or "")[:MAX_HEADER].partition(" ")
         is_bearer = kind.lower() == "bearer"
         return hmac.compare_digest(given.strip().encode(), self.token.encode()) and is_bearer and bool(self.token)
 
     def _cookie(self, header: str) -> str | None:
         try:
-            found = SimpleCookie(header[:MOST_HEADER]).get(self.cookie_name)
+            found = SimpleCookie(header[:MAX_HEADER]).get(self.cookie_name)
         except CookieError:
             return None
         return found.value if found is not None else None
@@ -136,8 +136,8 @@ def _is_local_name(host: str) -> bool:
         return False
 
 
-LEAST_CHARACTERS: Final = 20
-_MOST_BYTES: Final = 4096
+MIN_CHARACTERS: Final = 20
+_MAX_BYTES: Final = 4096
 _RANDOM_BYTES: Final = 24
 
 
@@ -164,10 +164,10 @@ def token_of(file: Path | None) -> str:
         with file.open("rb") as old:
             if stat.S_IMODE(os.fstat(old.fileno()).st_mode) & 0o077:
                 raise UsageError(f"others may read {file}, which has the token of the page; chmod 600 it")
-            content = old.read(_MOST_BYTES)
+            content = old.read(_MAX_BYTES)
     token = content.decode("ascii", "replace").strip()
-    if len(token) < LEAST_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < MIN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
-            f"{file} has no token: one line of at least {LEAST_CHARACTERS} letters; remove it to get a new one"
+            f"{file} has no token: one line of at least {MIN_CHARACTERS} letters; remove it to get a new one"
         )
     return token

@@ -289,7 +289,7 @@ def node_trust(state: Path) -> Path:
     return state / "trust"
 
 
-def found_user_trust() -> Path | None:
+def find_user_trust() -> Path | None:
     """Find the folder of this user's identity: the variable's, else the user's own, else the coordinator's admin.
 
     Raises:

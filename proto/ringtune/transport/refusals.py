@@ -21,7 +21,7 @@ _WAIT_S: Final = 3.0
 _BETWEEN_S: Final = 0.5
 
 
-def why_refused(address: str, peer: Party | None, now_unix_s: float) -> str:
+def refusal_reason(address: str, peer: Party | None, now_unix_s: float) -> str:
     """Say why certificates prevent a connection to an address that answers; empty = they are not the reason.
 
     Args:
@@ -89,10 +89,10 @@ def _answer_to(address: str, who: Speaker) -> str:
 
     A gRPC server hangs up on a certificate that it does not take; one that is being stopped does so too, but not twice.
     """
-    if not _hangs_up(address, who):
+    if not _drops_connection(address, who):
         return ""
     time.sleep(_BETWEEN_S)
-    if not _hangs_up(address, who):
+    if not _drops_connection(address, who):
         return ""
     return (
         f"{address} refuses the certificate of {who.identity.party}: its clock may be wrong, or its authority was made "
@@ -100,7 +100,7 @@ def _answer_to(address: str, who: Speaker) -> str:
     )
 
 
-def _hangs_up(address: str, who: Speaker) -> bool:
+def _drops_connection(address: str, who: Speaker) -> bool:
     """Whether a party that can be reached ends the connection after this side's certificate."""
     identity = who.identity
     context = ssl.create_default_context(cadata=identity.authority_pem.decode("ascii"))

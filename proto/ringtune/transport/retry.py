@@ -12,7 +12,7 @@ attempt asks for the result of the same work, and a repeated attempt gets the sa
 So a lost answer, or a connection that is gone for less than the lease, costs a moment and not the run; and a server
 that is silent for a lease is lost, however long the work may take.
 
-The terms of an attempt (``Held``) travel beside its request; a call without terms is not carried out once:
+The terms of an attempt (``AttemptTerms``) travel beside its request; a call without terms is not carried out once:
 
 ============== =======================================================================================
 ringtune-call   caller; random, the same in every attempt of one call
@@ -21,7 +21,8 @@ ringtune-for    caller; seconds that the work may take
 ringtune-again  caller; "1": the other one has the request, this one is empty
 ============== =======================================================================================
 
-``Once`` keeps the results of the last calls; a node has two calls of its coordinator under way at a time.
+``IdempotencyInterceptor`` keeps the results of the last calls; a node has two calls of its coordinator under way at a
+time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RETRY_S: Final = 0.2
 """Between two attempts."""
 _SLOWEST_BYTES_PER_S: Final = 32 << 10
 """The slowest link on which a request still has to arrive within an attempt."""
-_LEAST_SILENT: Final = 2
+_MIN_SILENT: Final = 2
 """Attempts without an answer before anybody is lost: the one who asks may have stood still during the first."""
 
 
@@ -59,7 +60,7 @@ class Attempt(NamedTuple):
     timeout_s: float
 
 
-class Patience:
+class RetryState:
     """Counts what became of the attempts of one call.
 
     Args:
@@ -93,7 +94,7 @@ class Patience:
     def miss(self, now_s: float) -> bool:
         """Note an attempt without an answer; return whether another one follows."""
         self._num_silent += 1
-        is_lost = self._num_silent >= _LEAST_SILENT and now_s + RETRY_S > self._heard_s + self._lease_s + self._way_s
+        is_lost = self._num_silent >= _MIN_SILENT and now_s + RETRY_S > self._heard_s + self._lease_s + self._way_s
         return not is_lost and now_s + RETRY_S < self._end_s
 
 
@@ -101,12 +102,12 @@ AT_WORK: Final = "still at work"
 """Details of an answer that is none yet."""
 AT_WORK_STATUS: Final = grpc.StatusCode.ABORTED
 _CALL, _HOLD, _FOR, _AGAIN = "ringtune-call", "ringtune-hold", "ringtune-for", "ringtune-again"
-_MOST_KEY: Final = 64
+_MAX_KEY: Final = 64
 _LONGEST_HOLD_S: Final = 600.0
 _SILENT: Final = ("ConnectionFailedError", "DeadlineError")
 
 
-class Held(NamedTuple):
+class AttemptTerms(NamedTuple):
     """The terms of one attempt.
 
     Attributes:
@@ -127,7 +128,7 @@ class Held(NamedTuple):
         return ((_CALL, self.key), (_HOLD, f"{self.hold_s:.3f}"), (_FOR, f"{self.work_s:.3f}"), *again)
 
     @classmethod
-    def read(cls, metadata: Iterable[tuple[str, Any]] | None) -> Held | None:
+    def read(cls, metadata: Iterable[tuple[str, Any]] | None) -> AttemptTerms | None:
         """Read the terms of an attempt; None where a call has none, or none that are readable."""
         came = {name: value for name, value in metadata or () if isinstance(value, str)}
         key = came.get(_CALL, "")
@@ -135,7 +136,7 @@ class Held(NamedTuple):
             hold_s, work_s = float(came.get(_HOLD, "nan")), float(came.get(_FOR, "nan"))
         except ValueError:
             return None
-        if not 0 < len(key) <= _MOST_KEY or not math.isfinite(hold_s) or not math.isfinite(work_s):
+        if not 0 < len(key) <= _MAX_KEY or not math.isfinite(hold_s) or not math.isfinite(work_s):
             return None
         return cls(key, min(max(0.0, hold_s), _LONGEST_HOLD_S), max(0.0, work_s), came.get(_AGAIN) == "1")
 
@@ -159,7 +160,7 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_S = 24 * 3600.0
 
 
-class Asking:
+class RetriedCall:
     """One call with one answer, in as many attempts as it takes.
 
     Args:
@@ -168,7 +169,8 @@ class Asking:
         peer: who is asked, in words.
         lease_s: who is silent for so long is lost.
         timeout_s: for the whole call; None = as long as there are signs of life.
-        is_held: whether the server carries it out once, see ``Once``; else it may get it twice, and answers soon.
+        is_held: whether the server carries it out once, see ``IdempotencyInterceptor``; else it may get it twice, and
+            answers soon.
         now_s: a monotonic clock.
     """
 
@@ -199,7 +201,7 @@ class Asking:
             grpc.FutureCancelledError: the call was given up.
             PeerLostError: who was asked has been started again meanwhile.
         """
-        patience = Patience(
+        patience = RetryState(
             self._now_s(),
             lease_s=self._lease_s,
             timeout_s=self._timeout_s,
@@ -229,12 +231,12 @@ class Asking:
             if self._attempt is not None:
                 self._attempt.cancel()
 
-    def _once(self, patience: Patience) -> Any:
+    def _once(self, patience: RetryState) -> Any:
         now_s = self._now_s()
         hold_s, timeout_s = patience.attempt(now_s)
         terms: dict[str, Any] = {}
         if self._key:
-            terms["metadata"] = Held(self._key, hold_s, patience.left_s(now_s), self._is_known).metadata()
+            terms["metadata"] = AttemptTerms(self._key, hold_s, patience.left_s(now_s), self._is_known).metadata()
         request = type(self._request)() if self._is_known else self._request
         with self._lock:
             if self._cancelled.is_set():
@@ -280,7 +282,7 @@ def repeated(
     Raises:
         grpc.RpcError: no answer came, or it is an error.
     """
-    patience, given_up = Patience(now_s(), lease_s=lease_s, timeout_s=timeout_s), given_up or threading.Event()
+    patience, given_up = RetryState(now_s(), lease_s=lease_s, timeout_s=timeout_s), given_up or threading.Event()
     while True:
         try:
             return call(lambda: patience.hear(now_s()))
@@ -295,7 +297,7 @@ def _code(error: grpc.RpcError) -> str:
     return error.code().name if isinstance(error, grpc.Call) else "no status"
 
 
-MOST_AT_WORK: Final = 64
+MAX_AT_WORK: Final = 64
 """Calls that are carried out at a time; further ones are refused."""
 KEPT_RESULTS: Final = 32
 """Results of calls that are over."""
@@ -312,7 +314,7 @@ class _EndedError(Exception):
 class _WorkContext:
     """Stands for the context of a call in a handler: the work continues when an attempt is over."""
 
-    def __init__(self, first: grpc.ServicerContext, held: Held) -> None:
+    def __init__(self, first: grpc.ServicerContext, held: AttemptTerms) -> None:
         self._first = first
         self._end_s = time.monotonic() + held.work_s
 
@@ -373,7 +375,7 @@ class _Work:
         return self._reply
 
 
-class Once(grpc.ServerInterceptor):
+class IdempotencyInterceptor(grpc.ServerInterceptor):
     """Stands before the servicers of a server."""
 
     def __init__(self) -> None:
@@ -383,7 +385,7 @@ class Once(grpc.ServerInterceptor):
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Let a call with terms be carried out once; leave any other as it is."""
         handler = continuation(details)
-        held = Held.read(details.invocation_metadata)
+        held = AttemptTerms.read(details.invocation_metadata)
         if handler is None or held is None or handler.unary_unary is None:
             return handler
         behaviour, method = handler.unary_unary, str(details.method)
@@ -400,7 +402,7 @@ class Once(grpc.ServerInterceptor):
     def _work(
         self,
         key: tuple[str, str],
-        held: Held,
+        held: AttemptTerms,
         behaviour: Callable[[Any, Any], Any],
         request: Any,
         context: grpc.ServicerContext,
@@ -426,7 +428,7 @@ class Once(grpc.ServerInterceptor):
 
     def _forget_old(self) -> None:
         over = [key for key, work in self._works.items() if work.is_over]
-        if len(self._works) - len(over) >= MOST_AT_WORK:
-            raise BusyError(f"{MOST_AT_WORK} calls are under way here; try again later")
+        if len(self._works) - len(over) >= MAX_AT_WORK:
+            raise BusyError(f"{MAX_AT_WORK} calls are under way here; try again later")
         for key in over[: max(0, len(over) + 1 - KEPT_RESULTS)]:
             del self._works[key]

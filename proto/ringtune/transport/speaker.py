@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringtune.errors import UsageError
-from ringtune.transport.parties import found_user_trust
+from ringtune.transport.parties import find_user_trust
 
 if TYPE_CHECKING:
     from ringtune.transport.identity import CertificateFacts, Identity
@@ -107,7 +107,7 @@ def speak_as_user(*, insecure: bool) -> Path | None:
     Raises:
         TrustError: the identity can't be used.
     """
-    folder = None if insecure else found_user_trust()
+    folder = None if insecure else find_user_trust()
     if folder is None:
         speak_as(None)
     else:

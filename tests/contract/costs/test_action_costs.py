@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.action_costs import CourseCosts, Done, all_full, done_of, total
+from ringtune.costs.action_costs import CourseCosts, NodeWork, all_full, done_of, total
 from ringtune.costs.profile import LinkFacts, Profile, Work
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.operation_tables import BatchOperations, Operations
@@ -156,8 +156,8 @@ def test_operations_are_counted_by_node_in_rows_of_blocks() -> None:
     """Two rows a micro-batch: node b is passed by for the second one, and node a runs a block without a graph."""
     plan, item = planned("1111", "2133")
     done = done_of(plan, item)
-    assert done["a"] == Done(full=6, forward_only=2, sent_bytes=done["a"].sent_bytes)
-    assert done["b"] == Done(full=4, skipped=4, sent_bytes=done["b"].sent_bytes)
+    assert done["a"] == NodeWork(full=6, forward_only=2, sent_bytes=done["a"].sent_bytes)
+    assert done["b"] == NodeWork(full=4, skipped=4, sent_bytes=done["b"].sent_bytes)
     assert done["b"].shares() == {"full": 0.5, "forward_only": 0.0, "skipped": 0.5}
 
 

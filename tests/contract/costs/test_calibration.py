@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.calibration import LEAST_IN_TURN, LEAST_TIMES, LINK_CHANGED, LinkWatch, RecordedProfile
-from ringtune.costs.links import KEPT_SAMPLES, LEAST_BYTES
+from ringtune.costs.calibration import LINK_CHANGED, MIN_IN_TURN, MIN_TIMES, LinkMonitor, RecordedProfile
+from ringtune.costs.links import KEPT_SAMPLES, MIN_BYTES
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
@@ -198,7 +198,7 @@ def test_recorded_profile_takes_no_times_of_scores() -> None:
 def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:
     """Fewer than five of a kind say little: they stay as measured, and so do works that are no action, and links."""
     prior = profile_of(PLAN, links={("a", "b"): (1e6, 0.1)})
-    few = [("c", Action(Op.BACKWARD, seq, 0, 5, 6), 9.0) for seq in range(LEAST_TIMES - 1)]
+    few = [("c", Action(Op.BACKWARD, seq, 0, 5, 6), 9.0) for seq in range(MIN_TIMES - 1)]
     assert corrected(PLAN, prior, few) == prior
     enough = [*few, ("c", Action(Op.BACKWARD, 4, 0, 5, 6), 9.0)]
     found = corrected(PLAN, prior, enough)
@@ -253,12 +253,12 @@ def test_recorded_profile_ignores_what_belongs_to_no_granted_turn() -> None:
     found = RecordedProfile(PLAN.course, prior)
     turn = next(turn_sequence(PLAN.course))
     found.granted(turn)
-    for _ in range(LEAST_TIMES):
+    for _ in range(MIN_TIMES):
         found.add("stranger", Action(Op.BACKWARD, 0, 0, 5, 6), 1.0)
         found.add("c", Action(Op.BACKWARD, 0, 0, 5, 6), -1.0)
         found.add("c", Action(Op.SEND, 0, 0, 4, 0, "a", "g"), 1.0)
     found.turn_done(turn)
-    for _ in range(LEAST_TIMES):
+    for _ in range(MIN_TIMES):
         found.add("c", Action(Op.BACKWARD, 0, 0, 5, 6), 1.0)
     assert found.profile() == prior
 
@@ -269,7 +269,7 @@ def test_recorded_profile_leaves_out_what_is_no_time(seconds: float) -> None:
     prior = profile_of(PLAN)
     found = RecordedProfile(PLAN.course, prior)
     found.granted(next(turn_sequence(PLAN.course)))
-    for _ in range(LEAST_TIMES):
+    for _ in range(MIN_TIMES):
         found.add("c", Action(Op.BACKWARD, 0, 0, 5, 6), seconds)
     assert found.profile() == prior
 
@@ -294,7 +294,7 @@ def test_recorded_profile_leaves_out_actions_that_there_are_not(action: Action) 
     prior = profile_of(PLAN)
     found = RecordedProfile(PLAN.course, prior)
     found.granted(next(turn_sequence(PLAN.course)))
-    for _ in range(LEAST_TIMES):
+    for _ in range(MIN_TIMES):
         found.add("c", action, 1.0)
     assert found.profile() == prior
 
@@ -360,9 +360,9 @@ LINK = LinkFacts(source="a", target="b", latency_s=0.01, rate_bytes_per_s=1e6)
 NUM_BYTES = 20_000
 
 
-def watched(rates: Sequence[float], *, messages: int = 8, num_bytes: int = NUM_BYTES) -> LinkWatch:
+def watched(rates: Sequence[float], *, messages: int = 8, num_bytes: int = NUM_BYTES) -> LinkMonitor:
     """A watch that has seen a turn for each rate, in bytes per second; 0 is a turn without messages."""
-    watch = LinkWatch([LINK])
+    watch = LinkMonitor([LINK])
     for turn, rate in enumerate(rates):
         for message in range(messages if rate else 0):
             seconds = LINK.latency_s + num_bytes / rate
@@ -401,8 +401,8 @@ def test_turns_without_messages_say_nothing() -> None:
     """A change that has begun goes on after them; too few messages are none, and so are small ones."""
     slow = [1e6, 1e6, 1e6, 2.5e5, 0, 2.5e5, 0, 2.5e5]
     assert watched(slow).changed() == pytest.approx({("a", "b"): 4.0})
-    assert watched(slow, messages=LEAST_IN_TURN - 1).changed() == {}
-    assert watched(slow, num_bytes=LEAST_BYTES - 1).changed() == {}
+    assert watched(slow, messages=MIN_IN_TURN - 1).changed() == {}
+    assert watched(slow, num_bytes=MIN_BYTES - 1).changed() == {}
 
 
 def test_messages_behind_a_busy_processor_do_not_make_a_link_slow() -> None:
@@ -425,7 +425,7 @@ def test_newest_messages_alone_say_the_rate_of_now() -> None:
 
 def test_messages_of_a_turn_are_bounded_and_those_of_unknown_links_left_out() -> None:
     """A node that reports a million of them takes no memory."""
-    watch = LinkWatch([LINK])
+    watch = LinkMonitor([LINK])
     for message in range(KEPT_SAMPLES + 50):
         watch.add("a", "b", NUM_BYTES, 0.03, at_s=float(message))
     watch.add("b", "a", NUM_BYTES, 0.03, at_s=1.0)

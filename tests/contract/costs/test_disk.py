@@ -9,7 +9,7 @@ import pytest
 from ringtune.costs.memory_estimate import disk_needs
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
-from ringtune.schedule.course import ALONE, COLLABORATION, Manner
+from ringtune.schedule.course import ALONE, COLLABORATION, HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.techniques.offload import helped
@@ -61,9 +61,14 @@ def test_dropped_state_is_in_no_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     ("manner", "sets"),
-    [(Manner(), 0), (Manner(merged=True), 1), (Manner(users=ALONE), 0), (Manner(users=COLLABORATION, merged=True), 3)],
+    [
+        (HelperSettings(), 0),
+        (HelperSettings(merged=True), 1),
+        (HelperSettings(users=ALONE), 0),
+        (HelperSettings(users=COLLABORATION, merged=True), 3),
+    ],
 )
-def test_merged_adapters_are_in_a_file_of_their_host(manner: Manner, sets: int) -> None:
+def test_merged_adapters_are_in_a_file_of_their_host(manner: HelperSettings, sets: int) -> None:
     """One set for each helped block, or the sum of three users' low-rank ones; without merging they are in memory."""
     users = tuple(UserRows(name=name, train_rows=4) for name in ("anna", "ben", "carl"))
     plain = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], num_steps=8, method="all", eval_rows=0)
@@ -85,14 +90,14 @@ def test_shards_of_adapters_are_not_counted() -> None:
 @pytest.mark.parametrize(
     ("manner", "sets", "hosted", "sums"),
     [
-        (Manner(), 1, 1, 0),
-        (Manner(users=ALONE), 3, 3, 0),
-        (Manner(users=COLLABORATION, merged=True), 3, 3, 0),
-        (Manner(users=ALONE, interval=2), 3, 3, 3),
+        (HelperSettings(), 1, 1, 0),
+        (HelperSettings(users=ALONE), 3, 3, 0),
+        (HelperSettings(users=COLLABORATION, merged=True), 3, 3, 0),
+        (HelperSettings(users=ALONE, interval=2), 3, 3, 3),
     ],
 )
 def test_checkpoints_have_the_sets_of_a_helper_with_moments_and_those_of_its_host(
-    manner: Manner, sets: int, hosted: int, sums: int
+    manner: HelperSettings, sets: int, hosted: int, sums: int
 ) -> None:
     """Two blocks of 10,000 bytes, three users; one checkpoint, of the last step. With an interval gradients too."""
     users = tuple(UserRows(name=f"u{index}", train_rows=4) for index in range(3))

@@ -8,9 +8,9 @@ from ringtune.costs.calibration import (
     BEYOND_NOISE,
     CHANGED,
     LASTING_TURNS,
-    MOST_USUAL_TURNS,
+    MAX_USUAL_TURNS,
     USUAL_TURNS,
-    LastingChanges,
+    ChangeDetector,
 )
 from tests.bench.alarms import (
     LONG,
@@ -59,7 +59,7 @@ def test_noise_alone_is_what_turns_of_a_kind_differ_by() -> None:
     """Turns of another kind say nothing; one burst among usual turns does not hide a change, nor make one."""
 
     def watched(paces: list[float]) -> dict[str, float]:
-        watch = LastingChanges[str](CHANGED)
+        watch = ChangeDetector[str](CHANGED)
         for pace in paces:
             watch.add("a", "other work", {"w": (9.0, 1.0)})
             watch.add("a", "work", {"w": (pace, 1.0)})
@@ -75,7 +75,7 @@ def test_noise_alone_is_what_turns_of_a_kind_differ_by() -> None:
 
 def test_usual_are_the_first_turns_of_a_kind() -> None:
     """One that becomes slower by a hundredth each turn is found, as later turns do not become the usual ones."""
-    watch = LastingChanges[str](CHANGED)
+    watch = ChangeDetector[str](CHANGED)
     since = []
     for turn in range(60):
         watch.add("a", 0, {"w": (1.01**turn, 1.0), "new": (5.0, 0.0)})
@@ -84,4 +84,4 @@ def test_usual_are_the_first_turns_of_a_kind() -> None:
     assert (
         since == list(range(first, 60)) and CHANGED <= 1.01 ** (first - LASTING_TURNS + 1) / 1.01**4 <= 1.02 * CHANGED
     )
-    assert MOST_USUAL_TURNS == 6
+    assert MAX_USUAL_TURNS == 6

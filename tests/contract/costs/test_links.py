@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ringtune.costs.links import (
-    LEAST_SAMPLES,
     LOOPBACK_BYTES_PER_S,
     MAX_BLOB_BYTES,
+    MIN_SAMPLES,
     RecordedLinks,
     Transfer,
     busy_rate,
@@ -22,7 +22,7 @@ from ringtune.costs.links import (
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import CapacityError, PlanError
-from ringtune.schedule.course import Course, Manner
+from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.placement import Slice
 from ringtune.techniques.offload import helped
 from tests.contract.costs.test_full_parameters_costs import plan
@@ -60,7 +60,7 @@ def test_link_keeps_a_rate_that_agrees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "samples", "num_bytes"), [(5e6, LEAST_SAMPLES - 1, 200_000), (5e6, 40, 1000), (5e9, 40, 200_000)]
+    ("rate", "samples", "num_bytes"), [(5e6, MIN_SAMPLES - 1, 200_000), (5e6, 40, 1000), (5e9, 40, 200_000)]
 )
 def test_link_keeps_its_rate_where_transfers_say_nothing(rate: float, samples: int, num_bytes: int) -> None:
     """Too few messages, too small ones, or such as are through before the clocks can tell."""
@@ -83,9 +83,9 @@ def test_link_that_was_assumed_is_known_after_a_run() -> None:
 def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
     """Of three links one was used enough, and one agrees with its transfers: only those two say what they are now."""
     links = recorded(5e6)
-    for index in range(LEAST_SAMPLES):
+    for index in range(MIN_SAMPLES):
         links.add("b", "a", 200_000, 200_000 / 12e6 + KNOWN.latency_s, at_s=1000.0 + index)
-    for index in range(LEAST_SAMPLES - 1):
+    for index in range(MIN_SAMPLES - 1):
         links.add("a", "c", 200_000, 1.0, at_s=2000.0 + 10 * index)
     known = (KNOWN, dataclasses.replace(KNOWN, source="b", target="a"), dataclasses.replace(KNOWN, target="c"))
     shown = links.shown((*known, loopback_link("a", "d")))
@@ -180,23 +180,23 @@ def test_head_that_no_link_takes_is_refused() -> None:
 def test_parcels_of_helpers_that_no_link_takes_are_refused() -> None:
     """A micro-batch's pairs of a block, and its adapters on their way back: host, helper, both numbers and the way."""
 
-    def check_helped(manner: Manner, **sizes: Any) -> None:
+    def check_helped(manner: HelperSettings, **sizes: Any) -> None:
         given = helped(make_plan([("a", 0, 4)], ["a"], num_steps=8, hidden_size=2, microbatches=2), {"a": "z"}, manner)
         model = dataclasses.replace(MODEL, **sizes)
         check_parcels(given, Sizes(given.course, model, optimizer="sgd", dtype="float32", activation_token_bytes=200))
 
     course = make_plan([("a", 0, 4)], ["a"], num_steps=8, hidden_size=2, microbatches=2).course
     most = MAX_BLOB_BYTES // (course.microbatch_sizes()[0] * course.max_length)
-    check_helped(Manner(), pair_token_bytes=most)
+    check_helped(HelperSettings(), pair_token_bytes=most)
     with pytest.raises(CapacityError) as refused:
-        check_helped(Manner(), pair_token_bytes=2 * most)
+        check_helped(HelperSettings(), pair_token_bytes=2 * most)
     assert str(refused.value) == (
         "the pairs of a's blocks [0, 1) for helper z have up to 2,048 MiB, a message at most 1,024 MiB; raise "
         "train.microbatches, set offload.pairs = 'bfloat16', or leave a's blocks [0, 1) without helper (offload.mode)"
     )
-    check_helped(Manner(pairs="bfloat16"), pair_token_bytes=2 * most, pair_rounded_token_bytes=most)
+    check_helped(HelperSettings(pairs="bfloat16"), pair_token_bytes=2 * most, pair_rounded_token_bytes=most)
     with pytest.raises(CapacityError, match=r"adapters of a's blocks \[0, 1\) from helper z have up to 2,048 MiB"):
-        check_helped(Manner(), adapter_block_bytes=TABLE)
+        check_helped(HelperSettings(), adapter_block_bytes=TABLE)
 
 
 def test_gradients_between_replicas_that_no_link_takes_are_refused() -> None:

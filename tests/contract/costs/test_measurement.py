@@ -15,7 +15,7 @@ from ringtune.costs.measurement import (
     job_shape,
     link_rounds,
     numeric_class,
-    refuse_unlike_copies,
+    refuse_differing_copies,
     rehearsal_of,
     rehearsal_steps,
     rehearsed,
@@ -207,10 +207,10 @@ def test_only_copies_need_one_class(plan: Plan, method: Method, says: str, secon
     plan = changed(plan, method=method)
     facts = facts_of(plan, a=GPU, b=second)
     if not says or second == GPU:
-        refuse_unlike_copies(plan, facts)
+        refuse_differing_copies(plan, facts)
         return
     with pytest.raises(PlanError) as caught:
-        refuse_unlike_copies(plan, facts)
+        refuse_differing_copies(plan, facts)
     for part in (f"a ({GPU})", f"b ({second or 'cpu'})", f"copies of {says}", "--device cpu"):
         assert part in str(caught.value)
 
@@ -219,4 +219,4 @@ def test_node_that_tells_no_class_has_that_of_its_device() -> None:
     """Profiles of earlier versions have none: all processors are taken for alike, as they were."""
     facts = facts_of(STAGE, a="", b="")
     assert {numeric_class(one) for one in facts.values()} == {"cpu"}
-    refuse_unlike_copies(STAGE, facts)
+    refuse_differing_copies(STAGE, facts)

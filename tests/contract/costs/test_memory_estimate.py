@@ -12,7 +12,7 @@ from ringtune.costs.memory_estimate import memory_estimate, node_memory
 from ringtune.costs.memory_sizes import (
     CONTEXT_BYTES,
     DTYPE_BYTES,
-    MOST_LOGIT_BYTES,
+    MAX_LOGIT_BYTES,
     Sizes,
     logits_fit,
     logits_peak_bytes,
@@ -227,7 +227,7 @@ def test_memory_of_a_large_vocabulary_is_bounded_by_a_chunk() -> None:
     peaks = [logits_peak_bytes(tokens, 32_000, 4) for tokens in range(0, 600, 7)]
     assert peaks == sorted(peaks)
     assert peaks[:2] == [0, 3 * 7 * 32_000 * 4]
-    assert peaks[-1] == MOST_LOGIT_BYTES
+    assert peaks[-1] == MAX_LOGIT_BYTES
     assert logits_peak_bytes(2, 8_000_000, 4) == 32_000_000, "at least one token at a time"
 
 

@@ -26,14 +26,14 @@ from ringtune.costs.profile import KindFacts, LinkFacts, ModelFacts, Profile, Wo
 from ringtune.errors import PlanError
 from ringtune.models.family import Widths
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.course import ALONE, COLLABORATION, Course, Manner
+from ringtune.schedule.course import ALONE, COLLABORATION, Course, HelperSettings
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Range
-from ringtune.techniques.offload import helped, helpers_by_host, most_changed
+from ringtune.techniques.offload import helped, helpers_by_host, max_changed
 from sim.prediction import predict
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import TIMES, model_of, node, point
@@ -54,7 +54,7 @@ def _owner(name: str, users: int) -> Owner:
 def _plan(counts: tuple[int, int] = (3, 6), **manner: Any) -> Plan:
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], method="all", batch_size=4, num_steps=12, eval_rows=0)
     plan = changed(plan, owners=(_owner("a", counts[0]), _owner("b", counts[1])))
-    return helped(plan, {"a": "b", "b": "a"}, Manner(**manner))
+    return helped(plan, {"a": "b", "b": "a"}, HelperSettings(**manner))
 
 
 def _model(course: Course, *, block_bytes: int = 50 * ONE) -> ModelFacts:
@@ -71,8 +71,8 @@ def _bytes(**manner: Any) -> SetBytes:
 )
 def test_update_changes_at_most_a_user_a_row(counts: tuple[int, int], interval: int, most: int) -> None:
     """A batch has four rows; over several steps all users may come."""
-    assert most_changed(_plan(counts, users=ALONE, interval=interval).course) == most
-    assert most_changed(_plan(counts, interval=interval).course) == 1
+    assert max_changed(_plan(counts, users=ALONE, interval=interval).course) == most
+    assert max_changed(_plan(counts, interval=interval).course) == 1
 
 
 def test_sets_take_what_the_table_says() -> None:
@@ -244,7 +244,7 @@ def test_offload_parcels_take_bytes_of_their_blocks() -> None:
     assert found.around_message_s("a", "z", Payload.PAIRS, SIZE) == 0.0
     around_s = found.around_message_s("z", "a", Payload.WEIGHTS, 0.0, num_bytes=50_000)
     assert around_s == pytest.approx(0.5 * 50_000 / found.head_bytes)
-    rounded = helped(PLAN, helpers_by_host(PLAN), Manner(pairs="bfloat16"))
+    rounded = helped(PLAN, helpers_by_host(PLAN), HelperSettings(pairs="bfloat16"))
     assert costs(rounded).message_bytes(Payload.PAIRS, 0, SIZE) == SIZE * 3 * width / 2
 
 

@@ -10,7 +10,7 @@ import pytest
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import (
     SCORE_WORK_BYTES,
-    KeptGraphs,
+    SavedGraphs,
     Sizes,
     block_scores_bytes,
     kept_graphs,
@@ -18,7 +18,14 @@ from ringtune.costs.memory_sizes import (
 )
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
-from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, GivenTable, Operations, block_row
+from ringtune.schedule.operation_tables import (
+    BatchOperations,
+    BlockCapacity,
+    Choice,
+    Operations,
+    ScheduledTable,
+    block_row,
+)
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
@@ -66,12 +73,12 @@ def test_without_tables_graphs_may_be_whole() -> None:
 def test_a_table_keeps_the_most_that_any_batch_keeps() -> None:
     """Per block: micro-batches with a graph, shares of subnets in them, and where graphs begin."""
     course = with_rows(("11132233", "33111131"), ("13332211",) * 2, subnets=2)
-    assert kept_graphs(course) == KeptGraphs((2, 2, 1, 2), (1.0, 1.5, 1.0, 2.0), (2, 1, 0, 2))
+    assert kept_graphs(course) == SavedGraphs((2, 2, 1, 2), (1.0, 1.5, 1.0, 2.0), (2, 1, 0, 2))
 
 
 def test_a_graph_has_an_input_for_each_run_of_blocks() -> None:
     """At most one of two neighbours begins one; a slice begins one wherever its lowest block has a graph."""
-    graphs = KeptGraphs((2, 2, 1, 2), (1.0, 1.5, 1.0, 2.0), (2, 1, 0, 2))
+    graphs = SavedGraphs((2, 2, 1, 2), (1.0, 1.5, 1.0, 2.0), (2, 1, 0, 2))
     assert [graphs.inputs(start, stop, 2) for start, stop in ((0, 4), (0, 1), (2, 4), (1, 3), (3, 3))] == [
         4,
         2,
@@ -83,19 +90,19 @@ def test_a_graph_has_an_input_for_each_run_of_blocks() -> None:
 
 def test_drawn_tables_keep_what_capacities_allow() -> None:
     """One micro-batch of two rows fits each subnet: another one for each of the two subnets at worst."""
-    assert kept_graphs(with_choice("random", full=2)) == KeptGraphs((2,) * 4, (1.0,) * 4, (2,) * 4)
-    assert kept_graphs(with_choice("random", full=2, subnets=1)) == KeptGraphs((1,) * 4, (1.0,) * 4, (1,) * 4)
+    assert kept_graphs(with_choice("random", full=2)) == SavedGraphs((2,) * 4, (1.0,) * 4, (2,) * 4)
+    assert kept_graphs(with_choice("random", full=2, subnets=1)) == SavedGraphs((1,) * 4, (1.0,) * 4, (1,) * 4)
     assert kept_graphs(with_choice("random", full=1)) == kept_graphs(with_choice("random", full=2)), "at least one"
-    assert kept_graphs(with_choice("random", full=4)) == KeptGraphs((2,) * 4, (2.0,) * 4, (2,) * 4)
+    assert kept_graphs(with_choice("random", full=4)) == SavedGraphs((2,) * 4, (2.0,) * 4, (2,) * 4)
 
 
 def test_given_tables_keep_the_most_of_all() -> None:
     """A run that repeats another one's decisions knows them."""
     each = [with_rows((rows,) * 2, (rows,) * 2).operations for rows in ("1133", "1311")]
     assert each[0] is not None and each[1] is not None
-    choice = Choice.given([GivenTable(step=0, operations=each[0]), GivenTable(step=4, operations=each[1])])
+    choice = Choice.given([ScheduledTable(step=0, operations=each[0]), ScheduledTable(step=4, operations=each[1])])
     found = kept_graphs(dataclasses.replace(PLAN.course, choice=choice))
-    assert found == KeptGraphs((2,) * 4, (2.0,) * 4, (2, 0, 2, 0))
+    assert found == SavedGraphs((2,) * 4, (2.0,) * 4, (2, 0, 2, 0))
 
 
 def test_graphs_of_a_table_are_less_than_whole_ones() -> None:

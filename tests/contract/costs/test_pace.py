@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.calibration import CHANGED, LASTING_TURNS, USUAL_TURNS, PaceWatch, kinds_of_work
+from ringtune.costs.calibration import CHANGED, LASTING_TURNS, USUAL_TURNS, PaceMonitor, kinds_of_work
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import NodeFacts, Profile, Work
 from ringtune.schedule.actions import Op, Scope
@@ -31,10 +31,10 @@ def watched(
     plan: Plan = PLAN,
     lowest: Callable[[int], int] = lambda step: 0,
     wrong: Mapping[Op, float] = MappingProxyType({}),
-) -> PaceWatch:
+) -> PaceMonitor:
     """A watch that has seen so many train turns in which a node's actions took so many times the profile's seconds."""
     profile = profile_of(plan)
-    watch = PaceWatch(plan, profile)
+    watch = PaceMonitor(plan, profile)
     costs, done = CourseCosts.of(plan, profile), 0
     for turn in turn_sequence(plan.course):
         if done == turns:
@@ -153,7 +153,7 @@ def test_plan_of_the_test_is_one_that_may_move() -> None:
 def test_profile_has_the_newest_rate_of_a_link_that_has_changed() -> None:
     """And what the whole run showed of the others."""
     profile = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e6, 1e-3))
-    watch, whole = PaceWatch(PLAN, profile), RecordedLinks()
+    watch, whole = PaceMonitor(PLAN, profile), RecordedLinks()
     turns = [turn for turn in TURNS if turn.kind is StepKind.TRAIN][:9]
     for number, turn in enumerate(turns):
         watch.granted(turn)

@@ -26,12 +26,12 @@ def test_credits_of_a_channel_are_always_the_same_object() -> None:
 def test_credits_come_back_but_never_exceed_the_bound() -> None:
     """One that comes twice, or unasked, makes no more room than there was."""
     channel = Credits(1).channel("b", 2)
-    channel.came_back()
+    channel.return_credit()
     assert channel.left == 1
     channel.left -= 1
     assert channel.left == 0
-    channel.came_back()
-    channel.came_back()
+    channel.return_credit()
+    channel.return_credit()
     assert channel.left == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.config.optimizers import OPTIMIZERS
-from ringtune.config.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS
+from ringtune.config.sections import LR_SCHEDULES, MAX_STEPS, MIN_TOKENS, MODEL_DTYPES
 from ringtune.errors import JobError
 from ringtune.job.job import (
     Adapter,
@@ -36,7 +36,7 @@ from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import Everything, RingAda, method_names
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS, STATES
-from ringtune.techniques.full_parameters import MOST_UNITS, HiftSettings
+from ringtune.techniques.full_parameters import MAX_UNITS, HiftSettings
 
 JOB = Job(model=Model(path="models/tiny"))
 
@@ -162,7 +162,7 @@ def test_job_toml_names_max_steps_alone_when_that_is_the_length() -> None:
 
 # TOML has no lone surrogates; everything else a text may hold has to come back.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: bool(text.strip()))
-POSITIVE, COUNT, SMALL = st.integers(1, 10**6), st.integers(0, MOST_STEPS), st.integers(0, 1024)
+POSITIVE, COUNT, SMALL = st.integers(1, 10**6), st.integers(0, MAX_STEPS), st.integers(0, 1024)
 RATE = st.floats(0, 1000, allow_nan=False)
 
 
@@ -181,7 +181,7 @@ def trains(draw: st.DrawFn) -> Train:
         dropout=draw(st.floats(0, 0.99)),
         batch_size=batch,
         microbatches=draw(st.integers(1, batch)),
-        max_length=draw(st.integers(LEAST_TOKENS, 4096)),
+        max_length=draw(st.integers(MIN_TOKENS, 4096)),
         local_iterations=draw(POSITIVE),
         rounds=draw(POSITIVE) if in_rounds else None,
         max_steps=None if in_rounds else draw(POSITIVE),
@@ -227,7 +227,7 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
 
 HIFTS = st.builds(
     HiftSettings,
-    group_size=st.integers(1, MOST_UNITS),
+    group_size=st.integers(1, MAX_UNITS),
     order=st.sampled_from(ORDERS),
     always_active=st.lists(st.sampled_from(ALWAYS), unique=True).map(tuple),
     state=st.sampled_from(STATES),

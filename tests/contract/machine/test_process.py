@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coordinator.screen.progress import JsonProgress, PlainProgress
 from ringtune import cli
 from ringtune.errors import StorageError
-from ringtune.machine.process import ENDS, handled, lasting, lost_output
+from ringtune.machine.process import ENDS, handled, lost_output, unbreakable_stream
 from tests.support.processes import source_environment
 
 ENCODINGS = ("ascii", "iso-8859-1", "cp1252", "utf-8")
@@ -31,7 +31,7 @@ HELPS: tuple[list[str], ...] = ([], ["node"], ["train"], ["coordinator", "token"
 def output(encoding: str, errors: str = "strict") -> Iterator[tuple[TextIO, Callable[[], bytes]]]:
     """A guarded output of some encoding, and what came out of it."""
     with TemporaryFile("w+b") as file, open(file.fileno(), "w", encoding=encoding, errors=errors, closefd=False) as own:
-        stream = lasting(own)
+        stream = unbreakable_stream(own)
 
         def content() -> bytes:
             stream.flush()
@@ -91,8 +91,8 @@ def test_output_that_takes_nothing_ends_nothing(
     """Nothing is raised, however much is written; of a full disk the standard error has one line with the reason."""
     with Path("/dev/full").open("wb") as full:
         descriptor = full.fileno() if kind == "full disk" else closed_pipe
-        stream = lasting(open(descriptor, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it can't be closed
-        assert lasting(stream) is stream
+        stream = unbreakable_stream(open(descriptor, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it can't be closed
+        assert unbreakable_stream(stream) is stream
         monkeypatch.setattr(sys, "stdout", stream)
         for _ in range(3):
             stream.write("x" * 100_000)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli.init_inspection import look_at_model
+from coordinator.cli.init_inspection import inspect_model
 from edge.doctor import check_model as doctor
 from edge.options import check_model as start
 from ringtune.costs.model_facts import model_facts
@@ -241,7 +241,7 @@ _PICTURES: dict[str, tuple[str, str]] = {
 def words_of_doors(folder: Path, job: Job) -> list[str]:
     """What ``doctor``, ``init``, a node at its start, and ``plan`` and ``train`` say of a folder that they refuse."""
     said = [check.found for check in doctor(folder) if check.name == "model files"]
-    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, job)):
+    for door in (start, lambda path: inspect_model(path, "m"), lambda path: model_facts(path, job)):
         with pytest.raises(ModelError) as caught:
             door(folder)
         said.append(str(caught.value))
@@ -311,7 +311,7 @@ def test_classes_of_a_head_and_of_the_config_are_one_number(tmp_path: Path, name
     named = {} if classes is None else {"id2label": {str(index): f"c{index}" for index in range(classes)}}
     weights = safetensors_bytes({**bert_shapes(), name: (3, 8), "classifier.dense.weight": (8, 8)})
     folder = write_model(tmp_path, config=named, weights=weights)
-    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, _JOB)):
+    for door in (start, lambda path: inspect_model(path, "m"), lambda path: model_facts(path, _JOB)):
         if classes == 2:
             with pytest.raises(
                 ModelError, match=rf"{name} of model\.safetensors has 3 classes, id2label .* has 2; take"

@@ -6,7 +6,7 @@ import pytest
 
 from ringtune.models.adapter_config import has_adapter
 from ringtune.models.families import FAMILIES
-from ringtune.models.kept_inputs import KeptInput, kept_inputs, lora_values, taken_together, trained_layers
+from ringtune.models.kept_inputs import KeptInput, kept_inputs, lora_values, trained_layers, with_shared_inputs
 from ringtune.schedule.saved_activations import LAYERS
 
 
@@ -89,17 +89,17 @@ def test_layers_behind_some_activation_functions_are_left_alone(key: str, value:
     own, lora = (inputs_of(name, adapter, **{key: value}) for adapter in ("full", "lora[output_lora=True]"))
     assert [kept.always_kept for kept in own] == [False, False, False, True]
     assert [kept.always_kept for kept in lora] == [False, True]
-    assert taken_together(["value", "down"], own) == ("query", "key", "value")
-    assert taken_together(["adapter_down"], lora) == ("adapter_down",)
+    assert with_shared_inputs(["value", "down"], own) == ("query", "key", "value")
+    assert with_shared_inputs(["adapter_down"], lora) == ("adapter_down",)
     assert not any(kept.always_kept for kept in inputs_of("llama", "full", hidden_act="relu"))
 
 
 def test_layers_are_taken_with_all_that_read_the_same_tensor() -> None:
     """Value alone would save nothing; what does not train is left out."""
     inputs = inputs_of("llama", "full")
-    assert taken_together(["value", "down", "adapter_down"], inputs) == ("query", "key", "value", "down")
-    assert taken_together(["gate"], inputs) == ("up", "gate")
-    assert taken_together(["value"], inputs_of("bert", "lora")) == ()
+    assert with_shared_inputs(["value", "down", "adapter_down"], inputs) == ("query", "key", "value", "down")
+    assert with_shared_inputs(["gate"], inputs) == ("up", "gate")
+    assert with_shared_inputs(["value"], inputs_of("bert", "lora")) == ()
 
 
 def test_blocks_may_be_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ringtune.errors import JobError
 from ringtune.job.job import Job
 from ringtune.run_control.continuation import Length, digests, job_digest, longer, num_steps_of
-from ringtune.schedule.course import Manner
+from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from tests.support.fake_agents import job
@@ -53,7 +53,7 @@ def test_run_whose_helpers_updated_early_at_its_end_is_not_made_longer(interval:
     """Of 8 steps an interval of 3 leaves two for an update that a longer run does not have; one of 4 leaves none."""
     settings = {"train__method": "all", "offload__mode": {"a": "b"}, "offload__interval": interval}
     short, long = job(train__rounds=2, **settings), job(train__rounds=5, **settings)
-    plan = helped(plan_of(short), {"a": "b"}, Manner(interval=interval))
+    plan = helped(plan_of(short), {"a": "b"}, HelperSettings(interval=interval))
     if is_possible:
         assert longer(plan, long).course.num_steps == 20
         return

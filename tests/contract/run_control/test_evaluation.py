@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.run_control.evaluation import (
-    MOST_CLASSES,
+    MAX_CLASSES,
     class_figures,
     count_name,
     entities_of,
@@ -130,7 +130,7 @@ def test_class_counts_agree_with_counting_rows(rows: list[tuple[int, int]]) -> N
 def test_class_counts_are_none_where_nobody_counted_or_there_are_too_many() -> None:
     """Other figures are no counts; what is outside of the table does not make it larger."""
     assert table_of({"correct": 3.0, "count": 4.0}, 2) == ()
-    assert table_of({"class:0:0": 1.0}, MOST_CLASSES + 1) == ()
+    assert table_of({"class:0:0": 1.0}, MAX_CLASSES + 1) == ()
     assert table_of({"class:7:0": 1.0, "class:0:1": 2.0}, 2) == ((0, 2), (0, 0))
     assert [pair_of(name) for name in ("class:1:2", "class:1", "class:-1:2", "class:1000:0", "loss")] == [
         (1, 2),

@@ -6,16 +6,16 @@ import pytest
 
 from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.turns import StartPoint
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2)
 
 
-def planning(**options: float) -> tuple[Rounds, list[rd.Command]]:
+def planning(**options: float) -> tuple[RunStateMachine, list[rd.Command]]:
     """Rounds that have just asked for a plan at second 2, and what they answered."""
-    rounds = Rounds(None, wait_s=10.0, **options)  # type: ignore[arg-type]
+    rounds = RunStateMachine(None, wait_s=10.0, **options)  # type: ignore[arg-type]
     rounds.handle(rd.Started(("a", "b", "z")), 1.0)
     rounds.handle(rd.Inspected("b", "of b"), 1.0)
     rounds.handle(rd.Inspected("z", "of z"), 1.0)
@@ -58,8 +58,8 @@ def test_rounds_go_on_where_the_plan_says() -> None:
     ("event", "error"),
     [
         (rd.PlanFailed("CapacityError", "it does not fit"), "CapacityError"),
-        (rd.StopAsked("enough"), "InterruptedRunError"),
-        (rd.DrainAsked("enough"), "InterruptedRunError"),
+        (rd.RunStopRequested("enough"), "InterruptedRunError"),
+        (rd.DrainRequested("enough"), "InterruptedRunError"),
         (rd.NodeFailed("b", "PeerLostError", "node b is lost"), "PeerLostError"),
         (TimerFired("phase"), "DeadlineError"),
     ],

@@ -8,7 +8,7 @@ from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.errors import CapacityError
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from tests.support.plans import make_plan
@@ -21,9 +21,9 @@ def kinds(commands: list[rd.Command]) -> list[str]:
     return [type(command).__name__ for command in commands if not isinstance(command, SetTimer)]
 
 
-def trained_rounds(plan: Plan = PLAN, nodes: tuple[str, ...] = ("a", "b"), **options: object) -> Rounds:
+def trained_rounds(plan: Plan = PLAN, nodes: tuple[str, ...] = ("a", "b"), **options: object) -> RunStateMachine:
     """Rounds that have just begun to train; the first grant is consumed."""
-    rounds = Rounds(lambda facts: plan, **options)  # type: ignore[arg-type]
+    rounds = RunStateMachine(lambda facts: plan, **options)  # type: ignore[arg-type]
     rounds.handle(rd.Started(nodes), 0.0)
     for node in nodes:
         rounds.handle(rd.Inspected(node, None), 0.0)
@@ -41,7 +41,7 @@ def test_rounds_plan_once_all_nodes_are_inspected() -> None:
         asked.append(list(facts))  # type: ignore[call-overload]
         return PLAN
 
-    rounds = Rounds(planner)
+    rounds = RunStateMachine(planner)
     assert kinds(rounds.handle(rd.Started(("a", "b")), 0.0)) == ["EnterPhase", "Inspect", "Inspect"]
     assert rounds.handle(rd.Inspected("b", 1), 0.0) == [] and asked == []
     answer = rounds.handle(rd.Inspected("a", 1), 0.0)
@@ -51,7 +51,7 @@ def test_rounds_plan_once_all_nodes_are_inspected() -> None:
 
 def test_rounds_release_a_node_that_the_plan_leaves_out() -> None:
     """A node without slice and data is let go before training."""
-    rounds = Rounds(lambda facts: PLAN)
+    rounds = RunStateMachine(lambda facts: PLAN)
     rounds.handle(rd.Started(("a", "b", "z")), 0.0)
     rounds.handle(rd.Inspected("a", 1), 0.0)
     rounds.handle(rd.Inspected("b", 1), 0.0)
@@ -61,7 +61,7 @@ def test_rounds_release_a_node_that_the_plan_leaves_out() -> None:
 
 def test_rounds_plan_only_ends_after_planning() -> None:
     """With ``plan_only`` nothing is prepared."""
-    rounds = Rounds(lambda facts: PLAN, plan_only=True)
+    rounds = RunStateMachine(lambda facts: PLAN, plan_only=True)
     rounds.handle(rd.Started(("a",)), 0.0)
     assert kinds(rounds.handle(rd.Inspected("a", 1), 0.0))[-1] == "Finish"
     assert rounds.phase == "done"
@@ -73,7 +73,7 @@ def test_rounds_error_of_the_planner_ends_the_run() -> None:
     def planner(facts: object) -> Plan:
         raise CapacityError("node a needs 3 MiB and has 2 MiB")
 
-    rounds = Rounds(planner)
+    rounds = RunStateMachine(planner)
     rounds.handle(rd.Started(("a",)), 0.0)
     answer = rounds.handle(rd.Inspected("a", 1), 0.0)
     assert answer[-1] == rd.Finish("CapacityError", "node a needs 3 MiB and has 2 MiB")
@@ -83,7 +83,7 @@ def test_rounds_error_of_the_planner_ends_the_run() -> None:
 @pytest.mark.parametrize(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
 def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -> None:
     """Turns are granted until enough items are ahead, and always one beyond the current."""
-    rounds = Rounds(lambda facts: PLAN, items_ahead=items_ahead)
+    rounds = RunStateMachine(lambda facts: PLAN, items_ahead=items_ahead)
     rounds.handle(rd.Started(("a", "b")), 0.0)
     rounds.handle(rd.Inspected("a", None), 0.0)
     rounds.handle(rd.Inspected("b", None), 0.0)
@@ -120,7 +120,7 @@ def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.StopAsked("Ctrl-C")],
+    [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.RunStopRequested("Ctrl-C")],
 )
 def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
     """After a failure all nodes are released and later events change nothing."""
@@ -152,7 +152,7 @@ def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryP
 @pytest.mark.parametrize("phase", ["inspecting", "preparing", "training"])
 def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
     """If a phase makes no progress, the error names the phase or turn and the silent node."""
-    rounds = Rounds(lambda facts: PLAN, wait_s=5.0)
+    rounds = RunStateMachine(lambda facts: PLAN, wait_s=5.0)
     rounds.handle(rd.Started(("a", "b")), 0.0)
     rounds.handle(rd.Inspected("a", None), 0.0)
     if phase != "inspecting":
@@ -169,7 +169,7 @@ def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
 @pytest.mark.promise("6 every wait ends")
 def test_rounds_every_phase_sets_its_deadline() -> None:
     """Each phase begins with a timer, training with half as much again."""
-    rounds = Rounds(lambda facts: PLAN, wait_s=10.0)
+    rounds = RunStateMachine(lambda facts: PLAN, wait_s=10.0)
     timers = [rounds.handle(rd.Started(("a", "b")), 1.0)]
     timers.append(rounds.handle(rd.Inspected("a", None), 2.0) + rounds.handle(rd.Inspected("b", None), 2.0))
     timers.append(rounds.handle(rd.Prepared("a"), 3.0) + rounds.handle(rd.Prepared("b"), 3.0))
@@ -201,7 +201,7 @@ def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected:
     log: list[rd.Command] = []
     for turn in turn_sequence(plan.course):
         if is_drained and turn.kind is StepKind.EVALUATE:
-            log += rounds.handle(rd.DrainAsked("stopped"), 1.0)
+            log += rounds.handle(rd.DrainRequested("stopped"), 1.0)
             is_drained = False
         for seq in range(turn.first_seq, turn.end_seq):
             log += rounds.handle(
@@ -216,7 +216,7 @@ def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected:
 AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)
 
 
-def done(rounds: Rounds, turn: Turn, loss: float = 1.0) -> list[rd.Command]:
+def done(rounds: RunStateMachine, turn: Turn, loss: float = 1.0) -> list[rd.Command]:
     """The only node has done a turn: its last word first, then the losses of its steps."""
     answer = rounds.handle(rd.TurnReported("a", turn.index), 1.0)
     for seq in range(turn.first_seq, turn.end_seq):
@@ -245,7 +245,7 @@ def test_rounds_keep_what_a_fast_owner_says_of_the_next_evaluation_for_that_one(
 
 def test_rounds_that_decide_grant_a_turn_when_all_losses_it_rests_on_are_known() -> None:
     """Two train turns are granted at the start; each next one when that before the last is closed, losses and all."""
-    rounds = Rounds(lambda facts: AUTO, items_ahead=100)
+    rounds = RunStateMachine(lambda facts: AUTO, items_ahead=100)
     rounds.handle(rd.Started(("a",)), 0.0)
     rounds.handle(rd.Inspected("a", None), 0.0)
     granted: list[Turn] = []
@@ -299,7 +299,7 @@ def test_rounds_deadline_names_the_owner_whose_loss_is_missing() -> None:
 def test_rounds_wait_for_a_result_as_long_as_it_comes() -> None:
     """A big model over a slow link takes many times ``wait_s``; a link that stops is given up ``wait_s`` later."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=0, eval_rows=0)
-    rounds = Rounds(lambda facts: plan, wait_s=300.0)
+    rounds = RunStateMachine(lambda facts: plan, wait_s=300.0)
     rounds.handle(rd.Started(("a", "b")), 0.0)
     for event in (rd.Inspected("a", None), rd.Inspected("b", None), rd.Prepared("a"), rd.Prepared("b")):
         rounds.handle(event, 0.0)
@@ -315,7 +315,7 @@ def test_rounds_wait_for_a_result_as_long_as_it_comes() -> None:
 
 def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     """An evaluation sends each node its part first; while it trains, progress of bytes means nothing."""
-    rounds = Rounds(lambda facts: PLAN, wait_s=300.0)
+    rounds = RunStateMachine(lambda facts: PLAN, wait_s=300.0)
     rounds.handle(rd.Started(("a", "b")), 0.0)
     for node in ("a", "b"):
         rounds.handle(rd.Inspected(node, None), 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ringtune.run_control.checkpoint import CheckpointManifest, SavedPart, SavedSource, Shard, Whereabouts
+from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, SavedPart, SavedSource, Shard
 from ringtune.schedule.placement import Placement, Slice
 from tests.support.plans import make_plan
 
@@ -36,10 +36,10 @@ def where(
     problems: Mapping[str, str] | None = None,
     *,
     of: CheckpointManifest | None = None,
-) -> Whereabouts:
+) -> CheckpointHolders:
     """Who has what; nodes that are not among the problems are not there, empty = their shard is whole."""
     told = {node: {STEP: problem} for node, problem in (problems or {}).items()}
-    return Whereabouts(of or manifest(), PLAN.course, PLAN.placement, parts, told)
+    return CheckpointHolders(of or manifest(), PLAN.course, PLAN.placement, parts, told)
 
 
 def copy(*blocks: int, attempt: str = RUN, step: int = STEP) -> SavedPart:
@@ -115,5 +115,5 @@ def test_end_of_a_turn_has_no_shards_and_is_whole_in_files() -> None:
     ringada = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], every_steps=100, num_steps=20)
     low = dataclasses.replace(manifest(with_shards=False), step=4)
     files = [SavedPart(4, RUN, (3,)), SavedPart(4, RUN, has_head=True)]
-    only = Whereabouts(low, ringada.course, ringada.placement, {"b": files}, {})
+    only = CheckpointHolders(low, ringada.course, ringada.placement, {"b": files}, {})
     assert only.missing == () and only.sources(ringada.placement, "a") == ()

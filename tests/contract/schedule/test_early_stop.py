@@ -27,8 +27,8 @@ def test_early_stop_counts_evaluations_since_the_best() -> None:
     found = after([0.7, 0.5, 0.6, 0.5])
     assert [entry.waited for entry in found] == [0, 0, 1, 2]
     assert found[-1] == Evaluations(step=40, best=0.5, best_step=20, waited=2)
-    assert [entry.end_a_run(2) for entry in found] == [False, False, False, True]
-    assert not any(entry.end_a_run(0) for entry in found)
+    assert [entry.stops_run(2) for entry in found] == [False, False, False, True]
+    assert not any(entry.stops_run(0) for entry in found)
 
 
 def test_early_stop_takes_a_loss_that_is_no_number_for_no_better_one() -> None:
@@ -55,11 +55,11 @@ def test_early_stop_ends_where_counting_by_hand_does(losses: list[float], patien
         return not any(loss < best for loss in last)
 
     by_hand = next((count for count in range(1, len(losses) + 1) if is_over(count)), None)
-    found = next((count for count, entry in enumerate(after(losses), start=1) if entry.end_a_run(patience)), None)
+    found = next((count for count, entry in enumerate(after(losses), start=1) if entry.stops_run(patience)), None)
     assert found == by_hand
 
 
 @pytest.mark.parametrize("patience", [1, 3])
 def test_early_stop_never_ends_a_run_that_gets_better(patience: int) -> None:
     """However little."""
-    assert not any(entry.end_a_run(patience) for entry in after([1 - 1e-9 * index for index in range(9)]))
+    assert not any(entry.stops_run(patience) for entry in after([1 - 1e-9 * index for index in range(9)]))

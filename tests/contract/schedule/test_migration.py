@@ -16,8 +16,8 @@ from ringtune.schedule.migration import (
     Source,
     all_owners,
     head_holder,
+    reduced_num_steps,
     sources,
-    steps_of_rest,
     with_owner_back,
     without_owner,
 )
@@ -70,7 +70,7 @@ def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
         done, left = [*done, *wanted[:more]], wanted[more:]
         befores.append(course)
         course = without_owner(course, lost, len(done))
-        assert steps_of_rest(course, whole) == course.num_steps
+        assert reduced_num_steps(course, whole) == course.num_steps
         wanted = [turn for turn in left if turn.owner != lost]
         step = sum(turn.num_items for turn in done)
         start = StartPoint.of(course, step=step)

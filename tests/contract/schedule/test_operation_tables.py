@@ -17,8 +17,8 @@ from ringtune.schedule.operation_tables import (
     BatchOperations,
     BlockCapacity,
     Choice,
-    GivenTable,
     Operations,
+    ScheduledTable,
     pack,
     packed_length,
     patterns_of,
@@ -30,7 +30,7 @@ from tests.support.plans import changed, make_plan
 
 PLAN = make_plan([("a", 0, 4)], ["a", "b"])
 TABLES = tuple(
-    GivenTable(step=step, operations=table_of(changed(PLAN, choice=make_choice()).course, step)) for step in (0, 4)
+    ScheduledTable(step=step, operations=table_of(changed(PLAN, choice=make_choice()).course, step)) for step in (0, 4)
 )
 
 
@@ -42,7 +42,7 @@ def test_given_tables_come_back() -> None:
 def test_given_bare_table_holds_from_the_start() -> None:
     """A table as a plan has it is one for the whole run."""
     table = TABLES[1].operations
-    assert tables_from_json(json.loads(json.dumps(table.to_json()))) == (GivenTable(step=0, operations=table),)
+    assert tables_from_json(json.loads(json.dumps(table.to_json()))) == (ScheduledTable(step=0, operations=table),)
 
 
 def test_given_choice_comes_back_with_its_course() -> None:
@@ -113,7 +113,7 @@ def test_given_tables_that_are_no_object_are_refused(value: object) -> None:
 
 def test_given_tables_have_to_fit_the_course() -> None:
     """A table of another run: within a turn, for other batches, for other micro-batches."""
-    within = (TABLES[0], GivenTable(step=3, operations=TABLES[1].operations))
+    within = (TABLES[0], ScheduledTable(step=3, operations=TABLES[1].operations))
     with pytest.raises(PlanError, match="step 3 is within a turn of 2 steps"):
         changed(PLAN, choice=Choice.given(within))
     with pytest.raises(PlanError, match="no batch of this run"):
@@ -122,7 +122,7 @@ def test_given_tables_have_to_fit_the_course() -> None:
         changed(PLAN, choice=Choice.given(TABLES), microbatches=1)
 
 
-def _of_origin(course: Course) -> tuple[GivenTable, ...]:
+def _of_origin(course: Course) -> tuple[ScheduledTable, ...]:
     return tuple(dataclasses.replace(table, origin=course.table_origin) for table in TABLES)
 
 
@@ -155,7 +155,7 @@ def test_given_table_with_an_origin_that_is_none_is_refused(origin: object) -> N
     """Each value has its type."""
     value = {**TABLES[0].to_json(), "origin": origin}
     with pytest.raises(PlanError, match="origin"):
-        GivenTable.from_json(value)
+        ScheduledTable.from_json(value)
 
 
 ROW, OTHER = "1131" * 18, "1211" * 18

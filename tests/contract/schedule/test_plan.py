@@ -16,9 +16,9 @@ from ringtune.schedule.course import FROZEN_DTYPES, Course, FrozenWeights, Offlo
 from ringtune.schedule.methods import Everything, Hift, PipeAdapter, RingAda, method_class
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
-from ringtune.schedule.placement import Helper, Placement, PrefixCache, Slice
+from ringtune.schedule.placement import ActivationCacheSettings, Helper, Placement, Slice
 from ringtune.schedule.plan import SCHEMA, Plan
-from ringtune.schedule.run_shape import LeftOut, Owner
+from ringtune.schedule.run_shape import DroppedOwner, Owner
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import json_digest
@@ -342,7 +342,7 @@ OTHER: dict[str, Any] = {
     "turns": "rows",
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
     "slices": (Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4)),
-    "left_out": (LeftOut(owner=Owner(node="z", train_rows=4), at=1, turns=2),),
+    "left_out": (DroppedOwner(owner=Owner(node="z", train_rows=4), at=1, turns=2),),
     "private_blocks": 1,
     "credits": 3,
     "placement_number": 1,
@@ -355,7 +355,7 @@ OTHER: dict[str, Any] = {
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
     "head_tokens": 1,
     "trims": True,
-    "cache": PrefixCache(),
+    "cache": ActivationCacheSettings(),
 }
 FITTING: dict[str, Any] = {
     "offload": {"helpers": (Helper(node="z", start=0, stop=2),)},

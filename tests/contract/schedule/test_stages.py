@@ -12,7 +12,7 @@ from ringtune.schedule.methods import Hift, PipeAdapter
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
-from ringtune.schedule.stages import hosts_of_lane, lane_of, lanes, num_dealt, num_lanes_of, replicas
+from ringtune.schedule.stages import hosts_of_lane, lane_of, lanes, num_assigned, num_lanes_of, replicas
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.replicas import CopyComparison, CopyDigest, compared_at
@@ -40,7 +40,7 @@ def test_dealing_is_that_of_the_docstring() -> None:
     assert ways == ["ac", "bd", "ac", "ad", "bc", "ad", "ac"]
     assert [lane_of(placement, micro) for micro in range(7)] == [0, 1, 0, 3, 4, 3, 0]
     assert (num_lanes_of(placement), lanes(placement)) == (6, (0, 1, 3, 4))
-    assert [num_dealt(placement, node, 6) for node in "abcd"] == [4, 2, 3, 3]
+    assert [num_assigned(placement, node, 6) for node in "abcd"] == [4, 2, 3, 3]
     assert replicas(placement, "d") == ("c", "d") and replicas(placement, "o") == ()
 
 

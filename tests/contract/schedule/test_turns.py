@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import Choice, GivenTable
+from ringtune.schedule.operation_tables import Choice, ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import latest_owners, next_owner, owner_indices, turn_counts, weights
 from ringtune.schedule.turns import (
@@ -514,7 +514,7 @@ def test_boundaries_tables_and_scores_of_a_choice(choice: Choice | None, tables:
 
 def test_boundaries_given_tables_are_due_at_their_steps() -> None:
     """Nothing else says when a given table begins to hold."""
-    tables = [GivenTable(step=step, operations=table_of(PLAN.course, step)) for step in (0, 30)]
+    tables = [ScheduledTable(step=step, operations=table_of(PLAN.course, step)) for step in (0, 30)]
     course = changed(PLAN, choice=Choice.given(tables)).course
     assert [step for step in range(0, 61, 10) if table_is_due(course, step)] == [0, 30]
     assert not any(scores_are_due(course, step) for step in range(0, 61, 10))

@@ -139,7 +139,7 @@ def test_file_of_the_library_is_read_however_it_is_cut(size: int) -> None:
         tensor = file.tensor(name)
         assert bytes(tensor.data) == ARRAYS[name].tobytes()
         assert tensor.shape == ARRAYS[name].shape
-        file.let_go_of(name)
+        file.release_pages(name)
 
 
 def _with_metadata(value: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ringtune.schedule.turns import items, turn_sequence
-from ringtune.techniques.activation_cache import key_of, later_visits, may_come_again
+from ringtune.techniques.activation_cache import is_cacheable, key_of, later_visits
 from tests.support.plans import changed, random_plan
 
 
@@ -15,7 +15,7 @@ def test_later_visits_are_those_of_the_whole_run() -> None:
         rng = random.Random(seed)
         plan = changed(random_plan(rng), num_steps=rng.randint(1, 60))
         course = plan.course
-        passes = [item for turn in turn_sequence(course) for item in items(course, turn) if may_come_again(turn.kind)]
+        passes = [item for turn in turn_sequence(course) for item in items(course, turn) if is_cacheable(turn.kind)]
         for at, item in enumerate(passes):
             same = [later.step for later in passes[at + 1 :] if key_of(course, later) == key_of(course, item)]
             assert list(later_visits(course, item)) == same, (seed, item)

@@ -11,7 +11,7 @@ from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.schedule.course import FrozenWeights
-from ringtune.techniques.frozen_weights import MOST_WIDENED_BYTES, frozen_bytes, widened_bytes
+from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES, frozen_bytes, widened_bytes
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
@@ -51,7 +51,7 @@ def test_frozen_weights_are_widened_one_matrix_at_a_time(frozen: FrozenWeights |
 
 def test_frozen_weights_of_a_huge_matrix_are_widened_in_parts() -> None:
     """A decoder of 262 MB in float32 does not ask for that much at once."""
-    assert widened_bytes(32_000 * 2_048, item_bytes=4, frozen=BF16) == MOST_WIDENED_BYTES
+    assert widened_bytes(32_000 * 2_048, item_bytes=4, frozen=BF16) == MAX_WIDENED_BYTES
 
 
 @pytest.mark.parametrize("is_owner", [False, True])

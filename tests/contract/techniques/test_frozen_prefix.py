@@ -8,12 +8,12 @@ import random
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.schedule.placement import Passage, PrefixCache
+from ringtune.schedule.placement import ActivationCacheSettings, Passage
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import trained, weight_version
-from ringtune.techniques.activation_cache import boundary_to_keep, entry_bytes, frozen_prefix, hosts_at, most_kept_bytes
+from ringtune.techniques.activation_cache import boundary_to_keep, entry_bytes, frozen_prefix, hosts_at, max_kept_bytes
 from tests.support.plans import changed, make_plan, random_operations, random_plan
 
 AB = [("a", 0, 2), ("b", 2, 4)]
@@ -87,7 +87,9 @@ def test_no_other_choice_of_boundaries_saves_more() -> None:
 def test_entry_has_hidden_state_and_mask_of_rows_of_the_greatest_length() -> None:
     """Four rows of 16 tokens, 32 wide, in two files: bfloat16 takes half of the hidden state."""
     plan = make_plan(AB, ["a"])
-    placements = [changed(plan, cache=PrefixCache(dtype=dtype)).placement for dtype in ("float32", "bfloat16")]
+    placements = [
+        changed(plan, cache=ActivationCacheSettings(dtype=dtype)).placement for dtype in ("float32", "bfloat16")
+    ]
     exact, rounded = (entry_bytes(plan.course, placement, "b", 4) for placement in placements)
     assert exact == 4 * 16 * (32 * 4 + 1) + 2 * 4096
     assert exact - rounded == 4 * 16 * 32 * 2
@@ -96,7 +98,7 @@ def test_entry_has_hidden_state_and_mask_of_rows_of_the_greatest_length() -> Non
 def test_replicas_keep_their_own_micro_batches() -> None:
     """Of rows 2, 1 and 1 in three micro-batches b has the first and the last, c the one between."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 2, 4)], ["a"], microbatches=3)
-    placement = changed(plan, cache=PrefixCache()).placement
+    placement = changed(plan, cache=ActivationCacheSettings()).placement
     row_bytes = 16 * (32 * 4 + 1)
     found = {host: entry_bytes(plan.course, placement, host, 4) for host in "abc"}
     assert found == {"a": 4 * row_bytes + 3 * 4096, "b": 3 * row_bytes + 2 * 4096, "c": row_bytes + 4096}
@@ -104,12 +106,12 @@ def test_replicas_keep_their_own_micro_batches() -> None:
 
 def test_host_keeps_no_more_than_all_batches_and_the_limit() -> None:
     """Ten rows are three batches of training; three rows of evaluation are one."""
-    plan = changed(make_plan(AB, ["a"]), cache=PrefixCache())
+    plan = changed(make_plan(AB, ["a"]), cache=ActivationCacheSettings())
     course = plan.course
     each = [entry_bytes(course, plan.placement, "b", rows) for rows in (4, 4, 4, 3)]
-    assert most_kept_bytes(course, plan.placement, "b") == sum(each)
-    assert most_kept_bytes(course, changed(plan, cache=PrefixCache(max_bytes=100)).placement, "b") == 100
-    assert most_kept_bytes(course, changed(plan, cache=None).placement, "b") == 0
+    assert max_kept_bytes(course, plan.placement, "b") == sum(each)
+    assert max_kept_bytes(course, changed(plan, cache=ActivationCacheSettings(max_bytes=100)).placement, "b") == 100
+    assert max_kept_bytes(course, changed(plan, cache=None).placement, "b") == 0
 
 
 def test_hosts_of_a_boundary_are_those_of_the_block_above() -> None:
@@ -159,8 +161,8 @@ def test_cache_is_refused_where_it_can_not_work() -> None:
     plan = make_plan(AB, ["a"], num_steps=4)
     table = random_operations(random.Random(0), plan.course)
     with pytest.raises(PlanError, match="can't keep hidden states: operation tables"):
-        changed(plan, cache=PrefixCache(), operations=table)
+        changed(plan, cache=ActivationCacheSettings(), operations=table)
     with pytest.raises(PlanError, match="max_bytes is -1"):
-        PrefixCache(max_bytes=-1)
+        ActivationCacheSettings(max_bytes=-1)
     with pytest.raises(PlanError, match="dtype 'int8' is not one of float64, float32, bfloat16"):
-        PrefixCache(dtype="int8")
+        ActivationCacheSettings(dtype="int8")

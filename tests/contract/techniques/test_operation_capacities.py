@@ -10,7 +10,7 @@ import pytest
 from ringtune.errors import JobError
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
-from ringtune.techniques.operation_capacities import Board, balanced, choice_of, spread
+from ringtune.techniques.operation_capacities import HostCost, balanced, choice_of, spread
 from ringtune.techniques.operations import OperationsSettings
 
 HOSTS = (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4), Slice(node="c", start=4, stop=4))
@@ -107,8 +107,8 @@ def test_boards_of_unequal_speed_are_busy_alike(microbatches: int, compute: floa
 def test_balance_of_two_boards_as_drawn() -> None:
     """The table of the docstring: both boards are busy for 3.2 full operations of the slow one."""
     boards = [
-        Board(node="slow", blocks=6, full_s=1.0, forward_s=0.4),
-        Board(node="fast", blocks=6, full_s=0.5, forward_s=0.2),
+        HostCost(node="slow", blocks=6, full_s=1.0, forward_s=0.4),
+        HostCost(node="fast", blocks=6, full_s=0.5, forward_s=0.2),
     ]
     found = balanced(boards, 8, 0.6 * 8 * 12)
     assert found == {"slow": (2, 3), "fast": (6, 1)}
@@ -139,8 +139,8 @@ def test_budgets_that_do_not_fit_are_refused(settings: dict[str, Any], message: 
 def test_balance_that_starves_a_board_is_refused() -> None:
     """A board so slow that it could do nothing in full while the others work is refused."""
     boards = [
-        Board(node="slow", blocks=1, full_s=100.0, forward_s=40.0),
-        Board(node="fast", blocks=9, full_s=1.0, forward_s=0.4),
+        HostCost(node="slow", blocks=1, full_s=100.0, forward_s=40.0),
+        HostCost(node="fast", blocks=9, full_s=1.0, forward_s=0.4),
     ]
     with pytest.raises(JobError, match="one full micro-batch"):
         balanced(boards, 4, 12.0)

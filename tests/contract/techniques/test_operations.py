@@ -16,7 +16,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, Model, OperationsSettings, Train, load_job, parse_job, with_absolute_paths
 from ringtune.run_control.continuation import changed_keys, describe_changes, job_digest
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, GivenTable, Operations
+from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, ScheduledTable
 from ringtune.techniques.operations import choosers_of, expected_table, given_tables
 from tests.support.operation_choices import choosing_course
 from tests.support.plans import make_plan
@@ -24,7 +24,7 @@ from tests.support.plans import make_plan
 JOB = Job(model=Model(path="m"))
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6}
 TABLE = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
-GIVEN = GivenTable(step=0, operations=TABLE)
+GIVEN = ScheduledTable(step=0, operations=TABLE)
 
 
 @pytest.mark.parametrize("name", ["heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"])
@@ -221,7 +221,7 @@ def test_given_tables_have_the_steps_that_they_hold_from(tmp_path: Path) -> None
     tables = [{"step": step, "operations": TABLE.to_json()} for step in (0, 40)]
     assert given_tables(load_job(_job_with(tmp_path, {"schema": 1, "tables": tables})).operations) == (
         GIVEN,
-        GivenTable(step=40, operations=TABLE),
+        ScheduledTable(step=40, operations=TABLE),
     )
 
 
@@ -268,7 +268,7 @@ def test_given_tables_of_a_run_of_real_size_fit_into_a_job(tmp_path: Path) -> No
 
 def test_given_tables_that_no_job_has_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy is one that there is for several tables too."""
-    monkeypatch.setattr("ringtune.techniques.operations._MOST_TEXT", 10)
+    monkeypatch.setattr("ringtune.techniques.operations._MAX_TEXT", 10)
     with pytest.raises(JobError, match=r"has room for 10; repeat that run by its own job.toml"):
         load_job(_job_with(tmp_path, TABLE.to_json()))
 
@@ -349,7 +349,7 @@ def test_given_tables_are_expected() -> None:
     """Where tables are given, the first one is what comes, and nobody chooses."""
     course = choosing_course(full=1, microbatches=2, num_blocks=2)
     table = expected_table(course)
-    given = dataclasses.replace(course, choice=Choice.given([GivenTable(step=0, operations=table)]))
+    given = dataclasses.replace(course, choice=Choice.given([ScheduledTable(step=0, operations=table)]))
     assert expected_table(given) == table
     assert choosers_of(given) == ()
 

@@ -8,7 +8,7 @@ import pytest
 
 from ringtune.errors import IntegrityError
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
@@ -123,7 +123,7 @@ def test_a_simulator_reports_no_digests() -> None:
 def test_different_copies_end_the_run() -> None:
     """With one error; no turn is granted after it."""
     plan = hift_plan()
-    rounds, turn = Rounds(lambda facts: plan), first_turn(plan)
+    rounds, turn = RunStateMachine(lambda facts: plan), first_turn(plan)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     for node in plan.nodes:
         rounds.handle(rd.Inspected(node, None), 0.0)

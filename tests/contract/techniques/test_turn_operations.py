@@ -10,7 +10,7 @@ import pytest
 from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import Rounds
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -25,9 +25,9 @@ TABLE = table_of(PLAN.course, 1)
 TOOLS = DrawnTables(PLAN)
 
 
-def begun(plan: Plan = PLAN, **options: Any) -> tuple[Rounds, list[rd.Command]]:
+def begun(plan: Plan = PLAN, **options: Any) -> tuple[RunStateMachine, list[rd.Command]]:
     """Rounds that have just begun to train, and their last answer."""
-    rounds = Rounds(lambda facts: plan, **options)
+    rounds = RunStateMachine(lambda facts: plan, **options)
     rounds.handle(rd.Started(plan.nodes), 0.0)
     answer: list[rd.Command] = []
     for node in plan.nodes:
@@ -47,12 +47,12 @@ def of(kind: type[Any], commands: list[rd.Command]) -> list[Any]:
     return [command for command in commands if isinstance(command, kind)]
 
 
-def done(rounds: Rounds, turn: Turn, node: str) -> list[rd.Command]:
+def done(rounds: RunStateMachine, turn: Turn, node: str) -> list[rd.Command]:
     """A node ends a turn."""
     return rounds.handle(rd.TurnReported(node, turn.index, TOOLS.scores(node, turn)), 1.0)
 
 
-def scored() -> tuple[Rounds, rd.ChooseOperations]:
+def scored() -> tuple[RunStateMachine, rd.ChooseOperations]:
     """Rounds that wait for the first table."""
     rounds, answer = begun()
     for turn in granted(answer):
@@ -144,7 +144,7 @@ def test_choice_that_takes_too_long_is_said() -> None:
 def test_choice_is_not_waited_for_by_a_run_that_is_drained() -> None:
     """No turn is open, so the run ends at once; a table that still comes is not logged."""
     rounds, asked = scored()
-    assert rounds.handle(rd.DrainAsked("Ctrl-C"), 2.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
+    assert rounds.handle(rd.DrainRequested("Ctrl-C"), 2.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
     assert rounds.handle(rd.OperationsChosen(asked.step, TABLE), 3.0) == []
 
 
@@ -152,14 +152,14 @@ def test_scores_are_not_waited_for_by_a_run_that_is_drained() -> None:
     """They may take minutes, and leave nothing that could be saved."""
     rounds, answer = begun()
     assert {turn.kind for turn in granted(answer)} == {StepKind.SCORE}
-    assert rounds.handle(rd.DrainAsked("Ctrl-C"), 2.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
+    assert rounds.handle(rd.DrainRequested("Ctrl-C"), 2.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
 
 
 def test_choice_that_fails_while_a_run_is_drained_is_not_waited_for_either() -> None:
     """The granted turns end and are saved as in any run that is stopped."""
     rounds, _ = begun(RANDOM)
     turns = granted(rounds.handle(rd.OperationsChosen(0, TABLE), 1.0))
-    turns += granted(rounds.handle(rd.DrainAsked("Ctrl-C"), 2.0))
+    turns += granted(rounds.handle(rd.DrainRequested("Ctrl-C"), 2.0))
     assert [turn.kind for turn in turns] == [StepKind.TRAIN, StepKind.TRAIN, StepKind.CHECKPOINT]
     assert rounds.handle(rd.OperationsFailed(4, "PlanError", "no"), 3.0) == []
     log = [command for turn in turns for node in RANDOM.nodes for command in done(rounds, turn, node)]

@@ -9,11 +9,19 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream
-from ringtune.schedule.course import ALONE, COLLABORATION, JOINT, Course, Manner
+from ringtune.schedule.course import ALONE, COLLABORATION, JOINT, Course, HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from ringtune.techniques.offload import UserUse, helped, rows_by_user, rows_of_users, user_sets, users_of, uses_of_users
+from ringtune.techniques.offload import (
+    UserRowUse,
+    helped,
+    rows_by_user,
+    rows_of_users,
+    user_sets,
+    users_of,
+    uses_of_users,
+)
 from tests.support.plans import changed, make_plan
 
 ANNA, BEN = UserRows(name="anna", train_rows=3, eval_rows=2), UserRows(name="ben", train_rows=7, eval_rows=1)
@@ -65,16 +73,16 @@ def test_users_without_sets_of_their_own_train_the_same() -> None:
     """Sets are there where users train alone or in collaboration, and only where helpers fit every block."""
     plan = _plan()
     assert user_sets(plan.course) == ()
-    assert user_sets(helped(plan, HELPERS, Manner(interval=2)).course) == ()
-    for manner in (Manner(users=ALONE), Manner(users=COLLABORATION, merged=True)):
+    assert user_sets(helped(plan, HELPERS, HelperSettings(interval=2)).course) == ()
+    for manner in (HelperSettings(users=ALONE), HelperSettings(users=COLLABORATION, merged=True)):
         assert user_sets(helped(plan, HELPERS, manner).course) == ("anna", "ben", "b")
     with pytest.raises(PlanError, match="block 2 has no helper"):
-        helped(plan, {"a": "b"}, Manner(users=ALONE))
+        helped(plan, {"a": "b"}, HelperSettings(users=ALONE))
 
 
 def test_plan_with_users_survives_its_file() -> None:
     """Users are written where there are some, so that digests of plans without them last."""
-    plan = helped(_plan(), HELPERS, Manner(users=ALONE))
+    plan = helped(_plan(), HELPERS, HelperSettings(users=ALONE))
     assert Plan.from_json(plan.to_json()) == plan
     plain = _plan(owners=(PLAIN,)).course.to_json()
     assert plain["owners"] == [{"node": "b", "train_rows": 5, "eval_rows": 4}]
@@ -106,9 +114,9 @@ def test_owner_refuses_users_that_do_not_fit(users: tuple[UserRows, ...], proble
 def test_manner_refuses_users_that_can_not_be_merged_so(values: dict[str, Any], problem: str) -> None:
     """One matrix has room for the sum of all users, and for no single one of them."""
     with pytest.raises(PlanError, match=problem):
-        Manner(**values)
-    assert Manner(users=JOINT).is_exact
-    assert not Manner(users=ALONE).is_exact
+        HelperSettings(**values)
+    assert HelperSettings(users=JOINT).is_exact
+    assert not HelperSettings(users=ALONE).is_exact
 
 
 @pytest.mark.parametrize("interval", [1, 3])
@@ -116,7 +124,7 @@ def test_manner_refuses_users_that_can_not_be_merged_so(values: dict[str, Any], 
 def test_uses_of_users_are_counted_from_every_batch(interval: int, steps: int) -> None:
     """Who has no row in an interval is not updated by it; what is left over at the end is one more update."""
     owners = (MIXED, PLAIN)
-    plan = helped(_plan(owners=owners, num_steps=12), HELPERS, Manner(users=ALONE, interval=interval))
+    plan = helped(_plan(owners=owners, num_steps=12), HELPERS, HelperSettings(users=ALONE, interval=interval))
     course, rows, updates = plan.course, dict.fromkeys(("anna", "ben", "b"), 0), dict.fromkeys(("anna", "ben", "b"), 0)
     done = [item for item in _items(course) if item.kind is StepKind.TRAIN][:steps]
     for first in range(0, len(done), interval):
@@ -130,7 +138,7 @@ def test_uses_of_users_are_counted_from_every_batch(interval: int, steps: int) -
             for user in seen:
                 updates[user] += 1
     found = uses_of_users(course, steps)
-    assert found == {user: UserUse(rows[user], updates[user]) for user in rows}
+    assert found == {user: UserRowUse(rows[user], updates[user]) for user in rows}
     assert sum(use.trained_rows for use in found.values()) == sum(item.rows for item in done)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError
-from ringtune.run_control.evaluation import MOST_CLASSES, name_of
+from ringtune.run_control.evaluation import MAX_CLASSES, name_of
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Passage
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
@@ -234,10 +234,10 @@ def check(kind: str, counts: int, others: int = 1) -> None:
 
 def test_report_may_count_classes_in_an_evaluation_only() -> None:
     """As many as a table has, beside the usual figures."""
-    check("evaluate", MOST_CLASSES**2, others=64)
+    check("evaluate", MAX_CLASSES**2, others=64)
     with pytest.raises(IntegrityError, match="node a reports 1 counts of classes for item 1 of kind 'train'"):
         check("train", 1)
     with pytest.raises(IntegrityError, match="10301 counts of classes"):
-        check("evaluate", MOST_CLASSES * (MOST_CLASSES + 3) + 1)
+        check("evaluate", MAX_CLASSES * (MAX_CLASSES + 3) + 1)
     with pytest.raises(IntegrityError, match="figures of item 1"):
         check("evaluate", 0, others=65)

@@ -14,7 +14,7 @@ import pytest
 from ringtune.errors import DataError, PeerLostError
 from ringtune.transport import retry as once_module
 from ringtune.transport.channels import Server, open_channel
-from ringtune.transport.retry import AT_WORK, Asking, Attempt, Held, Patience, repeated
+from ringtune.transport.retry import AT_WORK, Attempt, AttemptTerms, RetriedCall, RetryState, repeated
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.failing_calls import DroppedCallError
@@ -97,16 +97,16 @@ class _Outcome:
             self._call.cancel()
 
 
-def asked(method: Any) -> Asking:
+def asked(method: Any) -> RetriedCall:
     """A call under a lease that is longer than a test."""
     request = control_pb2.PrepareRequest(run_id="r", plan_json="{}")
-    return Asking(method, request, peer="node pi", lease_s=LEASE_S, timeout_s=WAIT_S)
+    return RetriedCall(method, request, peer="node pi", lease_s=LEASE_S, timeout_s=WAIT_S)
 
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attempts be held for a moment, and fail no earlier on a busy machine."""
-    monkeypatch.setattr(Patience, "attempt", lambda self, now_s: Attempt(0.01, WAIT_S))
+    monkeypatch.setattr(RetryState, "attempt", lambda self, now_s: Attempt(0.01, WAIT_S))
 
 
 @pytest.mark.parametrize("losses", [["request"], ["reply"], ["request", "reply", "reply"]])
@@ -194,7 +194,7 @@ def test_process_that_was_started_again_is_a_lost_node() -> None:
 
 def attempt(stub: Any, key: str, *, is_again: bool = False) -> str:
     """Make one attempt that is not held; return what it is told."""
-    terms = Held(key, 0.0, WAIT_S, is_again).metadata()
+    terms = AttemptTerms(key, 0.0, WAIT_S, is_again).metadata()
     call = stub.Prepare.future(control_pb2.PrepareRequest(), timeout=WAIT_S, metadata=terms)
     error = call.exception()
     return "done" if error is None else str(error.details())
@@ -202,7 +202,7 @@ def attempt(stub: Any, key: str, *, is_again: bool = False) -> str:
 
 def test_calls_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger can begin no more than so many, and those that are under way are still answered."""
-    monkeypatch.setattr(once_module, "MOST_AT_WORK", 2)
+    monkeypatch.setattr(once_module, "MAX_AT_WORK", 2)
     node = Node()
     with serving(node) as stub:
         told = [attempt(stub, key) for key in ("a", "b", "c", "a")]
@@ -247,14 +247,14 @@ def test_call_without_terms_is_carried_out_as_often_as_it_is_made() -> None:
 )
 def test_terms_that_are_none_are_none(metadata: Any) -> None:
     """They come from the network; a call with them is carried out as one without."""
-    assert Held.read(metadata) is None
+    assert AttemptTerms.read(metadata) is None
 
 
 def test_terms_are_read_as_they_were_written_within_bounds() -> None:
     """Nobody holds a worker for longer than ten minutes at a time."""
-    held = Held("k", 2.5, 60.0, is_again=True)
-    assert Held.read(held.metadata()) == held
-    assert Held.read(Held("k", 1e9, -1.0).metadata()) == Held("k", 600.0, 0.0)
+    held = AttemptTerms("k", 2.5, 60.0, is_again=True)
+    assert AttemptTerms.read(held.metadata()) == held
+    assert AttemptTerms.read(AttemptTerms("k", 1e9, -1.0).metadata()) == AttemptTerms("k", 600.0, 0.0)
 
 
 def test_repeated_call_goes_on_while_there_are_signs_of_life() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import StorageError, UsageError
-from ringtune.transport.page_access import LEAST_CHARACTERS, Guard, make_token, token_of
+from ringtune.transport.page_access import MIN_CHARACTERS, Guard, make_token, token_of
 
 TOKEN = "t" * 20
 LOCAL, FAR = Guard(True, "", 80), Guard(False, TOKEN, 80)
@@ -85,7 +85,7 @@ def test_token_is_new_each_time() -> None:
     """Two starts have two, of letters that fit in an address."""
     one, two = make_token(), token_of(None)
     assert one != two
-    assert len(one) >= LEAST_CHARACTERS
+    assert len(one) >= MIN_CHARACTERS
     assert one.replace("-", "").replace("_", "").isalnum()
 
 

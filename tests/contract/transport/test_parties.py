@@ -21,7 +21,7 @@ from ringtune.transport.parties import (
     Party,
     Role,
     coordinator_trust,
-    found_user_trust,
+    find_user_trust,
     node_party,
     party_of,
     permission_of,
@@ -161,9 +161,9 @@ def test_user_joins_where_commands_look(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own"))
     assert user_trust() == tmp_path / "own"
     with pytest.raises(TrustError, match=r"has no identity\.pem; .* 'ringtune join'"):
-        found_user_trust()
+        find_user_trust()
     identity_in(user_trust())
-    assert found_user_trust() == tmp_path / "own"
+    assert find_user_trust() == tmp_path / "own"
 
 
 def test_user_without_a_variable_has_its_own_identity_before_the_admins(
@@ -172,8 +172,8 @@ def test_user_without_a_variable_has_its_own_identity_before_the_admins(
     """On the machine of the coordinator its first user's serves, until the user joins."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert found_user_trust() is None
+    assert find_user_trust() is None
     admin = identity_in(coordinator_trust() / ADMIN)
-    assert found_user_trust() == admin
+    assert find_user_trust() == admin
     own = identity_in(user_trust())
-    assert found_user_trust() == own != admin
+    assert find_user_trust() == own != admin

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.transport.retry import RETRY_S, Patience
+from ringtune.transport.retry import RETRY_S, RetryState
 
 LEASE_S = 9.0
 
 
-def patience(*, timeout_s: float = 600.0, request_bytes: int = 0) -> Patience:
+def patience(*, timeout_s: float = 600.0, request_bytes: int = 0) -> RetryState:
     """Patience that begins at 100 s."""
-    return Patience(100.0, lease_s=LEASE_S, timeout_s=timeout_s, request_bytes=request_bytes)
+    return RetryState(100.0, lease_s=LEASE_S, timeout_s=timeout_s, request_bytes=request_bytes)
 
 
 def test_patience_goes_on_until_a_lease_of_silence() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.server.certificate_authority import Authority
 from ringtune.transport.parties import COORDINATOR, node_party
-from ringtune.transport.refusals import why_refused
+from ringtune.transport.refusals import refusal_reason
 from ringtune.transport.speaker import Speaker, speaking_as
 from tests.contract.transport.test_tls import A_NODE, COORDINATOR_ITSELF, serving
 from tests.support.trust_parts import DAY_S, speaker_of
@@ -62,7 +62,7 @@ def test_refusals_are_explained(case: str) -> None:
     """Dates, chain, name and plain text, of this side and of the other; nothing is made up where all is well."""
     here, there, text = CASES[case]
     with serving(there()) as (address, _), speaking_as(here()):
-        why = why_refused(address, COORDINATOR, time.time())
+        why = refusal_reason(address, COORDINATOR, time.time())
     assert re.search(text, why) if text else why == ""
 
 
@@ -70,7 +70,7 @@ def test_refusals_by_the_other_side_are_told_from_here() -> None:
     """Its clock is ahead: only the other side knows, and it hangs up; the remedy names both machines."""
     almost_over = speaker_of("a", later_s=-31 * DAY_S)
     with serving() as (address, _), speaking_as(almost_over):
-        why = why_refused(address, COORDINATOR, time.time() - 1.5 * DAY_S)
+        why = refusal_reason(address, COORDINATOR, time.time() - 1.5 * DAY_S)
     assert "refuses the certificate of node a" in why
     assert "on both machines" in why
 
@@ -81,4 +81,4 @@ def test_refusals_are_none_where_nobody_is(who: Speaker | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     with speaking_as(who):
-        assert why_refused(address, node_party("b"), time.time()) == ""
+        assert refusal_reason(address, node_party("b"), time.time()) == ""

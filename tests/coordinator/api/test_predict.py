@@ -20,8 +20,8 @@ import pytest
 import ringtune
 from coordinator.api import predict
 from coordinator.api.plan import plan
-from coordinator.api.predict import CsvWriter, JsonWriter, Predicted, Sampling, Summary, _read, writer_to
-from coordinator.cli.init_wizard import NobodyAsked, Wishes, begin
+from coordinator.api.predict import CsvWriter, JsonWriter, RowPrediction, Sampling, Summary, _read, writer_to
+from coordinator.cli.init_wizard import DefaultAnswers, WizardOptions, begin
 from coordinator.client.saved_run import read_run
 from coordinator.screen.progress import Progress
 from ringtune.errors import (
@@ -118,10 +118,10 @@ def test_sample_goes_on_from_the_prompt_and_stands_in_the_report(
     folder = write_run(tmp_path / "run")
     before = json.loads((folder / "report.json").read_text())
 
-    def fake(run: Any, data: Path, how: Sampling) -> Iterator[Predicted]:
+    def fake(run: Any, data: Path, how: Sampling) -> Iterator[RowPrediction]:
         ((_, row),) = table_rows(data, {"data.text": "text"})
         assert (row["text"], how) == (PROMPT, Sampling(max_new_tokens=40))
-        yield Predicted(row, {"predicted": " a time.\nThe end", "tokens": 6})
+        yield RowPrediction(row, {"predicted": " a time.\nThe end", "tokens": 6})
 
     monkeypatch.setattr(predict, "predict_rows", fake)
     assert shown(folder) == [
@@ -144,7 +144,7 @@ def test_sample_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch: 
     folder = write_run(tmp_path / "run")
     before = (folder / "report.json").read_bytes()
 
-    def fails(*_: Any) -> Iterator[Predicted]:
+    def fails(*_: Any) -> Iterator[RowPrediction]:
         raise ModelError("the base model is not here")
 
     monkeypatch.setattr(predict, "predict_rows", fails)
@@ -156,9 +156,9 @@ def test_sample_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch: 
 SAID = {"predicted": "pos", "probability": 0.75, "of_class": {"neg": 0.25, "pos": 0.75}}
 
 
-def found(said: dict[str, Any] | None = None, **row: Any) -> Predicted:
+def found(said: dict[str, Any] | None = None, **row: Any) -> RowPrediction:
     """A row with a prediction."""
-    return Predicted(row=row, said=said or SAID)
+    return RowPrediction(row=row, said=said or SAID)
 
 
 def test_writing_keeps_the_columns_of_a_row_and_adds_its_own() -> None:
@@ -260,13 +260,13 @@ def test_summary_counts_classes_and_what_is_right() -> None:
 def test_summary_judges_words_and_numbers() -> None:
     """A word that is cut counts as none; a row without a number is predicted and not judged."""
     tags = Summary(Job(model=Model(path="m", task="token-classification")))
-    tags.add(Predicted({"words": ["a", "b", "c"], "tags": ["X", "O", "O"]}, {"predicted": ["X", "X", None]}))
-    tags.add(Predicted({"words": ["a"]}, {"predicted": ["O"]}))
+    tags.add(RowPrediction({"words": ["a", "b", "c"], "tags": ["X", "O", "O"]}, {"predicted": ["X", "X", None]}))
+    tags.add(RowPrediction({"words": ["a"]}, {"predicted": ["O"]}))
     assert tags.to_json() == {"rows": 2, "tags": {"O": 1, "X": 2}, "judged": 2, "accuracy": 0.5}
     assert list(tags.lines())[1] == "accuracy 0.5000 on the 2 words that have a 'tags' of their own"
     numbers = Summary(Job(model=Model(path="m", task="regression")))
     for truth in (1.0, "3", "high", None, "nan"):
-        numbers.add(Predicted({"text": "a", "label": truth}, {"predicted": 2.0}))
+        numbers.add(RowPrediction({"text": "a", "label": truth}, {"predicted": 2.0}))
     assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
     assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"
 
@@ -275,7 +275,7 @@ def test_summary_tells_of_texts_that_ended_at_once() -> None:
     """An empty cell is no failure, and nobody has to guess that."""
     texts = Summary(Job(model=Model(path="m", task="causal-lm")))
     for said in ({"predicted": "", "tokens": 0}, {"predicted": " a", "tokens": 1}):
-        texts.add(Predicted({"text": "a"}, said))
+        texts.add(RowPrediction({"text": "a"}, said))
     assert texts.to_json() == {"rows": 2, "ended_at_once": 1}
     assert list(texts.lines())[1] == "1 of them got an empty text: the model's first token was that of the end"
 
@@ -341,12 +341,12 @@ def ways_to_read_pictures(folder: Path, tmp_path: Path) -> dict[str, Callable[[]
         model__path=str(tmp_path / "model"), model__task="image-classification", data__train=str(folder), data__eval=""
     )
     run = dataclasses.replace(read_run(write_run(tmp_path / "run")), job=pictures)
-    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "model"), data=folder)
+    wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "model"), data=folder)
     np.savez(tmp_path / "rows.npz", image=np.zeros((6, 4, 4)), label=np.arange(6) % 2)
     judged = dataclasses.replace(wishes, data=tmp_path / "rows.npz", eval_data=folder)
     return {
-        "init": lambda: [line.removesuffix(".") for line in begin(wishes, NobodyAsked()).saw],
-        "init --eval-data": lambda: [line.removesuffix(".") for line in begin(judged, NobodyAsked()).saw],
+        "init": lambda: [line.removesuffix(".") for line in begin(wishes, DefaultAnswers()).saw],
+        "init --eval-data": lambda: [line.removesuffix(".") for line in begin(judged, DefaultAnswers()).saw],
         "plan": lambda: plan(pictures, assume=1, memory="1GiB").rows,
         "predict": lambda: predict.check_request(run, folder, Sampling(), ""),
     }

@@ -17,7 +17,7 @@ import ringtune
 from coordinator.api import train
 from coordinator.api.arguments import typed
 from coordinator.client.run_folder import RunFolder
-from coordinator.client.saved_run import RunPlace
+from coordinator.client.saved_run import RunLocation
 from coordinator.screen.progress import Progress
 from ringtune.job.job import load_job
 from tests.support.model_folder import write_model
@@ -73,9 +73,9 @@ def test_train_in_the_background_is_a_command_with_the_job_in_a_file(
     """From Python with every option that counts there; from the command line as it was typed, and no second time."""
     began: list[list[str]] = []
 
-    def start(out: Path, words: Sequence[str]) -> tuple[RunPlace, subprocess.Popen[bytes]]:
+    def start(out: Path, words: Sequence[str]) -> tuple[RunLocation, subprocess.Popen[bytes]]:
         began.append(list(words))
-        place = RunPlace(run_id="r", coordinator="127.0.0.1:1", is_local=True, pid=1)
+        place = RunLocation(run_id="r", coordinator="127.0.0.1:1", is_local=True, pid=1)
         return place, subprocess.Popen([sys.executable, "-S", "-c", ""])
 
     monkeypatch.setattr(train, "start_in_background", start)
@@ -85,7 +85,7 @@ def test_train_in_the_background_is_a_command_with_the_job_in_a_file(
     assert load_job(tmp_path / "a/job.toml").train.rounds == 3
     words = ["train", str(tmp_path / "a/job.toml"), "--local", "2", "--out", str(tmp_path / "a")]
     assert began == [[*words, "--wire", "bfloat16"]]
-    face = train.Face(show=Progress, how_to_resume=str, words=["train", "j", "--detach", "--replace"])
+    face = train.Face(show=Progress, resume_hint=str, words=["train", "j", "--detach", "--replace"])
     run = typed(ringtune.train)(job, out=tmp_path / "b", progress=face, **options)
     assert run._process is not None and run._process.wait(CALL_S) == 0
     assert began[1:] == [["train", "j", "--detach"]]

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from coordinator.screen.progress import join_lines
 from coordinator.server import run_store
-from coordinator.server.certificate_authority import Keeper
-from coordinator.server.coordinator import Ending
+from coordinator.server.certificate_authority import TrustKeeper
+from coordinator.server.coordinator import ShutdownSignals
 from coordinator.server.server import CoordinatorServer
 from edge.options import AgentOptions
 from ringtune import cli
@@ -42,7 +42,7 @@ def test_coordinator_answers_nobody_before_it_has_found_its_runs(
         addresses.append(address)
         return tmp_path
 
-    class AskedWhileItReads(run_store.KeptRuns):
+    class AskedWhileItReads(run_store.RunStore):
         def __init__(self, folder: Path, **options: Any) -> None:
             channel = open_channel(addresses[0])
             channels.append(channel)
@@ -52,8 +52,8 @@ def test_coordinator_answers_nobody_before_it_has_found_its_runs(
             super().__init__(folder, **options)
 
     monkeypatch.setattr(run_store, "default_folder", folder)
-    monkeypatch.setattr(run_store, "KeptRuns", AskedWhileItReads)
-    monkeypatch.setattr(Ending, "wait", lambda _: calls[0].result(CALL_S) is not None)
+    monkeypatch.setattr(run_store, "RunStore", AskedWhileItReads)
+    monkeypatch.setattr(ShutdownSignals, "wait", lambda _: calls[0].result(CALL_S) is not None)
     result = CliRunner().invoke(cli.app, ["coordinator", "--bind", "127.0.0.1:0"])
     channels[0].close()
     assert result.exit_code == 0, result.output
@@ -136,7 +136,7 @@ def test_trusting_printed_lines_lead_a_node_in(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("edge.agent.process.run_agent", lambda given, **_: started.append(given))
     trust, file = tmp_path / "trust", tmp_path / "b1.token"
     ask("init", "--trust", str(trust))
-    keeper = Keeper(trust)
+    keeper = TrustKeeper(trust)
     with speaking_as(keeper.speaker), CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper) as server:
         made, joined = (
             shlex.split(line.partition(":   " if "NAME" in line else ":  ")[2])[1:]

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from coordinator.cli.init_wizard import MOST_QUESTIONS, Begun, NobodyAsked, OnTerminal, Wishes, begin
+from coordinator.cli.init_wizard import MAX_QUESTIONS, DefaultAnswers, TerminalPrompt, WizardOptions, WrittenJob, begin
 from ringtune.errors import DataError, IntegrityError, InvalidInputError, ModelError
 from ringtune.job.job import Job, parse_job
 from tests.contract.models.test_folder import write_cache
@@ -38,13 +38,13 @@ class Scripted:
         return find()
 
 
-def made(folder: Path, ask: Scripted | None = None, **wishes: object) -> Begun:
+def made(folder: Path, ask: Scripted | None = None, **wishes: object) -> WrittenJob:
     """Begin in a folder with a small BERT."""
     write_model(folder / "model")
-    return begin(Wishes(folder=folder, **wishes), ask or NobodyAsked())  # type: ignore[arg-type]
+    return begin(WizardOptions(folder=folder, **wishes), ask or DefaultAnswers())  # type: ignore[arg-type]
 
 
-def job_of(begun: Begun) -> Job:
+def job_of(begun: WrittenJob) -> Job:
     """Read what was written."""
     return parse_job(begun.text, source="job")
 
@@ -82,7 +82,7 @@ def test_begin_tells_tags_by_lists_and_by_the_form_of_the_file(tmp_path: Path, n
     wanted = ("tokens", "ner_tags") if name.endswith("jsonl") else ("words", "tags")
     assert (found.data.words, found.data.tags, found.data.held_out) == (*wanted, 0.1)
     assert f"{name} has 21 texts with 41 words and the tags B-LOC, B-PER, O" in begun.saw[0]
-    assert len(ask.asked) <= MOST_QUESTIONS
+    assert len(ask.asked) <= MAX_QUESTIONS
 
 
 def test_begin_tells_numbers_and_pairs_of_texts(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_begin_tells_numbers_and_pairs_of_texts(tmp_path: Path) -> None:
     found = job_of(made(tmp_path, ask := Scripted()))
     assert (found.model.task, found.data.label) == ("regression", "score")
     assert (found.data.text, found.data.text_pair) == ("sentence1", "sentence2")
-    assert len(ask.asked) <= MOST_QUESTIONS
+    assert len(ask.asked) <= MAX_QUESTIONS
     write_lines(tmp_path / "train.jsonl", [{"text": text, "stars": index % 5} for index, text in enumerate(TEXTS)])
     assert job_of(made(tmp_path)).model.task == "sequence-classification"
     found = job_of(made(tmp_path, task="regression", columns={"text": "text", "label": "stars"}))
@@ -128,11 +128,11 @@ def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"columns 'text' .*that fits causal-lm, and a model of type 'bert' has heads"):
         made(tmp_path)
     write_gpt2(tmp_path / "gpt")
-    found = begin(Wishes(folder=tmp_path, model=str(tmp_path / "gpt")), NobodyAsked())
+    found = begin(WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt")), DefaultAnswers())
     assert (found.task, job_of(found).train.batch_size) == ("causal-lm", 2)
     (tmp_path / "plain.txt").write_text("a line\n" * 900, encoding="utf-8")
-    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), data=tmp_path / "plain.txt")
-    assert begin(wishes, NobodyAsked()).task == "causal-lm"
+    wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), data=tmp_path / "plain.txt")
+    assert begin(wishes, DefaultAnswers()).task == "causal-lm"
 
 
 @pytest.mark.parametrize("form", ["npz", "folder"])
@@ -145,7 +145,7 @@ def test_begin_counts_images_and_their_classes(form: str, tmp_path: Path) -> Non
         np.save(tmp_path / "rows" / str(index % 2) / f"{index}.npy", np.zeros((4, 4)))
     vit = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 4}
     write_any_family(tmp_path / "m", {**vit, "patch_size": 2, "num_channels": 1})
-    found = begin(Wishes(folder=tmp_path), NobodyAsked())
+    found = begin(WizardOptions(folder=tmp_path), DefaultAnswers())
     assert found.task == "image-classification" and "6 images of 2 classes (0, 1)" in found.saw[0]
     assert [job_of(found).data.image, job_of(found).data.label] == (
         ["pixels", "digit"] if form == "npz" else ["image", "label"]
@@ -163,10 +163,10 @@ def test_begin_asks_five_questions_at_most_and_takes_the_answers(tmp_path: Path)
     write_gpt2(tmp_path / "gpt")
     ask = Scripted(what="causal-lm")
     found = job_of(
-        begin(Wishes(folder=tmp_path / "none", data=tmp_path / "rows.jsonl", model=str(tmp_path / "gpt")), ask)
+        begin(WizardOptions(folder=tmp_path / "none", data=tmp_path / "rows.jsonl", model=str(tmp_path / "gpt")), ask)
     )
     assert found.model.task == "causal-lm" and ask.asked[0] == "What shall be learned"
-    assert len(ask.asked) + 2 == MOST_QUESTIONS  # rows and model were given
+    assert len(ask.asked) + 2 == MAX_QUESTIONS  # rows and model were given
 
 
 def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_questions_on_a_terminal_take_defaults_and_repeat_until_an_answer_fits()
 
     @app.command()
     def _ask() -> None:
-        ask = OnTerminal()
+        ask = TerminalPrompt()
         typer.echo([ask.choose("q", "a", ("a", "b")), ask.choose("q", "a", ("a", "b")), ask.place("p", nothing)])
 
     shown = CliRunner().invoke(app, [], input="\nc\nb\nrows.csv\n")
@@ -236,7 +236,7 @@ def test_begin_takes_a_model_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     write_cache(tmp_path / "cache")
     (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
-    found = begin(Wishes(folder=tmp_path, model="acme/mini-v2"), NobodyAsked())
+    found = begin(WizardOptions(folder=tmp_path, model="acme/mini-v2"), DefaultAnswers())
     assert job_of(found).model.path == "acme/mini-v2" and "acme/mini-v2: bert, 3 blocks" in found.saw[1]
 
 
@@ -245,7 +245,7 @@ def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
     write_model(tmp_path / "model", weights=safetensors_bytes(bert_shapes())[:40])
     with pytest.raises(IntegrityError, match=r"model\.safetensors"):
-        begin(Wishes(folder=tmp_path), NobodyAsked())
+        begin(WizardOptions(folder=tmp_path), DefaultAnswers())
 
 
 @pytest.mark.parametrize(
@@ -262,14 +262,14 @@ def test_begin_refuses_conversations_by_name(tmp_path: Path, row: dict[str, obje
     write_lines(tmp_path / "train.jsonl", [row] * 20 + [{**row, "more": 1}])
     write_gpt2(tmp_path / "gpt")
     for task in ("", "causal-lm", "sequence-classification"):
-        wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), task=task)
+        wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), task=task)
         with pytest.raises(DataError, match=f"has {form}, in the columns .* is not built; write each row as one text"):
-            begin(wishes, NobodyAsked())
+            begin(wishes, DefaultAnswers())
     half = {"text": next(iter(row))}
-    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), task="causal-lm", columns=half)
+    wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), task="causal-lm", columns=half)
     if isinstance(row[half["text"]], str):
         with pytest.raises(DataError, match=f"has {form}, and data.text = .* is a part of it"):
-            begin(wishes, NobodyAsked())
+            begin(wishes, DefaultAnswers())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from coordinator.run.members import Member
 from coordinator.run.requests import RunRequest
-from coordinator.server.certificate_authority import Keeper, init_trust, make_token
+from coordinator.server.certificate_authority import TrustKeeper, init_trust, make_token
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__, cli
 from ringtune.errors import TrustError
@@ -93,7 +93,7 @@ def test_nodes_removed_are_refused_by_certificate(tmp_path: Path) -> None:
     """Who was removed joins again with a new token only; a name that never joined is an error."""
     trust = tmp_path / "trust"
     init_trust(trust, time.time())
-    keeper = Keeper(trust)
+    keeper = TrustKeeper(trust)
     with speaking_as(keeper.speaker):
         server = CoordinatorServer("127.0.0.1:0", lease_s=60.0, keeper=keeper)
     with server:

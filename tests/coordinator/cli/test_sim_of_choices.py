@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.api.prediction_text import write_prediction
-from ringtune.schedule.operation_tables import BatchOperations, Choice, GivenTable, Operations
+from ringtune.schedule.operation_tables import BatchOperations, Choice, Operations, ScheduledTable
 from ringtune.schedule.turns import StartPoint
 from ringtune.techniques.operations import expected_table
 from sim.prediction import predict
@@ -31,7 +31,7 @@ def table(code: str) -> Operations:
     )
 
 
-TABLES = (GivenTable(step=0, operations=table("3")), GivenTable(step=4, operations=table("1")))
+TABLES = (ScheduledTable(step=0, operations=table("3")), ScheduledTable(step=4, operations=table("1")))
 
 
 def predicted(folder: Path) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_sim_of_a_run_that_chose_does_as_the_run_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tables", [TABLES, ()])
-def test_sim_of_a_resumed_run_that_chose_has_its_tables(tmp_path: Path, tables: tuple[GivenTable, ...]) -> None:
+def test_sim_of_a_resumed_run_that_chose_has_its_tables(tmp_path: Path, tables: tuple[ScheduledTable, ...]) -> None:
     """The last four steps, from a step where a table is due; without the file the expected tables stand for them."""
     start = StartPoint.of(CHOOSING.course, step=4, holder="bob", operations=table("3"))
     real = predict(CHOOSING, PROFILE, start=start, keep_spans=True, tables=tables)

@@ -101,7 +101,7 @@ def test_what_is_no_file_in_the_place_of_a_manifest_is_passed_over(tmp_path: Pat
         os.mkfifo(path)
     resume = find_resume(tmp_path / "run", JOB, print)
     assert resume is not None and resume.manifests == (manifest(4),)
-    checkpoints.go_back_to(4)
+    checkpoints.rewind_to(4)
     checkpoints.add(manifest(8))
     found = find_resume(tmp_path / "run", JOB, print)
     assert found is not None and found.manifests == (manifest(8), manifest(4))
@@ -180,7 +180,7 @@ def test_folder_goes_back_to_the_step_that_is_gone_on_from(tmp_path: Path) -> No
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2')
     with RunFolder(tmp_path, resume=True) as folder:
-        folder.go_back_to(4)
+        folder.rewind_to(4)
     assert checkpoints.steps() == (4,)
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == [0, 1, 2, 3]

@@ -14,18 +14,18 @@ import pytest
 
 from coordinator.client import detached_runs as module
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
-from coordinator.client.detached_runs import bring_up_to_date, fetch_run, fetched_folder, find_run, only_run, stop_run
+from coordinator.client.detached_runs import fetch_run, fetched_folder, find_run, only_run, stop_run, update_run_folder
 from coordinator.client.follow import show_events
 from coordinator.client.run_folder import WRITTEN, RunFolder
-from coordinator.client.saved_run import RunPlace, read_place, read_run
+from coordinator.client.saved_run import RunLocation, read_place, read_run
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import run_lines, run_table
 from coordinator.screen.progress import JsonProgress, Progress
-from coordinator.server.coordinator import Ending
+from coordinator.server.coordinator import ShutdownSignals
 from coordinator.server.run_record import RunRecord
-from coordinator.server.run_store import KeptRuns
+from coordinator.server.run_store import RunStore
 from ringtune.errors import BusyError, ConnectionFailedError, InterruptedRunError, StorageError, UsageError
 from ringtune.storage.durable import rename_durably
 from ringtune.v1 import control_pb2
@@ -34,7 +34,7 @@ from tests.support.kept_runs import JOB, LONG, Gate, content, ended, keeping, st
 from tests.support.saved_runs import write_run
 from tests.support.tap import Tap
 
-PLACE = RunPlace(run_id="r20260102-030405-00000000", coordinator="x:1", is_local=False, pid=1)
+PLACE = RunLocation(run_id="r20260102-030405-00000000", coordinator="x:1", is_local=False, pid=1)
 
 
 def fetch(out: Path) -> None:
@@ -52,7 +52,7 @@ def test_fetched_folder_goes_on_with_a_copy(tmp_path: Path) -> None:
     (out / "run.log").write_text("said", encoding="utf-8")
     with fetched_folder(out, replace=False, goes_on=True) as folder:
         folder.add_metrics('{"kind": "train", "step": 2}')
-        folder.go_back_to(2)
+        folder.rewind_to(2)
         assert len((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 1
     assert len((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     assert (out / "run.log").read_text(encoding="utf-8") == "said"
@@ -265,7 +265,7 @@ def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path) ->
         threading.Timer(0.2, gate.open.set).start()
         said = stop_run(client, run_id, now=False, wait_s=CALL_S)
         record = ended(client, run_id)
-        assert record.state == "stopped" and record.can_go_on
+        assert record.state == "stopped" and record.is_resumable
         assert said == f"run {run_id}: {record.message}"
         assert record.message.endswith(f"with a checkpoint of step {record.saved_step}")
         assert "stopped by " in record.message and "@" in record.message
@@ -297,10 +297,10 @@ def test_coordinator_that_is_ended_saves_its_run_first(tmp_path: Path) -> None:
     with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
         run_id = start(client, LONG)
         gate.open.set()
-        Ending().save(cluster.server.coordinator)
+        ShutdownSignals().save(cluster.server.coordinator)
         record = ended(client, run_id)
         assert cluster.server.coordinator.driven() == ""
-    assert record.state == "stopped" and record.can_go_on
+    assert record.state == "stopped" and record.is_resumable
     assert record.message == f"the coordinator was stopped, with a checkpoint of step {record.saved_step}"
 
 
@@ -324,7 +324,7 @@ def test_coordinator_ends_only_after_the_last_words_of_its_run(tmp_path: Path, m
         run_id = start(client)
         assert reached.wait(CALL_S)
         assert cluster.server.coordinator.driven() == ""
-    with contextlib.closing(KeptRuns(tmp_path / "kept")) as again:
+    with contextlib.closing(RunStore(tmp_path / "kept")) as again:
         assert again.records()[run_id].state == "done"
         assert list(again.events(run_id, wait=False))[-1].done
 
@@ -369,14 +369,14 @@ def test_folder_is_brought_up_to_date_before_its_run_goes_on(tmp_path: Path) -> 
     with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
         run_id = start(client, LONG)
         with RunFolder(out):
-            RunPlace(run_id=run_id, coordinator=client.address, is_local=False, pid=1).write(out)
+            RunLocation(run_id=run_id, coordinator=client.address, is_local=False, pid=1).write(out)
         assert gate.reached.wait(CALL_S)
         with pytest.raises(BusyError, match="goes on; follow it with 'ringtune logs"):
-            bring_up_to_date(client, out)
+            update_run_folder(client, out)
         gate.open.set()
         stop_run(client, run_id, now=False, wait_s=CALL_S)
-        assert bring_up_to_date(client, out).startswith(f"fetched what run {run_id} did")
-        assert bring_up_to_date(client, out) == ""
+        assert update_run_folder(client, out).startswith(f"fetched what run {run_id} did")
+        assert update_run_folder(client, out) == ""
         assert find_resume(out, LONG, print) is not None
 
 
@@ -389,7 +389,7 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
         record = ended(client, run_id)
         assert (record.state, record.saved_step) == ("done", 8 if checkpoint_every else -1)
         with RunFolder(out) as folder:
-            RunPlace(run_id=run_id, coordinator=client.address, is_local=False, pid=1).write(out)
+            RunLocation(run_id=run_id, coordinator=client.address, is_local=False, pid=1).write(out)
             if record.saved_step > 0:
                 folder.write_text(f"checkpoints/step-{record.saved_step}.json", "{}")
         for damage in (
@@ -399,7 +399,7 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
             lambda: (out / "trace.json").rename(out / "trace.json.part"),
         ):
             damage()
-            told = bring_up_to_date(client, out).split("; ")
+            told = update_run_folder(client, out).split("; ")
             assert told[0] == f"fetched what run {run_id} did without this folder, up to step 8"
             aside = list(tmp_path.glob("out.replaced-*"))
             assert told[1:] == [
@@ -408,7 +408,7 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
             for path in aside:
                 assert (path / "report.json").read_text(encoding="utf-8") == '{"run_id": "of an earlier part"}'
                 path.rename(tmp_path / "seen")
-            assert bring_up_to_date(client, out) == ""
+            assert update_run_folder(client, out) == ""
             with pytest.raises(UsageError, match="is finished, nothing was changed; its results are there"):
                 find_resume(out, wanted, print)
         assert (tmp_path / "seen").is_dir(), "a report that somebody else wrote is told once, and kept"
@@ -510,7 +510,7 @@ def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> 
         find_run(str(tmp_path / "none"), "x:1")
     with pytest.raises(UsageError, match="does not tell where"):
         find_run(str(tmp_path), "x:1")
-    place = RunPlace(run_id=run_id, coordinator="y:2", is_local=True, pid=7, local_nodes=3)
+    place = RunLocation(run_id=run_id, coordinator="y:2", is_local=True, pid=7, local_nodes=3)
     place.write(tmp_path)
     assert read_place(tmp_path) == place
     assert find_run(str(tmp_path), "x:1") == (run_id, "y:2", place, tmp_path)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.client.follow import Following, Outcome, Rehearsing
+from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import PlainProgress, Progress
-from coordinator.server.run_store import KeptRuns
+from coordinator.server.run_store import RunStore
 from ringtune.costs.measurement import REHEARSAL_S
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, ConnectionFailedError, InterruptedRunError, PeerLostError, RingTuneError
@@ -93,25 +93,25 @@ def test_submitter_waits_for_a_bounded_time(tmp_path: Path) -> None:
             assert f"'ringtune fetch {kept.run_id} --coordinator {client.address}'" in str(lost.value)
 
 
-def following(cluster: FakeCluster, client: Client) -> Following:
+def following(cluster: FakeCluster, client: Client) -> FollowerState:
     """A follower of which nothing has come yet."""
-    return Following(client, Outcome(JOB), None, submission="mine", say=lambda text: None)
+    return FollowerState(client, Outcome(JOB), None, submission="mine", say=lambda text: None)
 
 
 def test_run_is_found_whose_id_has_not_come(tmp_path: Path) -> None:
     """By the number that the submitter drew; where it is not there, the run was not begun."""
     done = control_pb2.RunEvent(done=True)
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
-        kept: KeptRuns = cluster.server.coordinator.kept  # type: ignore[assignment]
+        kept: RunStore = cluster.server.coordinator.kept  # type: ignore[assignment]
         kept.begin(record(TWO, submission="another's"), on_saved=print)(done)
         lost = following(cluster, client)
-        assert lost.may_go_on
+        assert lost.may_continue
         with pytest.raises(ConnectionFailedError, match="has not begun the run; submit it again"):
             lost.go_on(CALL_S, print)
         assert lost.is_left
         kept.begin(record(ONE, submission="mine"), on_saved=print)(done)
         outcome = Outcome(JOB)
-        found = Following(client, outcome, None, submission="mine", say=print)
+        found = FollowerState(client, outcome, None, submission="mine", say=print)
 
         def hear(events: Iterable[control_pb2.RunEvent]) -> None:
             for event in events:
@@ -124,7 +124,7 @@ def test_run_is_found_whose_id_has_not_come(tmp_path: Path) -> None:
 def test_interrupted_run_that_is_not_taken_up_is_an_error(tmp_path: Path) -> None:
     """The coordinator is back, and leaves the run to the user."""
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
-        kept: KeptRuns = cluster.server.coordinator.kept  # type: ignore[assignment]
+        kept: RunStore = cluster.server.coordinator.kept  # type: ignore[assignment]
         kept.begin(record(ONE, submission="mine", state="interrupted"), on_saved=print).close()
         left = following(cluster, client)
         with pytest.raises(ConnectionFailedError, match=f"ended before run {ONE} did, and does not go on with it"):
@@ -178,7 +178,7 @@ def step(kind: str = "train") -> control_pb2.RunEvent:
 def test_rehearsal_ends_once_after_its_steps() -> None:
     """Training steps count, other items do not; the end is asked for once, by the run's id."""
     ended: list[str] = []
-    sink = Rehearsing(2, ended.append, clock=lambda: 0.0)
+    sink = RehearsalLimit(2, ended.append, clock=lambda: 0.0)
     for event in (
         control_pb2.RunEvent(run_id="r-1"),
         control_pb2.RunEvent(state="training"),
@@ -195,7 +195,7 @@ def test_rehearsal_ends_once_after_its_steps() -> None:
 def test_rehearsal_ends_when_its_time_is_over() -> None:
     """Steps that take long are not waited for; the time runs from the first of them."""
     now_s, ended = [0.0], list[str]()
-    sink = Rehearsing(100, ended.append, clock=lambda: now_s[0])
+    sink = RehearsalLimit(100, ended.append, clock=lambda: now_s[0])
     sink(control_pb2.RunEvent(run_id="r-1"))
     now_s[0] = 1000.0
     sink(control_pb2.RunEvent(state="training"))

@@ -14,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event
 from coordinator.client.run_files import NAME, RunParts, TablesFile, TensorBoardLog, require_tensorboard, scalars
 from coordinator.client.run_folder import RunFolder, files_of_run
 from ringtune.errors import IntegrityError, UsageError
-from ringtune.schedule.operation_tables import GivenTable, tables_from_json, tables_to_json
+from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json, tables_to_json
 from ringtune.v1 import control_pb2
 from tests.support.choosing import make_choice, table_of
 from tests.support.page_runs import metrics, step_line
@@ -32,7 +32,7 @@ def part(folder: Path, first: int, stop: int, *, resume: bool, report: bool) -> 
     """Write a part of a run as its submitter does; with a report if it came to its end."""
     with RunFolder(folder, resume=resume) as files:
         if resume:
-            files.go_back_to(first)
+            files.rewind_to(first)
         files.write_text("plan.json", "{}")
         for step in range(first, stop):
             files.add_metrics(line(step))
@@ -140,9 +140,9 @@ def test_folder_that_is_replaced_forgets_its_parts(tmp_path: Path) -> None:
 COURSE = changed(make_plan([("a", 0, 4)], ["a"]), choice=make_choice()).course
 
 
-def entry(step: int, seed: int = 0) -> GivenTable:
+def entry(step: int, seed: int = 0) -> ScheduledTable:
     """What was chosen at a step."""
-    return GivenTable(step=step, operations=table_of(COURSE, f"{step}/{seed}"))
+    return ScheduledTable(step=step, operations=table_of(COURSE, f"{step}/{seed}"))
 
 
 def filled(folder: Path, *steps: int) -> TablesFile:
@@ -174,7 +174,7 @@ def test_tables_file_goes_back_with_the_run(tmp_path: Path, step: int, left: lis
     with RunFolder(tmp_path):
         filled(tmp_path, 0, 4, 8)
     with RunFolder(tmp_path, resume=True) as folder:
-        folder.go_back_to(step)
+        folder.rewind_to(step)
     assert [table.step for table in TablesFile(tmp_path).read()] == left
     assert (tmp_path / NAME).exists() == bool(left)
 
@@ -213,7 +213,7 @@ def test_tables_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "read_text", counted)
     file = filled(tmp_path, *range(8, 40, 4))
     assert len(reads) == 1
-    file.go_back_to(12)
+    file.rewind_to(12)
     file.add(json.dumps(entry(12, 1).to_json()))
     assert len(reads) == 1
     assert file.read() == (entry(0), entry(4), entry(8), entry(12, 1))

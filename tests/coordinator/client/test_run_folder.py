@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coordinator.api import train as training
 from coordinator.client.detached_runs import fetched_folder
-from coordinator.client.run_folder import RunFolder, held_for_resume, require_inputs_elsewhere
+from coordinator.client.run_folder import RunFolder, locked_for_resume, require_inputs_elsewhere
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
@@ -213,7 +213,7 @@ def test_job_file_is_there_before_a_run_in_the_background_begins(
         return None, None
 
     monkeypatch.setattr(training, "start_in_background", started)
-    face = training.Face(show=Progress, how_to_resume=str, say=said.append)
+    face = training.Face(show=Progress, resume_hint=str, say=said.append)
     training._in_background(request, RunFolder(out, replace=replace, say=said.append), face, {})
     assert load_job(out / "job.toml").train.rounds == 7
     (aside,) = tmp_path.glob("run.replaced-*")
@@ -310,7 +310,7 @@ WRITERS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "a new run": lambda out: RunFolder(out),
     "one that replaces": lambda out: RunFolder(out, replace=True),
     "one that goes on": lambda out: RunFolder(out, resume=True),
-    "what reads before it goes on": held_for_resume,
+    "what reads before it goes on": locked_for_resume,
     "fetch": lambda out: fetched_folder(out, replace=True, goes_on=False),
 }
 
@@ -347,7 +347,7 @@ def test_file_that_was_not_complete_is_begun_anew_by_the_run_that_goes_on(tmp_pa
     """A coordinator that was killed leaves half a trace; the next part of the run has a trace of its own."""
     with RunFolder(tmp_path) as folder:
         folder.add_chunk(chunk("trace.json", b"half of the first"))
-        folder.go_back_to(2)
+        folder.rewind_to(2)
         folder.add_chunk(chunk("trace.json", b"second", sha256=digest(b"second")))
     assert (tmp_path / "trace.json").read_bytes() == b"second"
 

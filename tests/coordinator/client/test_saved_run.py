@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.client.saved_run import RunPlace, evaluation_job, read_run
+from coordinator.client.saved_run import RunLocation, evaluation_job, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from ringtune.schedule.course import FrozenWeights
 from tests.contract.test_hints import parse
@@ -107,7 +107,7 @@ def test_saved_run_that_was_interrupted_names_its_nodes(
     """The folder tells where the run was driven, so the command can be typed as it stands."""
     folder = write_run(tmp_path / "run")
     (folder / "adapter/adapter.safetensors").unlink()
-    RunPlace(run_id="r20260102-030405-00000000", pid=7, **place).write(folder)
+    RunLocation(run_id="r20260102-030405-00000000", pid=7, **place).write(folder)
     if is_saved:
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints/step-6.json").write_text("{}")

@@ -12,7 +12,7 @@ from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import check_inputs, make_plan
 from coordinator.planner.planned import Planned
-from coordinator.run.planning import Looked
+from coordinator.run.planning import FirstInspectionDone
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError
@@ -65,7 +65,7 @@ def planned(wish: str, memory_bytes: int = 1 << 30, **changes: Any) -> Planned:
     return make_plan(job(runtime__frozen=wish), nodes(memory_bytes, **changes))
 
 
-def least_bytes(wish: str) -> int:
+def min_bytes(wish: str) -> int:
     """What the fuller of the two nodes needs."""
     return max(planned(wish).memory_bytes.values())
 
@@ -87,7 +87,7 @@ def test_plan_multiplies_natively_only_where_every_node_does(fast: str, native: 
 @pytest.mark.parametrize(("fits", "frozen"), [("float32", None), ("bfloat16", BF16), ("int8", INT8)])
 def test_auto_takes_the_first_type_that_fits(fits: str, frozen: FrozenWeights | None) -> None:
     """On nodes that have just enough for one type, it is taken; ``--explain`` says what the larger ones lack."""
-    found = planned("auto", least_bytes(fits))
+    found = planned("auto", min_bytes(fits))
     assert found.plan.course.frozen == frozen
     assert found.choice is not None
     lines = explanation_text(explain(found.choice, relative=True))
@@ -119,9 +119,9 @@ def test_auto_that_fits_with_no_type_is_refused_with_the_smallest() -> None:
 
 def test_nodes_are_timed_as_the_plan_will_hold_frozen_weights() -> None:
     """The look before the measurement settles the type."""
-    room = least_bytes("bfloat16")
-    assert looked(job(runtime__frozen="auto"), nodes(room)) == Looked(None, BF16)
-    assert looked(job(runtime__frozen="auto"), nodes()) == Looked(None, None)
+    room = min_bytes("bfloat16")
+    assert looked(job(runtime__frozen="auto"), nodes(room)) == FirstInspectionDone(None, BF16)
+    assert looked(job(runtime__frozen="auto"), nodes()) == FirstInspectionDone(None, None)
 
 
 def test_plan_says_how_frozen_weights_are_held() -> None:
@@ -158,7 +158,7 @@ def test_times_of_another_type_are_refused_or_called_rough() -> None:
 
 def test_refusal_names_the_types_of_frozen_weights_that_would_fit() -> None:
     """Only those: where int8 alone would fit, bfloat16 is not named, and where none would, neither is."""
-    least = {wish: least_bytes(wish) for wish in ("float32", "bfloat16", "int8")}
+    least = {wish: min_bytes(wish) for wish in ("float32", "bfloat16", "int8")}
     with pytest.raises(CapacityError, match=r"runtime\.frozen = 'bfloat16' or runtime\.frozen = 'int8' would fit; or "):
         planned("float32", least["bfloat16"])
     with pytest.raises(CapacityError, match=r"runtime\.frozen = 'int8' would fit; or ") as refused:

@@ -154,7 +154,7 @@ def test_formula_of_hift_is_near_the_simulated_run(seed: int, group_size: int) -
     plan = plan_of(draft, costs, ring)
     simulated = predict(plan, profile).train_s
     assert job_s(costs, ring) == pytest.approx(simulated, rel=0.25)
-    judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", most_actions=10**6)
+    judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6)
     assert judged == pytest.approx(simulated, rel=0.1)
 
 

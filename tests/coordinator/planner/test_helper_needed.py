@@ -16,7 +16,7 @@ from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.job.job import Job
-from ringtune.schedule.course import Manner
+from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.run_shape import UserRows
 from ringtune.techniques.offload import helped, helpers_by_host, users_of
 from tests.coordinator.planner.test_helper_choice import nodes, wanted
@@ -162,7 +162,7 @@ def test_hosts_without_helpers_are_no_plan() -> None:
     """Whoever takes a helper away is told which block lacks it."""
     plan = make_plan(job_of({"a": "b", "b": "a"}), of_users("a", "b")).plan
     with pytest.raises(PlanError, match=r"block . has no helper; give every host one, or set offload.users = 'joint'"):
-        helped(plan, {"a": "b"}, Manner(users="alone"))
+        helped(plan, {"a": "b"}, HelperSettings(users="alone"))
 
 
 def test_helper_without_room_for_what_it_fits_is_refused_by_name() -> None:

@@ -14,7 +14,14 @@ from coordinator.planner.operations import block_costs
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job
-from ringtune.schedule.operation_tables import BatchOperations, Choice, GivenTable, Operations, Policy, tables_to_json
+from ringtune.schedule.operation_tables import (
+    BatchOperations,
+    Choice,
+    Operations,
+    Policy,
+    ScheduledTable,
+    tables_to_json,
+)
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import MODEL, facts, job
 
@@ -44,7 +51,7 @@ def test_given_table_is_the_courses() -> None:
 
 def test_several_given_tables_follow_each_other() -> None:
     """Those of a run that chose anew; the plan says when each begins to hold."""
-    tables = tuple(GivenTable(step=step, operations=table()) for step in (0, COURSE.local_iterations))
+    tables = tuple(ScheduledTable(step=step, operations=table()) for step in (0, COURSE.local_iterations))
     wanted = job().with_overrides({"operations.table": json.dumps(tables_to_json(tables))})
     course = make_plan(wanted, FACTS).plan.course
     assert course.choice == Choice.given(tables)
@@ -68,7 +75,7 @@ def test_given_table_of_another_plan_is_refused(operations: Operations, message:
 
 def test_given_table_of_another_seed_is_refused() -> None:
     """The only table of a run fits by its shape, but its batches have other rows."""
-    given = GivenTable(step=0, operations=table(), origin=COURSE.table_origin)
+    given = ScheduledTable(step=0, operations=table(), origin=COURSE.table_origin)
     wanted = job().with_overrides({"operations.table": json.dumps(tables_to_json([given]))})
     assert make_plan(wanted, FACTS).plan.course.operations == table()
     other = wanted.with_overrides({"train.seed": COURSE.seed + 1})

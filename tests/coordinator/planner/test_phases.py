@@ -82,7 +82,7 @@ def test_why_nothing_is_looked_at(changes: dict[str, Any], why_not: str) -> None
 def test_run_whose_losses_decide_stays_on_one_placement() -> None:
     """Nobody knows when more trains."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], unfreeze="auto")
-    assert phases._why_not(plan, "none") == "the losses decide what trains when"
+    assert phases._refusal_reason(plan, "none") == "the losses decide what trains when"
 
 
 def test_explanation_says_what_each_move_gains() -> None:

@@ -16,9 +16,9 @@ from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.placement import PrefixCache
+from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.activation_cache import cache_lines, most_kept_bytes
+from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
 from tests.support.planner_rings import MIB, device
 
 
@@ -41,7 +41,7 @@ def planned(changes: Mapping[str, Any] = MappingProxyType({}), nodes: dict[str, 
 def test_plan_has_the_cache_that_the_job_asks_for_and_says_what_it_costs() -> None:
     """Limit and type are the placement's; of one node nothing leaves it."""
     found = planned({"cache.max_bytes": 512 * MIB, "cache.dtype": "bfloat16"})
-    assert found.plan.placement.cache == PrefixCache(max_bytes=512 * MIB, dtype="bfloat16")
+    assert found.plan.placement.cache == ActivationCacheSettings(max_bytes=512 * MIB, dtype="bfloat16")
     assert "hidden states of others' rows on their disks" in found.note and "bfloat16 rounds them" in found.note
     (line,) = cache_lines(found.plan)
     assert "kept at b: " in line and "of the forwards of blocks" in line
@@ -75,7 +75,7 @@ def test_plan_goes_without_a_cache_where_it_would_save_nothing(changes: dict[str
 def test_plan_goes_without_a_cache_where_a_disk_has_no_room() -> None:
     """With one byte less than everything takes the plan has none; a plan that has one is refused on such a disk."""
     whole = planned()
-    needed = most_kept_bytes(whole.plan.course, whole.plan.placement, "a")
+    needed = max_kept_bytes(whole.plan.course, whole.plan.placement, "a")
     assert planned(nodes=facts(state_free_bytes=needed)).plan == whole.plan
     short = facts(state_free_bytes=needed - 1)
     found = planned(nodes=short)

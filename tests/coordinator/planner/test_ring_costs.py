@@ -66,7 +66,7 @@ def test_loads_are_shares_of_patterns_weights_and_visits() -> None:
     assert costs.weight(1, 4) == pytest.approx(4.0 - 1.0 / 0.5625)
     visits = [costs.visit(*blocks) for blocks in ((0, 2), (1, 2), (2, 4), (0, 4))]
     assert visits == pytest.approx([1.0, 0.5, 0.5, 1.0])
-    assert costs.least_weight == pytest.approx(0.25 / 0.5625)
+    assert costs.min_weight == pytest.approx(0.25 / 0.5625)
 
 
 @pytest.mark.parametrize("subnets", [1, 3])
@@ -150,7 +150,7 @@ def test_a_probe_runs_the_expected_table() -> None:
     for each in (draft, with_choice(draft, 0.6, 0.0)):
         costs = ring_costs(each, profile, optimizer="adamw")
         plan = plan_of(each, costs, ring)
-        found = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", most_actions=60_000)
+        found = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=60_000)
         assert found is not None
         seconds.append(found)
     assert 0.6 < seconds[1] / seconds[0] < 0.85
@@ -195,7 +195,7 @@ def test_passed_slices_cost_no_messages() -> None:
     draft = draft_for(profile, microbatches=2, method="all")
     rows = ("1133", "3311")
     costs = ring_costs(with_table(draft, rows), profile, optimizer="adamw")
-    assert [costs.visit(0, 2), costs.visit(2, 4), costs.least_visit] == pytest.approx([0.5, 0.5, 0.5])
+    assert [costs.visit(0, 2), costs.visit(2, 4), costs.min_visit] == pytest.approx([0.5, 0.5, 0.5])
     ring = Ring(nodes=(1, 0), counts=(2, 2))
     plan = plan_of(with_table(draft, rows), costs, ring)
     less, full = predict(plan, profile), predict(plan_of(draft, costs, ring), profile)

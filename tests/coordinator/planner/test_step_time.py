@@ -83,7 +83,7 @@ def test_step_time_ranks_rings_like_the_simulator() -> None:
             hosts = rng.sample(range(4), rng.randint(1, 4))
             ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, 8, len(hosts)))
             plan = plan_of(draft, costs, ring)
-            seconds = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", most_actions=30_000)
+            seconds = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=30_000)
             assert seconds is not None
             found.append((job_s(costs, ring), seconds))
         assert min(found)[1] <= 1.03 * min(seconds for _, seconds in found)
@@ -105,7 +105,7 @@ def test_step_time_judged_roughly_has_two_probes_that_stay_known(monkeypatch: py
     monkeypatch.setattr(judge, "run_probe", counted)
     found = []
     for is_rough, so_far in ((True, 2), (False, 8), (True, 8), (False, 8)):
-        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", most_actions=10**6, is_rough=is_rough)
+        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6, is_rough=is_rough)
         assert len(probes) == so_far
         found.append(judged)
     assert found[:2] == found[2:] and found[0] != found[1]

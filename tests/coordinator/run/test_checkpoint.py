@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.planner.limits import Effort
-from coordinator.run.checkpoint import Choosing, Disks, GoingOn
-from coordinator.run.driver import Absent
+from coordinator.run.checkpoint import Disks, ResumeChooser, ResumePoint
+from coordinator.run.driver import AbsentNodes
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.job.job import Job, Model
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard
@@ -59,7 +59,7 @@ def choose(
     damaged: Mapping[str, Mapping[int, str]] | None = None,
     more: Sequence[str] = (),
     **changes: Any,
-) -> tuple[GoingOn | None, tuple[str, ...]]:
+) -> tuple[ResumePoint | None, tuple[str, ...]]:
     """The choice with these nodes; each has whole shards but for what is damaged."""
     whole = profile_of(plan, more=more)
     there = dataclasses.replace(whole, nodes=tuple(node for node in whole.nodes if node.node in (*nodes, *more)))
@@ -67,10 +67,10 @@ def choose(
     problems = {node: {step: (damaged or {}).get(node, {}).get(step, "") for step in steps} for node in nodes}
     disks = Disks(problems, {node: parts[node] for node in nodes if node in parts})
     job = JOB.with_overrides({key.replace("__", "."): value for key, value in changes.items()})
-    return Choosing(Resume(plan=plan, manifests=manifests), job, there, disks, Effort(seconds=5.0)).choose()
+    return ResumeChooser(Resume(plan=plan, manifests=manifests), job, there, disks, Effort(seconds=5.0)).choose()
 
 
-def chosen(nodes: Sequence[str], **values: Any) -> GoingOn:
+def chosen(nodes: Sequence[str], **values: Any) -> ResumePoint:
     """How a run goes on that does."""
     found, _ = choose(nodes, **values)
     assert found is not None
@@ -192,15 +192,15 @@ def test_other_model_is_refused() -> None:
 
 def test_absent_hosts_are_done_without_and_owners_are_not() -> None:
     """After the wait all members that are there stand in; what is needed is named."""
-    absent = Absent(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB)
+    absent = AbsentNodes(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB)
     assert absent.instead(["a", "b", "d", "e"], PLAN.nodes) == ("a", "b", "d", "e")
     assert "then the run goes on without" in absent.waits(["a", "b", "d"], PLAN.nodes, 60.0)
     assert absent.instead(["b", "c", "d"], PLAN.nodes) == ()
     assert "no other node has the rows of a" in absent.waits(["b", "c", "d"], PLAN.nodes, 60.0)
-    skips = Absent(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB.with_overrides({"recovery.owners": "skip"}))
+    skips = AbsentNodes(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB.with_overrides({"recovery.owners": "skip"}))
     assert skips.instead(["b", "d"], PLAN.nodes) == ("b", "d")
     assert skips.instead(["c", "d"], PLAN.nodes) == ()
     stale = make_plan(SLICES, ["a", "b"], num_steps=20, method="pipeadapter")
-    stays = Absent(Resume(plan=stale, manifests=(manifest(8, stale),)), JOB)
+    stays = AbsentNodes(Resume(plan=stale, manifests=(manifest(8, stale),)), JOB)
     assert stays.instead(["a", "b", "d"], stale.nodes) == ()
-    assert "depends on the ring" in stays.why_needed(["c"])
+    assert "depends on the ring" in stays.need_reason(["c"])

@@ -210,7 +210,7 @@ def test_choosing_with_wrong_scores_ends_the_run(
 
 def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that sends scores and never ends their turn does not fill the coordinator's memory."""
-    monkeypatch.setattr(recovery, "_MOST_SCORES", 10)
+    monkeypatch.setattr(recovery, "_MAX_SCORES", 10)
 
     def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
         report = agent.report(turns)

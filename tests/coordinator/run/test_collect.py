@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from coordinator.run import collect
-from coordinator.run.collect import Results, Wanted, check_parts
+from coordinator.run.collect import ExpectedResult, Results, check_parts
 from ringtune.costs.profile import KindFacts
 from ringtune.errors import IntegrityError
 from ringtune.storage.pieces import Pieces
@@ -113,7 +113,7 @@ def test_results_have_the_totals_of_each_node() -> None:
 
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
-WANTED = Wanted(job(), PLAN, MODEL, "a")
+WANTED = ExpectedResult(job(), PLAN, MODEL, "a")
 HEAD = {"head_config.json": b"{}", "model_head.safetensors": save({"head": numpy.ones(25, dtype=numpy.float32)})}
 
 
@@ -122,7 +122,7 @@ def blocks(*indices: int, **changes: Any) -> dict[str, Any]:
     return {block_tensor(index): numpy.ones(3, dtype=numpy.float32) for index in indices} | changes
 
 
-def check(node: str, tensors: dict[str, Any] | bytes | None, wanted: Wanted = WANTED, **files: bytes) -> None:
+def check(node: str, tensors: dict[str, Any] | bytes | None, wanted: ExpectedResult = WANTED, **files: bytes) -> None:
     """Check a run's result in which one node hands in these tensors."""
     sent = {"a": {"adapter.safetensors": save(blocks(0, 1)), **HEAD}, "b": {"adapter.safetensors": save(blocks(2, 3))}}
     if tensors is None:

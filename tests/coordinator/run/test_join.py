@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.run.join import Known, why_refused
+from coordinator.run.join import KnownNodes, refusal_reason
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from ringtune.errors import DataError, FrameError, IntegrityError
@@ -19,7 +19,7 @@ from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 from tests.support.plans import changed, make_plan
 
-KNOWN = Known(make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), {name: facts(name) for name in "ab"})
+KNOWN = KnownNodes(make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), {name: facts(name) for name in "ab"})
 OTHER = dataclasses.replace(MODEL, digest="cd" * 32)
 
 
@@ -134,9 +134,9 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
     agent = come(cluster)
     assert "takes no part" in going.note_of("c") and agent.log == []
     machine: Any = going.driver._rounds
-    going.driver._joining.ask_others(going.driver.nodes)  # nobody is awaited
+    going.driver._join_handler.ask_others(going.driver.nodes)  # nobody is awaited
     machine.awaited.for_room("CapacityError", "nothing fits", ("b",), time.monotonic() + 60.0)
-    going.driver._joining.ask_others(going.driver.nodes)
+    going.driver._join_handler.ask_others(going.driver.nodes)
     assert going.note_of("c") == "node c is back; resuming"
     assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
     going.driver.stop("test")
@@ -166,18 +166,18 @@ def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
 )
 def test_owner_that_comes_back_has_the_rows_that_it_had(changes: dict[str, Any], why: str) -> None:
     """Counts, labels and model; what it has of memory is a matter of the placement."""
-    found = why_refused(facts("b", **changes), KNOWN)
+    found = refusal_reason(facts("b", **changes), KNOWN)
     assert found.startswith(why) and bool(found) == bool(why)
 
 
 def test_host_that_comes_may_have_any_rows() -> None:
     """They are not of the course."""
-    assert why_refused(facts("c", rows=99), KNOWN) == ""
+    assert refusal_reason(facts("c", rows=99), KNOWN) == ""
 
 
 def test_owner_with_copies_comes_back_with_the_device_that_it_had() -> None:
     """Another one would update its copies otherwise; without copies it may."""
     for method, is_refused in ((Hift(), True), (RingAda(every_steps=2), False)):
-        known = Known(changed(KNOWN.plan, method=method), KNOWN.facts)
-        found = why_refused(dataclasses.replace(facts("b"), numerics="cuda NVIDIA T4 sm_75"), known)
+        known = KnownNodes(changed(KNOWN.plan, method=method), KNOWN.facts)
+        found = refusal_reason(dataclasses.replace(facts("b"), numerics="cuda NVIDIA T4 sm_75"), known)
         assert ("equal in every bit" in found) == is_refused

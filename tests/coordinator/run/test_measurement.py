@@ -16,7 +16,7 @@ from coordinator.run import measurement
 from coordinator.run.members import LONGEST_AGE_S, LinkCache, Member
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from ringtune.costs.links import LEAST_SAMPLES
+from ringtune.costs.links import MIN_SAMPLES
 from ringtune.costs.measurement import hidden_bytes
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import (
@@ -123,7 +123,7 @@ def test_run_with_a_given_plan_measures_no_link_and_has_those_that_are_known() -
 def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
     """Report the turns as done, and that the other node's messages came at 1 MB/s."""
     request = agent.report(turns)
-    for index in range(LEAST_SAMPLES):
+    for index in range(MIN_SAMPLES):
         request.transfers.add(
             source="b" if agent.node == "a" else "a", bytes=20_000, seconds=0.021, at_unix_s=100.0 + index
         )
@@ -186,7 +186,7 @@ def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
     members = [Member(node=name, address=f"10.0.0.{index + 1}:7000", instance="i") for index, name in enumerate(names)]
     now_s, answers = [0.0], list[measurement.LinkAnswer]()
     calls: Any = {name: Calls(name, answers) for name in names}
-    measuring = measurement.LinkMeasuring(
+    measuring = measurement.LinkMeasurement(
         members,
         calls,
         job(),

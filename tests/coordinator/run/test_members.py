@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.run.members import MOST_BETWEEN_S, Member, Registry, WakingClock, check_reachable
+from coordinator.run.members import MAX_BETWEEN_S, Member, Registry, WakingClock, check_reachable
 from ringtune.errors import BusyError, ConnectionFailedError
 
 
@@ -121,14 +121,14 @@ def passed_s(machine: Machine, clock: WakingClock, seconds: float, every_s: floa
     return last_s - began_s
 
 
-@pytest.mark.parametrize("every_s", [0.01, 0.25, MOST_BETWEEN_S])
+@pytest.mark.parametrize("every_s", [0.01, 0.25, MAX_BETWEEN_S])
 def test_clock_of_a_process_that_runs_is_the_machines(every_s: float) -> None:
     """However busy it is."""
     machine = Machine()
     assert passed_s(machine, WakingClock(machine), 60.0, every_s) == pytest.approx(60.0)
 
 
-@pytest.mark.parametrize("stood_s", [MOST_BETWEEN_S + 0.1, 9.0, 86_400.0])
+@pytest.mark.parametrize("stood_s", [MAX_BETWEEN_S + 0.1, 9.0, 86_400.0])
 def test_lease_is_not_over_because_the_coordinator_stood_still(stood_s: float) -> None:
     """It is over a lease of listening later, if nothing is heard."""
     machine = Machine()

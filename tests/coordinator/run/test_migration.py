@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.replan import Replanned
+from coordinator.planner.replan import PlacementProposal
 from coordinator.run import migration
-from coordinator.run.migration import FIRST_MOVE_S, Considered, Replanning
+from coordinator.run.migration import FIRST_MOVE_S, ReplanOutcome, ReplanSearch
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError
@@ -60,9 +60,9 @@ class Run:
     def __init__(
         self, *, job: Job | None = None, plan: Plan = PLAN, placement_number: int = 0, assumed: bool = False
     ) -> None:
-        self.answers: queue.Queue[Considered] = queue.Queue()
+        self.answers: queue.Queue[ReplanOutcome] = queue.Queue()
         self.notes: list[str] = []
-        self.replanning = Replanning(
+        self.replanning = ReplanSearch(
             plan,
             plan.at(placement_number),
             job or job_of(),
@@ -99,10 +99,12 @@ def found(
     costs: list[float] = []
     wanted = (step, set(nodes))
 
-    def planned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, **more: object) -> Replanned:
+    def planned(
+        part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, **more: object
+    ) -> PlacementProposal:
         assert (step, set(profile.by_name)) == wanted
         costs.append(move_s)
-        return Replanned(OTHER, "the other one", stays_s, moves_s, move_s)
+        return PlacementProposal(OTHER, "the other one", stays_s, moves_s, move_s)
 
     patch.setattr(migration, "replanned", planned)
     return costs
@@ -186,7 +188,7 @@ def test_replanning_follows_what_the_losses_decide(monkeypatch: pytest.MonkeyPat
 def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other placement fits, or looking for one fails."""
 
-    def fails(*arguments: object, **options: object) -> Replanned:
+    def fails(*arguments: object, **options: object) -> PlacementProposal:
         raise PlanError("a link is missing")
 
     monkeypatch.setattr(migration, "replanned", fails)

@@ -16,7 +16,7 @@ from coordinator.planner.limits import Choices
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run import planning
-from coordinator.run.planning import FirstLook, Looked, check_waits
+from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.costs.profile import NodeFacts, Profile
@@ -34,11 +34,11 @@ def nodes(**changes: Any) -> dict[str, NodeFacts]:
     return {name: facts(name, **NO_TIMES, **changes) for name in "ab"}
 
 
-def looked(job: Job, members: dict[str, NodeFacts], **options: Any) -> Looked:
+def looked(job: Job, members: dict[str, NodeFacts], **options: Any) -> FirstInspectionDone:
     """What the look at these nodes says."""
-    verdicts: queue.SimpleQueue[Looked] = queue.SimpleQueue()
+    verdicts: queue.SimpleQueue[FirstInspectionDone] = queue.SimpleQueue()
     request = RunRequest(job=job, plan_only=False, num_nodes=2, join_s=1.0, **options)
-    look = FirstLook(request, tuple(members), verdicts.put)
+    look = FirstInspection(request, tuple(members), verdicts.put)
     for node in members.values():
         look.take(node)
     return verdicts.get(timeout=CALL_S)
@@ -92,11 +92,11 @@ def test_look_leaves_the_nodes_half_of_the_wait_to_measure(monkeypatch: pytest.M
         raise DeadlineError("planning found nothing in time")
 
     monkeypatch.setattr(planning, "make_plan", slow)
-    now_s, verdicts = [100.0], queue.SimpleQueue[Looked]()
+    now_s, verdicts = [100.0], queue.SimpleQueue[FirstInspectionDone]()
     for plan_s in (60.0, 2.0):
         wanted = job(runtime__wait_s=20.0, runtime__plan_s=plan_s)
         request = RunRequest(job=wanted, plan_only=False, num_nodes=1, join_s=1.0)
-        look = FirstLook(request, ("a",), verdicts.put, now_s=lambda: now_s[0])
+        look = FirstInspection(request, ("a",), verdicts.put, now_s=lambda: now_s[0])
         now_s[0] += 6.0
         look.take(facts("a", **NO_TIMES))
         assert verdicts.get(timeout=CALL_S).error is None

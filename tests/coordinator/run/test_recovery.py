@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.run.checkpoint import Checkpointing
-from coordinator.run.recovery import GRACE_S, Blame, Reports, with_role
+from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.recovery import GRACE_S, PeerSuspicions, Reports, with_role
 from coordinator.run.report import RunLedger
 from ringtune.errors import IntegrityError
 from ringtune.run_control import events as rd
@@ -29,27 +29,27 @@ def complaint(node: str) -> rd.NodeFailed:
 
 def test_blame_waits_for_the_accused_to_speak() -> None:
     """A complaint is believed only after a moment."""
-    blame = Blame()
-    blame.add(complaint("a"), "b", 10.0)
-    assert blame.verdict(10.0 + GRACE_S / 2) is None
-    assert blame.verdict(10.0 + GRACE_S) == complaint("a")
-    assert blame.verdict(10.0 + GRACE_S) is None, "it is told once"
+    suspicions = PeerSuspicions()
+    suspicions.add(complaint("a"), "b", 10.0)
+    assert suspicions.verdict(10.0 + GRACE_S / 2) is None
+    assert suspicions.verdict(10.0 + GRACE_S) == complaint("a")
+    assert suspicions.verdict(10.0 + GRACE_S) is None, "it is told once"
 
 
 def test_blame_prefers_who_kept_silent() -> None:
     """If a complains about b and b about c, it is c who is gone, though a was first."""
-    blame = Blame()
-    blame.add(complaint("a"), "b", 10.0)
-    blame.add(complaint("b"), "c", 10.1)
-    assert blame.verdict(10.2 + GRACE_S) == complaint("b")
+    suspicions = PeerSuspicions()
+    suspicions.add(complaint("a"), "b", 10.0)
+    suspicions.add(complaint("b"), "c", 10.1)
+    assert suspicions.verdict(10.2 + GRACE_S) == complaint("b")
 
 
 def test_blame_believes_the_first_if_all_complain() -> None:
     """A cable that is cut between two nodes makes both complain."""
-    blame = Blame()
-    blame.add(complaint("a"), "b", 10.0)
-    blame.add(complaint("b"), "a", 10.1)
-    assert blame.verdict(20.0) == complaint("a")
+    suspicions = PeerSuspicions()
+    suspicions.add(complaint("a"), "b", 10.0)
+    suspicions.add(complaint("b"), "a", 10.1)
+    assert suspicions.verdict(20.0) == complaint("a")
 
 
 @pytest.mark.parametrize("node", ["a", "b", "z"])
@@ -80,8 +80,8 @@ class _NoBooks:
 
 def take(reports: Reports, **values: Any) -> list[rd.Event]:
     """The events of a report."""
-    books: Any = _NoBooks()
-    return list(reports.take(control_pb2.ReportRequest(node="a", **values), books))
+    recorder: Any = _NoBooks()
+    return list(reports.take(control_pb2.ReportRequest(node="a", **values), recorder))
 
 
 def copy(turn: int, unit: int) -> control_pb2.CopyDigest:
@@ -91,7 +91,7 @@ def copy(turn: int, unit: int) -> control_pb2.CopyDigest:
 
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     """Also if they came in an earlier report; a turn has its own only."""
-    reports = Reports(Checkpointing("r", job(), None))
+    reports = Reports(CheckpointManager("r", job(), None))
     assert take(reports, number=1, copies=[copy(0, -1), copy(1, 4)]) == []
     (done,) = take(reports, number=2, copies=[copy(0, 4)], turns_done=[0])
     assert done == rd.TurnReported("a", 0, (), (CopyDigest(-1, "-1"), CopyDigest(4, "04")))
@@ -103,14 +103,14 @@ def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
 def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer: str) -> None:
     """It stood still, is a member again, and says that its neighbour closed the link: because it was lost itself."""
     before = make_plan([("a", 0, 2), ("c", 2, 4)], ["a"])
-    books: Any = _NoBooks()
-    books.plan = before.extended(make_plan([("a", 0, 4)], ["a"]).placement, 1)
+    recorder: Any = _NoBooks()
+    recorder.plan = before.extended(make_plan([("a", 0, 4)], ["a"]).placement, 1)
     error = {"error": "PeerLostError", "message": "node a closed the link", "lost_peer": lost_peer}
 
     def heard(node: str, placement_number: int) -> bool:
-        reports = Reports(Checkpointing("r", job(), None))
+        reports = Reports(CheckpointManager("r", job(), None))
         request = control_pb2.ReportRequest(node=node, number=1, **error)  # type: ignore[arg-type]
-        events = list(reports.take(request, books, placement_number))
+        events = list(reports.take(request, recorder, placement_number))
         return bool(events) or reports.verdict(math.inf) is not None
 
     assert heard("c", 0) and heard("a", 0) and heard("a", 1)
@@ -119,7 +119,7 @@ def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer
 
 def test_digests_of_copies_without_end_are_refused() -> None:
     """An owner has two copies, of embedding and head."""
-    reports = Reports(Checkpointing("r", job(), None))
+    reports = Reports(CheckpointManager("r", job(), None))
     with pytest.raises(IntegrityError, match="node a reports digests of copies without end"):
         take(reports, number=1, copies=[copy(0, -1), copy(0, 4), copy(0, 4)])
 
@@ -168,19 +168,19 @@ HOSTILE = [
 @pytest.mark.parametrize(("spoil", "message"), HOSTILE)
 def test_report_with_figures_that_are_none_is_refused(spoil: Callable[[Any], object], message: str) -> None:
     """Before anything counts on them; the error names the node and is short."""
-    reports = Reports(Checkpointing("r", job(), None))
+    reports = Reports(CheckpointManager("r", job(), None))
     take(reports, number=1)
     request = control_pb2.ReportRequest(node="a", number=2)
     spoil(request)
-    books: Any = _NoBooks()
+    recorder: Any = _NoBooks()
     with pytest.raises(IntegrityError, match=r"^node a reports ") as caught:
-        list(reports.take(request, books))
+        list(reports.take(request, recorder))
     assert message in str(caught.value) and len(str(caught.value)) < 500 and str(caught.value).isprintable()
 
 
 def test_report_of_granted_items_is_taken() -> None:
     """Negative control; and a measurement may have any loss, since nobody trains on it."""
-    reports = Reports(Checkpointing("r", job(), None))
+    reports = Reports(CheckpointManager("r", job(), None))
     request = control_pb2.ReportRequest(node="a", number=1)
     for add in (
         _step(),
@@ -191,8 +191,8 @@ def test_report_of_granted_items_is_taken() -> None:
         _part("saved", turn=1, step=4, sha256=DIGEST, bytes=1),
     ):
         add(request)
-    books: Any = _NoBooks()
-    assert [type(event) for event in reports.take(request, books)] == [rd.StepReported] * 2
+    recorder: Any = _NoBooks()
+    assert [type(event) for event in reports.take(request, recorder)] == [rd.StepReported] * 2
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1, 1 << 70, 10**400, "7", None, True])

@@ -194,7 +194,7 @@ def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
         request = RunRequest(job=job(), num_nodes=1)
         driver = RunDriver("r", request, cluster.server.coordinator, lease_s=60.0, on_end=lambda: None)
         driver._timers["phase"] = -1.0
-        driver._queue.put(rd.DrainAsked("test"))
+        driver._queue.put(rd.DrainRequested("test"))
         driver._fire_timers()
         assert "phase" in driver._timers
         driver._queue.get()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.run.recorder import RunBooks
+from coordinator.run.recorder import RunRecorder
 from coordinator.run.report import figures
 from coordinator.run.run_text import all_figures, figures_text, stop_text, training_facts
 from coordinator.screen.progress import PlainProgress
@@ -99,7 +99,7 @@ def test_figures_of_any_task_stand_once_with_their_rows() -> None:
 def heard(losses: list[float | None], wanted: Job) -> tuple[list[str], dict[str, Any]]:
     """The notes of a run with these evaluations, one after each two steps, and its report."""
     events: list[control_pb2.RunEvent] = []
-    books = RunBooks(PLAN, wanted, PROFILE, events.append)
+    books = RunRecorder(PLAN, wanted, PROFILE, events.append)
     for index, loss in enumerate(losses):
         values = (("count", 2.0), ("loss_sum", float("nan") if loss is None else 2 * loss))
         step = PLAN.course.num_steps - 2 * (len(losses) - 1 - index)

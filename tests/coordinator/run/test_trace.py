@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.run.recorder import RunBooks
-from coordinator.run.trace import MOST_SPANS, Activity, TraceText, step_begin, step_waits
+from coordinator.run.recorder import RunRecorder
+from coordinator.run.trace import MAX_SPANS, Activity, TraceText, step_begin, step_waits
 from ringtune.costs.profile import Profile
 from ringtune.engine.events import Span
 from ringtune.run_control import events as rd
@@ -88,7 +88,7 @@ def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> 
     """A word that nobody knows ends no run: node and word are logged, the spans beside it count."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
     written: list[Any] = []
-    books = RunBooks(plan, job(), profile_of(plan), written.append)
+    books = RunRecorder(plan, job(), profile_of(plan), written.append)
     report = control_pb2.ReportRequest(run_id="r", node="b", number=1)
     for action in ("Q1", "f0.0[2,3)"):
         report.spans.add(action=action, start_unix_s=1000.0, end_unix_s=1001.0)
@@ -197,10 +197,10 @@ def test_activity_is_bounded() -> None:
     kept = Activity()
     kept.granted([turn(0, steps=2000)])
     kept.add("a", (turn_span(seq, seq, seq + 0.5) for seq in range(1999)))
-    kept.add("a", (turn_span(1999, 1999 + at / 10_000, 1999 + (at + 0.5) / 10_000) for at in range(MOST_SPANS + 5)))
+    kept.add("a", (turn_span(1999, 1999 + at / 10_000, 1999 + (at + 0.5) / 10_000) for at in range(MAX_SPANS + 5)))
     found = kept.turn_done(turn(0, steps=2000), ["a"])
     assert found is not None
-    assert (len(found["spans"]), found["left_out"]) == (MOST_SPANS, 5)
+    assert (len(found["spans"]), found["left_out"]) == (MAX_SPANS, 5)
     assert found["nodes"]["a"][0] == pytest.approx(0.5, abs=0.01)
 
 
@@ -217,7 +217,7 @@ def test_books_tell_an_onlooker_and_nobody_else() -> None:
     """What nodes did is neither sent to the submitter nor kept; without an onlooker it is not even counted."""
     sent: list[control_pb2.RunEvent] = []
     seen: list[control_pb2.RunEvent] = []
-    books = RunBooks(
+    books = RunRecorder(
         make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), job(), Profile(nodes=(facts("a"), facts("b"))), sent.append
     )
     books.onlooker = seen.append

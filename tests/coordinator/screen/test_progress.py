@@ -16,7 +16,7 @@ from coordinator.screen.progress import (
     JsonProgress,
     PlainProgress,
     Progress,
-    Waiting,
+    WaitNotice,
     evaluating_line,
     evaluation_line,
     operations_line,
@@ -223,7 +223,7 @@ class Screen(io.StringIO):
 def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
     """A line for each thing that takes long; the result of the work is not touched."""
     screen = Screen(is_terminal=False)
-    with Waiting("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
+    with WaitNotice("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
         assert screen.written.wait(WAIT_S)
         screen.written.clear()
         waiting.state("joining")
@@ -234,7 +234,7 @@ def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
 def test_waiting_leaves_a_terminal_as_it_was() -> None:
     """The line with the seconds is written over with blanks in the end."""
     screen = Screen(is_terminal=True)
-    with Waiting("planning", stream=screen, quiet_s=0.0):
+    with WaitNotice("planning", stream=screen, quiet_s=0.0):
         assert screen.written.wait(WAIT_S)
     first, *_, blank, end = screen.getvalue().split("\r")[1:]
     assert first.startswith("planning ... ") and blank.isspace() and end == ""
@@ -243,6 +243,6 @@ def test_waiting_leaves_a_terminal_as_it_was() -> None:
 def test_waiting_for_what_is_quick_says_nothing() -> None:
     """Nothing is written before the quiet time is over, whatever ends it."""
     screen = Screen(is_terminal=True)
-    with pytest.raises(ValueError, match="wrong"), Waiting("planning", stream=screen, quiet_s=WAIT_S):
+    with pytest.raises(ValueError, match="wrong"), WaitNotice("planning", stream=screen, quiet_s=WAIT_S):
         raise ValueError("wrong")
     assert screen.getvalue() == ""

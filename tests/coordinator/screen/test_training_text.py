@@ -22,7 +22,7 @@ from coordinator.screen.training_text import (
 )
 from ringtune.costs.memory_terms import MemoryEstimate, Term
 from ringtune.costs.profile import KindFacts
-from ringtune.schedule.course import Course, Manner
+from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
 from ringtune.schedule.plan import Plan
@@ -187,7 +187,7 @@ def test_helpers_in_step_leave_the_result_as_it_is() -> None:
 )
 def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], words: str) -> None:
     """Each word of the job has a sentence, and the report its fact."""
-    plan = helped(PLAN, {"a": "z"}, Manner(**manner))
+    plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
     assert words in helper_lines(plan)[-1]
     assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
     facts = offload_facts(plan)["offload"]
@@ -198,15 +198,18 @@ def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], 
 @pytest.mark.parametrize(
     ("manner", "words"),
     [
-        (Manner(users="alone"), "2 users train adapters of their own, which only their rows go through: the result"),
         (
-            Manner(users="collaboration", merged=True),
+            HelperSettings(users="alone"),
+            "2 users train adapters of their own, which only their rows go through: the result",
+        ),
+        (
+            HelperSettings(users="collaboration", merged=True),
             "2 users train adapters of their own, and every row goes through the sum of all; hosts hold",
         ),
     ],
 )
 def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through(
-    manner: Manner, words: str
+    manner: HelperSettings, words: str
 ) -> None:
     """Before the run begins; a user is an owner where nothing else is said."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
@@ -224,11 +227,11 @@ def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
     first = Owner(node="a", train_rows=8, eval_rows=1, users=mixed)
     second = Owner(node="b", train_rows=4, users=(UserRows(name="ben", train_rows=4),))
     several = changed(plan, owners=(first, second))
-    lines = helper_lines(helped(several, {"a": "z"}, Manner(users="alone")))
+    lines = helper_lines(helped(several, {"a": "z"}, HelperSettings(users="alone")))
     assert "users, with training and evaluation rows: anna (3 and 1), ben (9 and 0)" in lines
     crowd = tuple(UserRows(name=f"u{at}", train_rows=1) for at in range(10))
     many = changed(plan, owners=(Owner(node="a", train_rows=10, users=crowd),))
-    assert helper_lines(helped(many, {"a": "z"}, Manner(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
+    assert helper_lines(helped(many, {"a": "z"}, HelperSettings(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
 
 
 def test_helpers_are_shown_when_a_run_begins() -> None:
@@ -252,7 +255,7 @@ def test_plan_says_what_helpers_see(private: int) -> None:
 def test_users_who_chose_another_adapter_are_named_with_it() -> None:
     """Where the sizes of nodes are known; who chose and is none of the run is not told."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
-    found = helped(plan, {"a": "z", "b": "z"}, Manner(users="alone"))
+    found = helped(plan, {"a": "z", "b": "z"}, HelperSettings(users="alone"))
     kind = KindFacts(
         config="linear",
         users=("b", "zoe"),
@@ -276,7 +279,7 @@ def test_given_operations_are_written_by_micro_batch_and_block() -> None:
     """The first batches, a word for each block, and how many more there are."""
     batches = tuple(BatchOperations(owner="a", batch_id=at, rows=("1132", "3333")) for at in range(3))
     plan = make_plan(SLICES, ["a"], num_blocks=2, microbatches=2, operations=Operations(batches=batches, subnets=2))
-    lines = operations_lines(plan, most_batches=1)
+    lines = operations_lines(plan, max_batches=1)
     assert lines == [
         "operations: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet",
         "  owner a, batch 0",

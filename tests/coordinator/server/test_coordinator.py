@@ -12,7 +12,7 @@ from coordinator.client.submit import Client
 from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from coordinator.server.coordinator import Coordinator, Ending
+from coordinator.server.coordinator import Coordinator, ShutdownSignals
 from ringtune import __version__
 from ringtune.errors import ModelError, RingTuneError
 from tests.support.fake_agents import FakeCluster, job
@@ -53,7 +53,7 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     coordinator.say = said.append
     coordinator.join(member(has_data=True))
     for now_s[0] in (105.0, 111.0, 112.0):
-        coordinator.say_who_is_lost()
+        coordinator.report_lost_members()
     coordinator.leave("pi", "one")
     coordinator.leave("pi", "one")
     assert said[0] == "node pi joined from 127.0.0.1:5: 4 threads, 3,072 MiB, cpu, owns rows"
@@ -112,7 +112,7 @@ def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest
     drained: list[str] = []
     monkeypatch.setattr(coordinator, "driven", lambda: "" if drained else RUN)
     monkeypatch.setattr(coordinator, "drain", lambda run_id, reason: drained.append(run_id))
-    with Ending() as ending:
+    with ShutdownSignals() as ending:
         os.kill(os.getpid(), signal.SIGHUP)
         assert ending.wait()
         ending.save(coordinator)

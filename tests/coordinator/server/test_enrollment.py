@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.server.certificate_authority import Authority, Keeper, init_trust, make_token
+from coordinator.server.certificate_authority import Authority, TrustKeeper, init_trust, make_token
 from coordinator.server.server import CoordinatorServer
 from ringtune.errors import ConnectionFailedError, StorageError, TokenError, TrustError
 from ringtune.transport.channels import Server, open_channel
@@ -28,10 +28,10 @@ ALICE = Party("submitter", "alice")
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[Keeper, str]]:
+def running(folder: Path) -> Iterator[tuple[TrustKeeper, str]]:
     """A coordinator with a trust folder, and its address."""
     init_trust(folder, time.time())
-    keeper = Keeper(folder)
+    keeper = TrustKeeper(folder)
     with speaking_as(keeper.speaker):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
     with server:
@@ -201,7 +201,7 @@ def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
         again = Speaker(join(address, invited(trust), folder))
         with membership(address, again) as stub:
             renew(stub, again, folder)
-        assert Keeper(trust).speaker.removed == keeper.speaker.removed != {}
+        assert TrustKeeper(trust).speaker.removed == keeper.speaker.removed != {}
 
 
 def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
 def test_keeper_makes_itself_a_new_certificate_where_its_own_has_expired(tmp_path: Path) -> None:
     """A coordinator that was off for a year goes on; so does one that runs for longer than a certificate holds."""
     init_trust(tmp_path, time.time() - 400 * DAY_S)
-    keeper = Keeper(tmp_path)
+    keeper = TrustKeeper(tmp_path)
     first = keeper.speaker.identity
     assert not first.facts.problem_at(time.time())
     keeper.renew_own(time.time())
@@ -232,13 +232,13 @@ def test_keeper_makes_itself_a_new_certificate_where_its_own_has_expired(tmp_pat
 def test_keeper_needs_an_authority(tmp_path: Path) -> None:
     """A folder without one is named, with the command that makes it."""
     with pytest.raises(TrustError, match="has no authority; make one with 'ringtune coordinator init'"):
-        Keeper(tmp_path)
+        TrustKeeper(tmp_path)
 
 
 def test_keeper_that_can_not_renew_its_own_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk does not end the coordinator, whose certificate holds for ten days more; it tries again later."""
     init_trust(tmp_path, time.time())
-    keeper, tries = Keeper(tmp_path), []
+    keeper, tries = TrustKeeper(tmp_path), []
     first = keeper.speaker.identity
     due_unix_s = first.facts.renew_at_unix_s + 1
 
@@ -258,7 +258,7 @@ def test_keeper_that_can_not_renew_its_own_goes_on(tmp_path: Path, monkeypatch: 
 def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:
     """The port of the coordinator itself is free: it is not --bind that has to change, and nothing stays behind."""
     init_trust(tmp_path, time.time())
-    keeper = Keeper(tmp_path)
+    keeper = TrustKeeper(tmp_path)
     taken = Server("127.0.0.1:0", lambda server: None)
     try:
         with speaking_as(keeper.speaker), pytest.raises(ConnectionFailedError, match="take another --join-port"):
@@ -272,7 +272,7 @@ def test_joining_with_a_token_from_before_the_first_start(tmp_path: Path) -> Non
     init_trust(tmp_path / "trust", time.time())
     token = invited(tmp_path / "trust")
     assert token.port == 0
-    keeper = Keeper(tmp_path / "trust")
+    keeper = TrustKeeper(tmp_path / "trust")
     with speaking_as(keeper.speaker):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
     with server:

@@ -11,7 +11,7 @@ import pytest
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.limits import Choices
 from coordinator.run.requests import RunRequest
-from coordinator.server.restart import MOST_IN_VAIN, NODES_S, last_of, request_to_go_on, taken_up_by, to_take_up
+from coordinator.server.restart import MAX_IN_VAIN, NODES_S, last_of, resume_request, resumed_by, run_to_resume
 from coordinator.server.run_record import RunRecord
 from ringtune.errors import UsageError
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
@@ -49,7 +49,7 @@ def interrupted(number: int, *, saved_step: int = 4, **changes: Any) -> RunRecor
 
 def chosen(*records: RunRecord, within_s: float = 60.0) -> str:
     """The run that is taken up; empty if none is."""
-    found = to_take_up({record.run_id: record for record in records}, now_unix_s=NOW_S, within_s=within_s)
+    found = run_to_resume({record.run_id: record for record in records}, now_unix_s=NOW_S, within_s=within_s)
     return found.run_id if found else ""
 
 
@@ -75,8 +75,8 @@ def test_run_that_was_taken_up_is_not_taken_up_again() -> None:
     assert chosen(interrupted(1), late) == run_id(2)
     assert chosen(interrupted(1), replace(late, state="failed")) == ""
     records = {record.run_id: record for record in (interrupted(1), late, interrupted(3, takes_up=run_id(2)))}
-    assert taken_up_by(records, run_id(1)) == late
-    assert taken_up_by(records, run_id(3)) is None
+    assert resumed_by(records, run_id(1)) == late
+    assert resumed_by(records, run_id(3)) is None
     assert last_of(records, run_id(1)) == run_id(3) == last_of(records, run_id(3))
 
 
@@ -93,7 +93,7 @@ def test_run_is_taken_up_some_times_without_a_new_checkpoint() -> None:
             ),
         ]
 
-    assert MOST_IN_VAIN == 3
+    assert MAX_IN_VAIN == 3
     assert chosen(*attempts(4, 4, 4)) == run_id(3)
     assert chosen(*attempts(4, 4, 4, 4)) == ""
     assert chosen(*attempts(4, 4, 4, 6)) == run_id(4)
@@ -125,7 +125,7 @@ REQUEST = RunRequest(job=JOB, num_nodes=2, join_s=5.0, choices=Choices((2, 4), (
 def test_run_goes_on_from_its_newest_checkpoints_with_its_own_plan() -> None:
     """The two newest; what was chosen in planning is in the plan."""
     events = [PLANNED, saved(2), saved(4), saved(6)]
-    found = request_to_go_on(REQUEST, interrupted(1), events)
+    found = resume_request(REQUEST, interrupted(1), events)
     assert found.resume == Resume(plan=PLAN, manifests=(manifest(6), manifest(4)))
     assert (found.plan, found.choices, found.join_s) == (None, Choices((), ()), NODES_S)
     assert (found.job, found.submitted_by) == (JOB, "ann@desk")
@@ -135,10 +135,10 @@ def test_run_that_went_on_before_goes_on_from_what_came_before_it() -> None:
     """Until it has a checkpoint of its own; newer ones than that from which it went on were damaged."""
     lengths = (Length.of(JOB),)
     before = REQUEST._replace(resume=Resume(plan=PLAN, manifests=(manifest(6), manifest(4)), lengths=lengths))
-    at_once = request_to_go_on(before, interrupted(2), [])
+    at_once = resume_request(before, interrupted(2), [])
     assert at_once.resume == before.resume
     resumed = control_pb2.RunEvent(resumed_json=json.dumps({"step": 4, "passed_over": ["6 is damaged"]}))
-    later = request_to_go_on(before, interrupted(2), [PLANNED, resumed, saved(8)])
+    later = resume_request(before, interrupted(2), [PLANNED, resumed, saved(8)])
     assert later.resume == Resume(plan=PLAN, manifests=(manifest(8), manifest(4)), lengths=lengths)
 
 
@@ -157,11 +157,11 @@ def steps_of(request: RunRequest) -> list[tuple[int, bool]]:
 def test_run_goes_on_from_the_newest_turn_that_all_nodes_kept() -> None:
     """As many turns as nodes keep, with the checkpoints between them; of one step the checkpoint comes first."""
     events = [PLANNED, *(kept(step) for step in (1, 2, 3)), saved(3), *(kept(step) for step in (4, 5))]
-    found = request_to_go_on(REQUEST, interrupted(1), [*events, kept(6), saved(6)])
+    found = resume_request(REQUEST, interrupted(1), [*events, kept(6), saved(6)])
     assert steps_of(found) == [(6, True), (6, False), (5, False), (4, False), (3, True)]
     assert (found.plan, found.choices) == (None, Choices((), ()))
     resumed = control_pb2.RunEvent(resumed_json=json.dumps({"step": 4, "saved_step": 3, "passed_over": []}))
-    later = request_to_go_on(
+    later = resume_request(
         REQUEST._replace(resume=found.resume), interrupted(2), [PLANNED, resumed, kept(5, attempt=2)]
     )
     assert steps_of(later) == [(5, False), (4, False), (3, True)]
@@ -171,7 +171,7 @@ def test_run_goes_on_from_the_newest_turn_that_all_nodes_kept() -> None:
 def test_run_without_a_checkpoint_goes_on_from_its_last_turns_or_begins_as_it_was_asked_to() -> None:
     """What its nodes have lost is planned and trained anew, so what was asked stays in the request."""
     given = GivenPlan(plan=PLAN)
-    found = request_to_go_on(REQUEST._replace(plan=given), interrupted(1, saved_step=-1), [PLANNED, kept(2), kept(4)])
+    found = resume_request(REQUEST._replace(plan=given), interrupted(1, saved_step=-1), [PLANNED, kept(2), kept(4)])
     assert steps_of(found) == [(4, False), (2, False)]
     assert (found.plan, found.choices) == (given, REQUEST.choices)
 
@@ -196,14 +196,14 @@ def test_turns_that_end_count_as_progress_of_a_run_that_is_taken_up() -> None:
 def test_run_without_a_checkpoint_begins_anew_with_its_nodes() -> None:
     """Those that were asked about themselves, or of the given plan; a number of nodes where none was there yet."""
     begun = interrupted(1, saved_step=-1, nodes=("a", "b"))
-    anew = request_to_go_on(REQUEST._replace(num_nodes=0), begun, [PLANNED])
+    anew = resume_request(REQUEST._replace(num_nodes=0), begun, [PLANNED])
     assert (anew.resume, anew.nodes, anew.choices, anew.join_s) == (None, ("a", "b"), REQUEST.choices, NODES_S)
     given = GivenPlan(plan=PLAN)
-    with_plan = request_to_go_on(REQUEST._replace(plan=given, join_s=1e6), begun, [PLANNED])
+    with_plan = resume_request(REQUEST._replace(plan=given, join_s=1e6), begun, [PLANNED])
     assert (with_plan.plan, with_plan.nodes, with_plan.join_s) == (given, (), 1e6)
-    again = request_to_go_on(anew, interrupted(2, saved_step=-1), [])
+    again = resume_request(anew, interrupted(2, saved_step=-1), [])
     assert again.nodes == ("a", "b"), "it was interrupted once more before they were there"
     waiting = interrupted(1, saved_step=-1)
-    assert request_to_go_on(REQUEST, waiting, []).num_nodes == 2
+    assert resume_request(REQUEST, waiting, []).num_nodes == 2
     with pytest.raises(UsageError, match="had no nodes yet; submit it again"):
-        request_to_go_on(REQUEST._replace(num_nodes=0), waiting, [])
+        resume_request(REQUEST._replace(num_nodes=0), waiting, [])

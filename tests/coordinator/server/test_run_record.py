@@ -53,9 +53,9 @@ def test_record_follows_the_events_of_a_run() -> None:
     ):
         found = found.after(entry, 5.0)
     assert (found.num_steps, found.steps_done, found.saved_step, found.state) == (8, 4, 4, "running")
-    assert not found.can_go_on
+    assert not found.is_resumable
     done = found.after(event("done", True), 7.0)
-    assert (done.state, done.ended_unix_s, done.can_go_on) == ("done", 7.0, False)
+    assert (done.state, done.ended_unix_s, done.is_resumable) == ("done", 7.0, False)
 
 
 @pytest.mark.parametrize(("error", "state"), [("InterruptedRunError", "stopped"), ("PeerLostError", "failed")])
@@ -63,8 +63,8 @@ def test_record_tells_a_run_that_was_stopped_from_one_that_failed(error: str, st
     """Both can go on if there is a checkpoint, and only then."""
     failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error=error, message="why"))
     found = record().after(failure, 9.0)
-    assert (found.state, found.message, found.ended_unix_s, found.can_go_on) == (state, "why", 9.0, False)
-    assert record(saved_step=4).after(failure, 9.0).can_go_on
+    assert (found.state, found.message, found.ended_unix_s, found.is_resumable) == (state, "why", 9.0, False)
+    assert record(saved_step=4).after(failure, 9.0).is_resumable
 
 
 def test_record_of_a_run_that_goes_on_begins_at_its_checkpoint() -> None:

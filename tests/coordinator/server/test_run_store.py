@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.server import run_store
-from coordinator.server.run_store import EventLog, KeptRuns, read_events
+from coordinator.server.run_store import EventLog, RunStore, read_events
 from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, StorageError, UsageError
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_run_record import ONE, TWO, event, record
@@ -66,7 +66,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, *, after_bytes: int) -> None:
 
 def test_full_disk_ends_the_run_and_leaves_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half an event is taken back, the error is that of a disk, and who follows hears how the run ended."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     run = kept.begin(record(), on_saved=nobody)
     run(PLAN)
     full_disk(monkeypatch, after_bytes=5)
@@ -82,7 +82,7 @@ def test_full_disk_ends_the_run_and_leaves_what_was_written(tmp_path: Path, monk
 
 def test_follower_reads_the_disk_while_the_run_goes_on(tmp_path: Path) -> None:
     """It gets every event in order, also those that came before it, and ends with the run."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     run = kept.begin(record(), on_saved=nobody)
     run(PLAN)
     found: list[control_pb2.RunEvent] = []
@@ -107,7 +107,7 @@ def test_follower_reads_the_disk_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_follower_that_is_gone_ends(tmp_path: Path) -> None:
     """A run that says nothing holds nobody who has left."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     kept.begin(record(), on_saved=nobody)
     assert list(kept.events(ONE, wait=True, is_over=lambda: True)) == []
     kept.close()
@@ -115,7 +115,7 @@ def test_follower_that_is_gone_ends(tmp_path: Path) -> None:
 
 def test_run_that_was_under_way_is_found_as_interrupted(tmp_path: Path) -> None:
     """A coordinator that starts again lists it with its steps and its checkpoint; a run that was over stays so."""
-    before = KeptRuns(tmp_path)
+    before = RunStore(tmp_path)
     saved: list[int] = []
     run = before.begin(record(ONE), on_saved=saved.append)
     for entry in (PLAN, step(4), event("checkpoint_json", {"step": 4})):
@@ -125,27 +125,27 @@ def test_run_that_was_under_way_is_found_as_interrupted(tmp_path: Path) -> None:
     over(PLAN)
     over(DONE)
     before.close()
-    again = KeptRuns(tmp_path)
+    again = RunStore(tmp_path)
     first, second = again.records().values()
-    assert (first.state, first.steps_done, first.saved_step, first.can_go_on) == ("interrupted", 4, 4, True)
+    assert (first.state, first.steps_done, first.saved_step, first.is_resumable) == ("interrupted", 4, 4, True)
     assert (second.state, second.is_fetched) == ("done", False)
     again.fetched(TWO)
     again.close()
-    third = KeptRuns(tmp_path)
+    third = RunStore(tmp_path)
     assert [entry.is_fetched for entry in third.records().values()] == [False, True]
     third.close()
 
 
 def test_run_that_goes_on_when_its_books_are_closed_is_interrupted(tmp_path: Path) -> None:
     """What it says from then on is refused: with a gap before its end the books would pass for whole."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     run = kept.begin(record(), on_saved=nobody)
     run(PLAN)
     kept.close()
     for late in (step(0), DONE):
         with pytest.raises(InterruptedRunError, match=f"books of run {ONE} are closed"):
             run(late)
-    again = KeptRuns(tmp_path)
+    again = RunStore(tmp_path)
     assert [entry.state for entry in again.records().values()] == ["interrupted"]
     assert list(again.events(ONE, wait=True)) == [PLAN]
     again.close()
@@ -153,7 +153,7 @@ def test_run_that_goes_on_when_its_books_are_closed_is_interrupted(tmp_path: Pat
 
 def test_books_that_were_fetched_go_when_their_time_is_over(tmp_path: Path) -> None:
     """With no day to keep them they go at once; a run that goes on can't be fetched away."""
-    kept = KeptRuns(tmp_path, keep_days=0.0)
+    kept = RunStore(tmp_path, keep_days=0.0)
     run = kept.begin(record(), on_saved=nobody)
     run(PLAN)
     kept.fetched(ONE)
@@ -171,13 +171,13 @@ def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next coordinator names the run; without a time for them they stay."""
-    before = KeptRuns(tmp_path)
+    before = RunStore(tmp_path)
     run = before.begin(record(), on_saved=nobody)
     run(PLAN)
     run(DONE)
     before.close()
     for days, names in ((math.inf, [ONE]), (0.0, [])):
-        again = KeptRuns(tmp_path, keep_unfetched_days=days)
+        again = RunStore(tmp_path, keep_unfetched_days=days)
         assert list(again.records()) == names
         again.close()
     assert f"run {ONE} is dropped: nobody fetched it for 0 days" in caplog.text
@@ -186,21 +186,21 @@ def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
 
 def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
     """A second one is told what to do."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     with pytest.raises(BusyError, match="--state"):
-        KeptRuns(tmp_path)
+        RunStore(tmp_path)
     kept.close()
-    KeptRuns(tmp_path).close()
+    RunStore(tmp_path).close()
 
 
 def test_damaged_record_costs_only_its_run(tmp_path: Path, caplog: Any) -> None:
     """The others are listed; what can't be used is named in the log."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     for name in (ONE, TWO):
         kept.begin(record(name), on_saved=nobody)(DONE)
     kept.close()
     (tmp_path / "runs" / ONE / "run.json").write_text("{")
-    again = KeptRuns(tmp_path)
+    again = RunStore(tmp_path)
     assert list(again.records()) == [TWO]
     assert ONE in caplog.text
     again.close()
@@ -213,7 +213,7 @@ def test_damaged_record_costs_only_its_run(tmp_path: Path, caplog: Any) -> None:
 )
 def test_run_that_can_not_be_read_stays_as_it_is(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     """It does not keep the coordinator from its start, and no end of a coordinator removes it."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     run = kept.begin(record(), on_saved=nobody)
     run(PLAN)
     run(DONE)
@@ -221,7 +221,7 @@ def test_run_that_can_not_be_read_stays_as_it_is(tmp_path: Path, change: Callabl
     path = tmp_path / "runs" / ONE / "run.json"
     path.write_bytes(change(path.read_bytes()))
     before = path.read_bytes()
-    again = KeptRuns(tmp_path)
+    again = RunStore(tmp_path)
     assert list(again.records()) == []
     again.close()
     assert path.read_bytes() == before
@@ -230,13 +230,13 @@ def test_run_that_can_not_be_read_stays_as_it_is(tmp_path: Path, change: Callabl
 
 def test_folder_of_no_runs_leaves_nothing_behind(tmp_path: Path) -> None:
     """A coordinator that drove none takes its empty folder away."""
-    KeptRuns(tmp_path).close()
+    RunStore(tmp_path).close()
     assert not (tmp_path / "runs").exists()
 
 
 def test_events_before_damage_are_kept_and_the_run_counts_as_interrupted(tmp_path: Path) -> None:
     """After a power cut the last event may have its length but not its bytes; its checkpoint can be gone on from."""
-    kept = KeptRuns(tmp_path)
+    kept = RunStore(tmp_path)
     run = kept.begin(record(), on_saved=nobody)
     whole = [PLAN, step(4), event("checkpoint_json", {"step": 4})]
     for entry in (*whole, step(5)):
@@ -245,8 +245,8 @@ def test_events_before_damage_are_kept_and_the_run_counts_as_interrupted(tmp_pat
     path = tmp_path / "runs" / ONE / "events"
     path.write_bytes(path.read_bytes()[:-4] + bytes(4))
     for _ in range(2):
-        again = KeptRuns(tmp_path)
+        again = RunStore(tmp_path)
         (found,) = again.records().values()
-        assert (found.state, found.steps_done, found.saved_step, found.can_go_on) == ("interrupted", 4, 4, True)
+        assert (found.state, found.steps_done, found.saved_step, found.is_resumable) == ("interrupted", 4, 4, True)
         assert list(again.events(ONE, wait=True)) == whole
         again.close()

@@ -174,9 +174,9 @@ def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorS
     for call in calls:
         if not call.add_callback(ended.release):  # it has ended already
             ended.release()
-    assert all(ended.acquire(timeout=CALL_S) for _ in range(30 - servicer._MOST_UPLOADS))
+    assert all(ended.acquire(timeout=CALL_S) for _ in range(30 - servicer._MAX_UPLOADS))
     codes = [call.code() for call in calls if not call.is_active()]
-    assert codes == [grpc.StatusCode.ALREADY_EXISTS] * (30 - servicer._MOST_UPLOADS)
+    assert codes == [grpc.StatusCode.ALREADY_EXISTS] * (30 - servicer._MAX_UPLOADS)
     stub.Join(joining(), timeout=CALL_S)
     assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a", instance="one"), timeout=CALL_S).known
     for call in calls:

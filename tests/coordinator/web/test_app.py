@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from coordinator.web.app import MOST_QUESTION_BYTES, STATIC, make_app
-from coordinator.web.streams import MOST_STREAMS, Streams, Watching
-from coordinator.web.what_if import Asking
+from coordinator.web.app import MAX_QUESTION_BYTES, STATIC, make_app
+from coordinator.web.streams import MAX_STREAMS, PageData, Streams
+from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import BusyError, DeadlineError, RingTuneError
 from ringtune.transport.page_access import Guard
 from tests.support.page_runs import RUN_ID, trained
@@ -22,7 +22,7 @@ FAR = "http://10.0.0.5:7080"
 QUESTION = {"content-type": "application/json"}
 
 
-class Answers(Asking):
+class Answers(SimulatorProcess):
     """Answers every question with itself, or raises."""
 
     error: RingTuneError | None = None
@@ -36,11 +36,11 @@ class Answers(Asking):
 
 def page(*, far: bool = False, error: RingTuneError | None = None) -> TestClient:
     """A page of a run that is done, on this machine or beyond."""
-    watching = Watching()
+    page_data = PageData()
     for event in trained():
-        watching.hear(event)
-    watching.tick(0.0)
-    streams, asking = Streams(watching), Answers(watching.state)
+        page_data.hear(event)
+    page_data.tick(0.0)
+    streams, asking = Streams(page_data), Answers(page_data.state)
     asking.error = error
     guard = Guard(False, TOKEN, 7080) if far else Guard(True, "", 7080)
     client = TestClient(make_app(streams, asking, guard), base_url=FAR if far else LOCAL)
@@ -210,7 +210,7 @@ def test_app_says_that_a_run_is_gone(at: str) -> None:
 def test_app_has_so_many_streams_at_most() -> None:
     """One more is told to close another one."""
     client = page()
-    client.app_state["streams"].open = MOST_STREAMS
+    client.app_state["streams"].open = MAX_STREAMS
     answer = client.get("/api/stream")
     assert answer.status_code == 503
     assert "close one" in answer.json()["error"]
@@ -227,7 +227,7 @@ def test_app_takes_what_ifs_as_json_only() -> None:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"{", 400), (b"\xff", 400), (b"[" * 5000, 400), (b" " * (MOST_QUESTION_BYTES + 1), 413)],
+    [(b"{", 400), (b"\xff", 400), (b"[" * 5000, 400), (b" " * (MAX_QUESTION_BYTES + 1), 413)],
 )
 def test_app_refuses_a_what_if_that_is_none(body: bytes, status: int) -> None:
     """With a sentence, whatever was sent."""

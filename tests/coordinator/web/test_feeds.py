@@ -15,7 +15,7 @@ from coordinator.client.submit import Client
 from coordinator.run.trace import TraceText
 from coordinator.web.feeds import FolderFeed, RunFeed, trace_tail
 from coordinator.web.page_state import PageState
-from coordinator.web.streams import Watching
+from coordinator.web.streams import PageData
 from ringtune import cli
 from ringtune.engine.events import Span
 from ringtune.errors import UsageError
@@ -59,31 +59,31 @@ def test_folder_feed_of_a_finished_run_shows_it_as_it_was(tmp_path: Path) -> Non
 def test_folder_feed_goes_on_with_a_run(tmp_path: Path) -> None:
     """Lines that are added are shown at the next look; one that is written in part waits for its rest."""
     folder = begun(tmp_path / "run", 2)
-    watching = Watching(feed=FolderFeed(folder))
-    watching.tick(0.0)
-    assert watching.state.steps_done == 2
+    page_data = PageData(feed=FolderFeed(folder))
+    page_data.tick(0.0)
+    assert page_data.state.steps_done == 2
     text = json.dumps(step_line(3)) + "\n"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(text[:20])
-    watching.tick(2.0)
+    page_data.tick(2.0)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(text[20:])
-    watching.tick(4.0)
-    assert watching.state.curves["loss"].points()[-1] == (3, 1.0 + 1.0 / 3)
-    assert watching.state.section("run")["phase"] == "not finished"
+    page_data.tick(4.0)
+    assert page_data.state.curves["loss"].points()[-1] == (3, 1.0 + 1.0 / 3)
+    assert page_data.state.section("run")["phase"] == "not finished"
 
 
 def test_folder_feed_of_a_resumed_run_goes_back(tmp_path: Path) -> None:
     """Steps after the checkpoint are done again, and are there once."""
     folder = begun(tmp_path / "run", 6)
-    watching = Watching(feed=FolderFeed(folder))
-    watching.tick(0.0)
+    page_data = PageData(feed=FolderFeed(folder))
+    page_data.tick(0.0)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step_line(step)) + "\n" for step in (1, 2)))
-    watching.tick(2.0)
+    page_data.tick(2.0)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(step_line(3, loss=7.0)) + "\n")
-    watching.tick(4.0)
-    state = watching.state
+    page_data.tick(4.0)
+    state = page_data.state
     assert state.curves["loss"].points() == [(1, 2.0), (2, 1.5), (3, 7.0)]
     assert state.curves["seconds"].last == (3, 3 * step_line(1)["seconds"])
     assert state.plan is not None
@@ -120,7 +120,7 @@ def test_trace_tail_reads_the_end_of_a_long_trace(tmp_path: Path, monkeypatch: p
     folder = begun(tmp_path / "run", 1)
     write_trace(folder)
     assert len(list(trace_tail(folder / "trace.json", 4))) == 4
-    monkeypatch.setattr("coordinator.web.feeds.MOST_TRACE_BYTES", 300)
+    monkeypatch.setattr("coordinator.web.feeds.MAX_TRACE_BYTES", 300)
     assert [span.action.op for _, span in trace_tail(folder / "trace.json", 4)] == [Op.UPDATE]
 
 
@@ -151,13 +151,13 @@ def followed(client: Client, run_id: str) -> RunFeed:
     return RunFeed(lambda: client.events(run_id, wait=True, whole=True, with_files=False))
 
 
-def until(watching: Watching, is_shown: Callable[[PageState], bool]) -> None:
+def until(page_data: PageData, is_shown: Callable[[PageState], bool]) -> None:
     """Look until something is shown."""
     deadline_s, now_s = time.monotonic() + CALL_S, 0.0
-    while not is_shown(watching.state):
+    while not is_shown(page_data.state):
         assert time.monotonic() < deadline_s
         now_s += 1.0
-        watching.tick(now_s)
+        page_data.tick(now_s)
         time.sleep(0.01)
 
 
@@ -168,15 +168,15 @@ def test_page_of_a_kept_run_shows_what_it_did_and_what_comes(tmp_path: Path) -> 
         run_id = start(client, job())
         assert gate.reached.wait(CALL_S)
         with followed(client, run_id) as feed:
-            watching = Watching(feed=feed)
-            until(watching, lambda state: state.plan is not None)
-            assert watching.state.steps_done == 0
+            page_data = PageData(feed=feed)
+            until(page_data, lambda state: state.plan is not None)
+            assert page_data.state.steps_done == 0
             gate.open.set()
-            until(watching, lambda state: state.steps_done == 8)
+            until(page_data, lambda state: state.steps_done == 8)
         assert not feed._thread.is_alive()
         ended(client, run_id)
         with followed(client, run_id) as feed:
-            until(Watching(feed=feed), lambda state: state.section("run")["phase"] == "done" and state.steps_done == 8)
+            until(PageData(feed=feed), lambda state: state.section("run")["phase"] == "done" and state.steps_done == 8)
 
 
 def test_page_says_why_nothing_more_comes(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.web.page_state import MOST_EVENTS, MOST_MARKS, PageState, Point, ThinCurve
-from coordinator.web.streams import Framer, Seen
+from coordinator.web.page_state import MAX_EVENTS, MAX_MARKS, PageState, Point, ThinCurve
+from coordinator.web.streams import BrowserState, Framer
 from ringtune.v1 import control_pb2
 from tests.support.page_runs import (
     PLAN,
@@ -271,16 +271,16 @@ def test_page_state_is_small_whatever_the_length_of_the_run(num_steps: int) -> N
         line = {"kind": "train", "step": step, "depth": 1 + step // 400, "loss": 1.0 / step, "seconds": 0.1}
         state.take(metrics({**line, "bytes": sent, "initiator": "n000", "round": 1}), 0.0)
     state.take(activity(num_steps, nodes), 0.0)
-    frame = Framer(state, lambda: (0, {})).frame(Seen())
+    frame = Framer(state, lambda: (0, {})).frame(BrowserState())
     assert len(frame) < 400_000
     assert len(state.curves["loss"].points()) <= 1025
-    assert len(state.section("marks")) <= MOST_MARKS
+    assert len(state.section("marks")) <= MAX_MARKS
 
 
 def test_page_state_keeps_a_bounded_list_of_events() -> None:
     """The newest stay."""
     state = state_of([*beginning(), *(control_pb2.RunEvent(note=f"note {index}") for index in range(1000))])
-    assert len(texts(state)) == MOST_EVENTS
+    assert len(texts(state)) == MAX_EVENTS
     assert texts(state)[-1] == "note 999"
 
 

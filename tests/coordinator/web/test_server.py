@@ -18,7 +18,7 @@ import pytest
 from coordinator.web import app
 from coordinator.web.feeds import watch
 from coordinator.web.server import PageServer, require_web
-from coordinator.web.streams import Watching
+from coordinator.web.streams import PageData
 from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.transport.endpoints import split_address
 from tests.support.fake_agents import FakeCluster
@@ -80,12 +80,12 @@ def test_server_shows_the_runs_of_a_coordinator() -> None:
 
 def test_server_says_goodbye_with_the_last_state() -> None:
     """What was told just before the end reaches the browser, and then the stream ends."""
-    watching = Watching()
-    with PageServer(watching, "127.0.0.1:0") as page:
+    page_data = PageData()
+    with PageServer(page_data, "127.0.0.1:0") as page:
         stream = frames(page)
         next_frame(stream)
         for event in beginning():
-            watching.hear(event)
+            page_data.hear(event)
     with stream:
         text = stream.read().decode()
     assert RUN_ID in text
@@ -95,7 +95,7 @@ def test_server_says_goodbye_with_the_last_state() -> None:
 def test_server_elsewhere_prints_its_token_once_and_asks_for_it(tmp_path: Path) -> None:
     """The printed address has the token behind the #, which no browser sends; a file gives the same one again."""
     file = tmp_path / "token"
-    with PageServer(Watching(), "0.0.0.0:0", token_file=file) as page:
+    with PageServer(PageData(), "0.0.0.0:0", token_file=file) as page:
         token = page.url.partition("#token=")[2]
         at = f"http://127.0.0.1:{page.address.rpartition(':')[2]}/api/state"
         assert token == file.read_text()
@@ -106,14 +106,14 @@ def test_server_elsewhere_prints_its_token_once_and_asks_for_it(tmp_path: Path) 
 
 def test_server_on_loopback_prints_no_token() -> None:
     """Nobody needs one."""
-    with PageServer(Watching(), "127.0.0.1:0") as page:
+    with PageServer(PageData(), "127.0.0.1:0") as page:
         assert page.lines() == [f"page: http://{page.address}/"]
 
 
 @contextlib.contextmanager
 def visiting() -> Iterator[tuple[PageServer, Callable[..., socket.socket]]]:
     """A page, and what opens a connection to it and sends some first bytes."""
-    with PageServer(Watching(), "127.0.0.1:0") as page, contextlib.ExitStack() as stack:
+    with PageServer(PageData(), "127.0.0.1:0") as page, contextlib.ExitStack() as stack:
 
         def connect(first: bytes, source: str = "127.0.0.1") -> socket.socket:
             place = split_address(page.address, option="")
@@ -126,7 +126,7 @@ def visiting() -> Iterator[tuple[PageServer, Callable[..., socket.socket]]]:
 
 def test_server_gives_no_address_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection beyond an address's share is closed unanswered; another address is served."""
-    monkeypatch.setattr(app, "MOST_OF_AN_ADDRESS", 2)
+    monkeypatch.setattr(app, "MAX_OF_AN_ADDRESS", 2)
     with visiting() as (page, connect):
         whole = f"GET / HTTP/1.1\r\nhost: {page.address}\r\n\r\n".encode()
         first, _ = connect(whole), connect(whole)
@@ -155,13 +155,13 @@ def test_server_at_a_taken_address_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConnectionFailedError, match=rf"can't listen on {bind} for the page.*take another --web"):
-            PageServer(Watching(), bind)
+            PageServer(PageData(), bind)
 
 
 def test_server_at_no_address_says_so() -> None:
     """As for every other address."""
     with pytest.raises(UsageError, match="--web 'here' is not HOST:PORT"):
-        PageServer(Watching(), "here")
+        PageServer(PageData(), "here")
 
 
 def test_server_without_its_libraries_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

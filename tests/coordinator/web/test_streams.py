@@ -11,66 +11,66 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.web.page_state import SECTIONS, PageState
-from coordinator.web.streams import SHOWN_CURVES, Framer, MemberNow, Seen, Streams, Watching, member_lines
+from coordinator.web.streams import SHOWN_CURVES, BrowserState, Framer, MemberStatus, PageData, Streams, member_lines
 from ringtune.v1 import control_pb2
 from tests.support.page_runs import RUN_ID, beginning, metrics, progress, state_of, step_line, trained
 
-IDLE, LOST = MemberNow("idle", 10, 20, "cpu"), MemberNow("lost", 10, 20, "cpu")
+IDLE, LOST = MemberStatus("idle", 10, 20, "cpu"), MemberStatus("lost", 10, 20, "cpu")
 
 
 def test_watching_takes_events_at_the_next_tick() -> None:
     """Who tells waits for nothing; a tick says whether there is anything new."""
-    watching = Watching()
+    page_data = PageData()
     for event in beginning():
-        watching.hear(event)
-    assert watching.state.run_id == ""
-    assert watching.tick(0.0)
-    assert watching.state.run_id == RUN_ID
-    assert not watching.tick(0.1)
+        page_data.hear(event)
+    assert page_data.state.run_id == ""
+    assert page_data.tick(0.0)
+    assert page_data.state.run_id == RUN_ID
+    assert not page_data.tick(0.1)
 
 
 def test_watching_keeps_no_files() -> None:
     """Results are megabytes, and the page shows none."""
-    watching = Watching()
-    watching.hear(control_pb2.RunEvent(file=control_pb2.FileChunk(path="x", chunk=b"y")))
-    assert not watching.tick(0.0)
+    page_data = PageData()
+    page_data.hear(control_pb2.RunEvent(file=control_pb2.FileChunk(path="x", chunk=b"y")))
+    assert not page_data.tick(0.0)
 
 
 def test_watching_box_is_bounded() -> None:
     """If the page's thread stands still, the oldest events are dropped, and the run goes on."""
-    watching = Watching(most_waiting=10)
+    page_data = PageData(max_waiting=10)
     for index in range(25):
-        watching.hear(control_pb2.RunEvent(note=str(index)))
-    watching.tick(0.0)
-    assert [text for _, text, _ in watching.state.section("events")] == [str(index) for index in range(15, 25)]
+        page_data.hear(control_pb2.RunEvent(note=str(index)))
+    page_data.tick(0.0)
+    assert [text for _, text, _ in page_data.state.section("events")] == [str(index) for index in range(15, 25)]
 
 
 def test_watching_goes_on_after_an_event_that_it_can_not_read() -> None:
     """One damaged event is left out, with a line in the log."""
-    watching = Watching()
+    page_data = PageData()
     for event in (*beginning(), control_pb2.RunEvent(metrics_json="{"), metrics(step_line(1))):
-        watching.hear(event)
-    watching.hear(control_pb2.RunEvent(metrics_json=json.dumps({"kind": "train"})))
-    watching.tick(0.0)
-    assert watching.state.curves["loss"].points() == [(1, 2.0)]
+        page_data.hear(event)
+    page_data.hear(control_pb2.RunEvent(metrics_json=json.dumps({"kind": "train"})))
+    page_data.tick(0.0)
+    assert page_data.state.curves["loss"].points() == [(1, 2.0)]
 
 
 def test_watching_says_who_comes_and_goes() -> None:
     """Members are asked for once a second, and changes are lines of the list."""
     members = {"a": IDLE}
-    watching = Watching(members=lambda: dict(members))
-    watching.tick(0.0)
+    page_data = PageData(members=lambda: dict(members))
+    page_data.tick(0.0)
     members["a"] = LOST
-    assert not watching.tick(0.5)
-    assert watching.tick(1.0)
-    texts = [text for _, text, _ in watching.state.section("events")]
+    assert not page_data.tick(0.5)
+    assert page_data.tick(1.0)
+    texts = [text for _, text, _ in page_data.state.section("events")]
     assert texts == ["node a joined", "node a is lost: it is silent"]
 
 
 def test_member_lines_of_all_changes() -> None:
     """Joined, lost, back, left; another figure alone is no line; who is lost when first seen has two."""
     before = {"a": IDLE, "b": LOST, "c": IDLE, "d": IDLE}
-    now = {"a": LOST, "b": IDLE, "c": MemberNow("running", 99, 20, "cpu"), "e": IDLE, "f": LOST}
+    now = {"a": LOST, "b": IDLE, "c": MemberStatus("running", 99, 20, "cpu"), "e": IDLE, "f": LOST}
     assert [line.text for line in member_lines(before, now)] == [
         "node a is lost: it is silent",
         "node b is back",
@@ -85,7 +85,7 @@ class Browser:
     """Puts frames together as ``store.js`` does."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.seen = BrowserState()
         self.sections: dict[str, Any] = {}
         self.curves: dict[str, list[list[float]]] = {}
         self._settled: dict[str, list[list[float]]] = {}
@@ -202,19 +202,19 @@ class Link:
 
 
 def running(
-    test: Callable[[Watching, Streams, Link, asyncio.Task[None]], Awaitable[None]], *, run_id: str = "", **options: Any
+    test: Callable[[PageData, Streams, Link, asyncio.Task[None]], Awaitable[None]], *, run_id: str = "", **options: Any
 ) -> None:
     """Carry a test out with one open stream of a run that has begun."""
 
     async def run() -> None:
-        watching = Watching()
+        page_data = PageData()
         for event in beginning():
-            watching.hear(event)
-        watching.tick(0.0)
-        streams, link = Streams(watching, **options), Link()
+            page_data.hear(event)
+        page_data.tick(0.0)
+        streams, link = Streams(page_data, **options), Link()
         task = asyncio.create_task(streams.serve(run_id, {}, link.receive, link.send))
         try:
-            await test(watching, streams, link, task)
+            await test(page_data, streams, link, task)
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -222,19 +222,19 @@ def running(
     asyncio.run(run())
 
 
-def add(watching: Watching, streams: Streams, step: int) -> None:
+def add(page_data: PageData, streams: Streams, step: int) -> None:
     """A further step, and a tick."""
-    watching.hear(metrics(step_line(step)))
-    assert watching.tick(0.0)
+    page_data.hear(metrics(step_line(step)))
+    assert page_data.tick(0.0)
     streams.wake()
 
 
 def test_streams_send_the_whole_state_and_then_what_changes() -> None:
     """The first frame has everything; the next one a step."""
 
-    async def test(watching: Watching, streams: Streams, link: Link, _: asyncio.Task[None]) -> None:
+    async def test(page_data: PageData, streams: Streams, link: Link, _: asyncio.Task[None]) -> None:
         assert (await link.frame())["whole"] == RUN_ID
-        add(watching, streams, 1)
+        add(page_data, streams, 1)
         frame = await link.frame()
         assert frame["run"]["last"]["step"] == 1
         assert "plan" not in frame
@@ -245,11 +245,11 @@ def test_streams_send_the_whole_state_and_then_what_changes() -> None:
 def test_streams_leave_out_frames_of_a_slow_browser() -> None:
     """While it takes nothing, nothing is queued; then one frame has the newest state, and the number of the skipped."""
 
-    async def test(watching: Watching, streams: Streams, link: Link, _: asyncio.Task[None]) -> None:
+    async def test(page_data: PageData, streams: Streams, link: Link, _: asyncio.Task[None]) -> None:
         await link.frame()
         link.may_take.clear()
         for step in range(1, 51):
-            add(watching, streams, step)
+            add(page_data, streams, step)
             await asyncio.sleep(0)
         link.may_take.set()
         on_its_way, frame = await link.frame(), await link.frame()
@@ -264,10 +264,10 @@ def test_streams_leave_out_frames_of_a_slow_browser() -> None:
 def test_streams_let_a_browser_go_that_takes_nothing() -> None:
     """After some seconds its stream is closed; the others go on."""
 
-    async def test(watching: Watching, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
+    async def test(page_data: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
         await link.frame()
         link.may_take.clear()
-        add(watching, streams, 1)
+        add(page_data, streams, 1)
         await asyncio.wait_for(task, WAIT_S)
         assert (streams.open, streams.closed) == (0, 1)
 
@@ -277,7 +277,7 @@ def test_streams_let_a_browser_go_that_takes_nothing() -> None:
 def test_streams_end_when_a_browser_leaves() -> None:
     """Nothing is left of it."""
 
-    async def test(_: Watching, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
+    async def test(_: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
         await link.frame()
         assert streams.open == 1
         link.left.set()
@@ -290,10 +290,10 @@ def test_streams_end_when_a_browser_leaves() -> None:
 def test_streams_say_goodbye_with_the_last_state() -> None:
     """What happened last is sent before."""
 
-    async def test(watching: Watching, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
+    async def test(page_data: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
         await link.frame()
-        watching.hear(metrics(step_line(1)))
-        watching.tick(0.0)
+        page_data.hear(metrics(step_line(1)))
+        page_data.tick(0.0)
         streams.end()
         assert (await link.frame())["run"]["last"]["step"] == 1
         assert await asyncio.wait_for(link.took.get(), WAIT_S) == "event: bye\ndata: over\n\n"
@@ -305,13 +305,13 @@ def test_streams_say_goodbye_with_the_last_state() -> None:
 def test_streams_say_goodbye_only_after_the_state_that_came_meanwhile() -> None:
     """The end may come while a frame is on its way; what happened since is sent before the goodbye, too."""
 
-    async def test(watching: Watching, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
+    async def test(page_data: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
         await link.frame()
         link.may_take.clear()
-        add(watching, streams, 1)
+        add(page_data, streams, 1)
         await asyncio.sleep(0)
-        watching.hear(metrics(step_line(2)))
-        watching.tick(0.0)
+        page_data.hear(metrics(step_line(2)))
+        page_data.tick(0.0)
         streams.end()
         link.may_take.set()
         await asyncio.wait_for(task, WAIT_S)
@@ -326,11 +326,11 @@ def test_streams_of_a_run_end_when_another_begins() -> None:
     """Who asked for one run is told that it is gone; who asked for the newest gets the new one."""
     other = RUN_ID.replace("0a", "0b")
 
-    async def test(watching: Watching, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
+    async def test(page_data: PageData, streams: Streams, link: Link, task: asyncio.Task[None]) -> None:
         await link.frame()
         for event in beginning(run_id=other):
-            watching.hear(event)
-        watching.tick(0.0)
+            page_data.hear(event)
+        page_data.tick(0.0)
         streams.wake()
         assert await asyncio.wait_for(link.took.get(), WAIT_S) == f"event: gone\ndata: {other}\n\n"
         await asyncio.wait_for(task, WAIT_S)

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.web.page_state import PageState
 from coordinator.web.predictor import answer
-from coordinator.web.what_if import MOST_WAITING, Asking, check_question, measured_s
+from coordinator.web.what_if import MAX_WAITING, SimulatorProcess, check_question, measured_s
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
 from tests.support import profiles
@@ -28,11 +28,11 @@ SILENT = (sys.executable, "-c", "import sys\nfor line in sys.stdin: pass")
 GONE = (sys.executable, "-c", "")
 
 
-def asked(test: Callable[[Asking], Awaitable[Any]], command: tuple[str, ...], **options: Any) -> Any:
+def asked(test: Callable[[SimulatorProcess], Awaitable[Any]], command: tuple[str, ...], **options: Any) -> Any:
     """What a test returns that asks about a run that is done."""
 
     async def run() -> Any:
-        asking = Asking(state_of(trained()), command=command, **options)
+        asking = SimulatorProcess(state_of(trained()), command=command, **options)
         try:
             return await test(asking)
         finally:
@@ -75,7 +75,7 @@ def test_check_question_leaves_out_what_changes_nothing() -> None:
 def test_asking_remembers_answers() -> None:
     """A slider that goes back and forth asks once; what was measured stands beside."""
 
-    async def test(asking: Asking) -> list[dict[str, Any]]:
+    async def test(asking: SimulatorProcess) -> list[dict[str, Any]]:
         first = await asking.ask({})
         await asking.close()
         asking._command = GONE
@@ -91,7 +91,7 @@ def test_asking_passes_on_why_the_simulator_has_no_answer() -> None:
         "import sys, json\nfor line in sys.stdin: print(json.dumps({'error': 'no room'}), flush=True)",
     )
 
-    async def test(asking: Asking) -> dict[str, Any]:
+    async def test(asking: SimulatorProcess) -> dict[str, Any]:
         return await asking.ask({})
 
     assert asked(test, refusal) == {"error": "no room"}
@@ -100,7 +100,7 @@ def test_asking_passes_on_why_the_simulator_has_no_answer() -> None:
 def test_asking_has_a_deadline() -> None:
     """The process that did not answer is ended, and the next question gets a new one."""
 
-    async def test(asking: Asking) -> dict[str, Any]:
+    async def test(asking: SimulatorProcess) -> dict[str, Any]:
         with pytest.raises(DeadlineError, match="has not answered"):
             await asking.ask({})
         asking._command, asking._deadline_s = ECHO, 30.0
@@ -112,7 +112,7 @@ def test_asking_has_a_deadline() -> None:
 def test_asking_says_when_the_simulator_has_ended() -> None:
     """And does not wait for the deadline."""
 
-    async def test(asking: Asking) -> None:
+    async def test(asking: SimulatorProcess) -> None:
         with pytest.raises(RingTuneError, match="has ended"):
             await asking.ask({})
 
@@ -122,13 +122,13 @@ def test_asking_says_when_the_simulator_has_ended() -> None:
 def test_asking_lets_few_wait() -> None:
     """Many questions at once are not queued without end."""
 
-    async def test(asking: Asking) -> list[type]:
-        questions = [asking.ask({"speeds": {"a": 2 + index}}) for index in range(MOST_WAITING + 3)]
+    async def test(asking: SimulatorProcess) -> list[type]:
+        questions = [asking.ask({"speeds": {"a": 2 + index}}) for index in range(MAX_WAITING + 3)]
         return [type(found) for found in await asyncio.gather(*questions, return_exceptions=True)]
 
     found = asked(test, ECHO)
     assert found.count(BusyError) == 3
-    assert found.count(dict) == MOST_WAITING
+    assert found.count(dict) == MAX_WAITING
 
 
 def test_asking_needs_a_plan() -> None:
@@ -136,7 +136,7 @@ def test_asking_needs_a_plan() -> None:
 
     async def run() -> None:
         with pytest.raises(UsageError, match="no plan with measured times yet"):
-            await Asking(PageState()).ask({})
+            await SimulatorProcess(PageState()).ask({})
 
     asyncio.run(run())
 

@@ -15,8 +15,8 @@ from coordinator.server.server import CoordinatorServer
 from edge.agent.membership import Membership
 from edge.agent.process import _peers
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
-from edge.checkpoint.snapshots import KeptTurns, SnapshotShelf
-from edge.checkpoint.turn_snapshots import TurnKeeper, _Copy
+from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
+from edge.checkpoint.turn_snapshots import TurnSnapshotter, _Copy
 from ringtune import __version__
 from ringtune.schedule.migration import Source
 from ringtune.storage.tensor_files import TensorFile
@@ -72,7 +72,7 @@ def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None],
         lose(method, failure)
         found.join(timeout_s=WAIT_S)
         for _ in range(2):  # the one after a lost one finds the node known
-            found.beat_once()
+            found.send_heartbeat()
         names = [node.joined.node for node in stub.Nodes(control_pb2.Empty()).nodes] if method != "Nodes" else ["a"]
         assert _peers(SimpleNamespace(name="b", coordinator="there"), stub) == ["127.0.0.1:1"]  # type: ignore[arg-type]
         found.leave()
@@ -81,9 +81,9 @@ def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None],
 
 
 @pytest.fixture
-def other() -> Iterator[tuple[SnapshotShelf, KeptTurns, str]]:
+def other() -> Iterator[tuple[SnapshotShelf, TurnSnapshots, str]]:
     """What node b keeps of a run, and where it is served."""
-    shelf, kept = SnapshotShelf("b"), KeptTurns("b")
+    shelf, kept = SnapshotShelf("b"), TurnSnapshots("b")
     kept.begin(RUN)
 
     def add(server: Any) -> None:
@@ -96,7 +96,7 @@ def other() -> Iterator[tuple[SnapshotShelf, KeptTurns, str]]:
 
 @FAILURES
 def test_snapshot_is_fetched_again(
-    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, KeptTurns, str], failure: str
+    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, TurnSnapshots, str], failure: str
 ) -> None:
     """A part that broke off is left, and all of it comes again."""
     _, kept, address = other
@@ -111,17 +111,17 @@ def test_snapshot_is_fetched_again(
 
 @FAILURES
 def test_copy_is_given_again_and_kept_once(
-    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, KeptTurns, str], failure: str
+    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, TurnSnapshots, str], failure: str
 ) -> None:
     """The turn is done once the copy is there, and nobody is called lost."""
     _, kept, address = other
     lost, done = list[str](), threading.Event()
-    keeper = TurnKeeper(
+    keeper = TurnSnapshotter(
         RUN,
         "a",
         make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]).with_copies(True),
         None,
-        KeptTurns("a"),
+        TurnSnapshots("a"),
         make_file=lambda *_: b"",
         addresses={"b": address},
         patience_s=WAIT_S,

@@ -155,7 +155,7 @@ def test_membership_says_when_the_coordinator_is_back(caplog: pytest.LogCaptureF
     member._lease_s = 0.0
     with caplog.at_level(logging.INFO, ms.__name__):
         for _ in range(4):
-            member.beat_once()
+            member.send_heartbeat()
     assert [record.getMessage() for record in caplog.records] == [
         "coordinator host:1 has not answered for 0 s; check that it runs; a run is kept for it for 0 s",
         "coordinator host:1 has not answered for 0 s; check that it runs",
@@ -185,7 +185,7 @@ def test_membership_forgotten_node_stops_its_run_and_joins_again() -> None:
     """A restarted coordinator does not know the node: the run can't go on, the node can."""
     coordinator, told = FakeCoordinator(), Told()
     coordinator.beats = [control_pb2.HeartbeatReply(known=False)]
-    make(coordinator, told).beat_once()
+    make(coordinator, told).send_heartbeat()
     assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
     assert coordinator.calls == ["beat", "join"]
 
@@ -194,17 +194,17 @@ def test_membership_run_that_is_no_longer_driven_is_over() -> None:
     """If a Release got lost, the next heartbeat ends the run."""
     coordinator, told = FakeCoordinator(), Told()
     coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r2")]
-    make(coordinator, told).beat_once()
+    make(coordinator, told).send_heartbeat()
     assert told.run_over == [("r1", "coordinator host:1 no longer drives run r1")]
 
 
 def test_membership_driven_run_goes_on() -> None:
     """The common case disturbs nothing, and an idle node is not told to stop what it doesn't do."""
     coordinator, told = FakeCoordinator(), Told()
-    make(coordinator, told).beat_once()
+    make(coordinator, told).send_heartbeat()
     told.run_id = ""
     coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r9")]
-    make(coordinator, told).beat_once()
+    make(coordinator, told).send_heartbeat()
     assert told.run_over == []
 
 
@@ -212,7 +212,7 @@ def test_membership_one_missed_heartbeat_is_no_loss() -> None:
     """Within the lease silence means nothing."""
     coordinator, told = FakeCoordinator(), Told()
     coordinator.beats = [grpc.StatusCode.UNAVAILABLE]
-    make(coordinator, told).beat_once()
+    make(coordinator, told).send_heartbeat()
     assert told.run_over == []
 
 
@@ -226,7 +226,7 @@ def test_membership_run_is_kept_for_a_coordinator_that_stands_still(monkeypatch:
     member._lease_s = 1000.0
     for _ in range(34):
         now_s += 333.0
-        member.beat_once()
+        member.send_heartbeat()
     assert (told.run_over, told.gone, coordinator.calls) == ([], [], ["beat"] * 34)
 
 
@@ -239,15 +239,15 @@ def test_membership_node_that_was_frozen_asks_again_before_it_gives_up(monkeypat
     coordinator.beats += [grpc.StatusCode.UNAVAILABLE] * 2
     member = make(coordinator, told, rejoin=False)
     now_s = 5000.0
-    member.beat_once()
+    member.send_heartbeat()
     assert told.run_over == []
-    member.beat_once()
+    member.send_heartbeat()
     assert coordinator.calls == ["beat", "beat", "join"]
     assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
     now_s = 20_000.0
-    member.beat_once()
+    member.send_heartbeat()
     assert len(told.run_over) == 1
-    member.beat_once()
+    member.send_heartbeat()
     assert "has not answered for 12000 s" in told.run_over[1][1]
 
 
@@ -306,7 +306,7 @@ def test_membership_does_not_try_to_join_without_trust() -> None:
     coordinator = FakeCoordinator()
     coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 100
     with pytest.raises(TrustError, match="node a can't join: it takes certificates only"):
-        make(coordinator, Told(), why_refused=lambda: "it takes certificates only").join(timeout_s=WAIT_S)
+        make(coordinator, Told(), refusal_reason=lambda: "it takes certificates only").join(timeout_s=WAIT_S)
     assert coordinator.calls == ["join"]
 
 
@@ -316,5 +316,5 @@ def test_membership_passes_on_who_was_removed() -> None:
     coordinator = FakeCoordinator()
     removed = control_pb2.RemovedCertificate(serial="1f", reason="node b was removed")
     coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r1", removed=[removed])]
-    make(coordinator, Told(), on_removed=lambda found: heard.append(dict(found))).beat_once()
+    make(coordinator, Told(), on_removed=lambda found: heard.append(dict(found))).send_heartbeat()
     assert heard == [{"1f": "node b was removed"}]

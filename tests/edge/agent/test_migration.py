@@ -15,10 +15,10 @@ import pytest
 from edge.agent.active_run import ActiveRun
 from edge.agent.migration import NextPlacement, fetch_ahead, read_ahead
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
-from edge.checkpoint.snapshots import KeptTurns, SnapshotShelf
+from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
-from edge.weights.weight_fetch import Borrower
+from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, InterruptedRunError, ModelError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.models.folder import read_headers
@@ -46,7 +46,7 @@ class Host:
 
     def __init__(self, cache: Path, port: int, *, path: Path | None = None) -> None:
         settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name="b", cache=cache)
-        self.models: Any = Borrower(settings, list)
+        self.models: Any = ModelFetcher(settings, list)
         self.active: ActiveRun | None = ActiveRun(RUN, "b", 0, PLAN.at(0))
         self._job = JOB if path is None else JOB.with_overrides({"model.path": str(path)})
 
@@ -287,7 +287,7 @@ def shelf() -> Iterator[tuple[SnapshotShelf, str]]:
     shelf = SnapshotShelf("b")
 
     def add(server: grpc.Server) -> None:
-        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, KeptTurns("b")), server)
+        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, TurnSnapshots("b")), server)
 
     server = Server("127.0.0.1:0", add)
     yield shelf, f"127.0.0.1:{server.port}"

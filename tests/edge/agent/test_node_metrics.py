@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.agent.node_metrics import FiguresServer, NodeFigures, figures_text, require_metrics
+from edge.agent.node_metrics import MetricsServer, NodeMetrics, figures_text, require_metrics
 from ringtune.errors import ConnectionFailedError, UsageError
 
-FIGURES = NodeFigures("pi", "r1", 7, 9, 3, 1.5, {"b": 100})
+FIGURES = NodeMetrics("pi", "r1", 7, 9, 3, 1.5, {"b": 100})
 
 
 def get(address: str, path: str = "/metrics", **headers: str) -> tuple[int, str]:
@@ -42,7 +42,7 @@ def test_figures_text_has_the_nodes_figures() -> None:
 
 def test_figures_server_answers_on_loopback() -> None:
     """With the figures at this moment, and with nothing else."""
-    with FiguresServer("127.0.0.1:0", lambda: FIGURES) as server:
+    with MetricsServer("127.0.0.1:0", lambda: FIGURES) as server:
         status, text = get(server.address)
         assert (status, "ringtune_node_rss_bytes" in text) == (200, True)
         assert get(server.address, "/etc/passwd")[0] == 404
@@ -52,7 +52,7 @@ def test_figures_server_answers_on_loopback() -> None:
 
 def test_figures_server_elsewhere_asks_for_the_token(tmp_path: Path) -> None:
     """It stands in the file that Prometheus can be given, too."""
-    with FiguresServer("0.0.0.0:0", lambda: FIGURES, token_file=tmp_path / "token") as server:
+    with MetricsServer("0.0.0.0:0", lambda: FIGURES, token_file=tmp_path / "token") as server:
         at = server.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
         assert get(at)[0] == 401
         assert get(at, Authorization="Bearer wrong")[0] == 401
@@ -61,7 +61,7 @@ def test_figures_server_elsewhere_asks_for_the_token(tmp_path: Path) -> None:
 
 def test_figures_server_goes_on_after_one_who_hangs_up() -> None:
     """A connection that says nothing does not stop the next one."""
-    with FiguresServer("127.0.0.1:0", lambda: FIGURES) as server:
+    with MetricsServer("127.0.0.1:0", lambda: FIGURES) as server:
         host, _, port = server.address.rpartition(":")
         socket.create_connection((host, int(port))).close()
         assert get(server.address)[0] == 200
@@ -73,7 +73,7 @@ def test_figures_server_at_a_taken_address_says_so() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConnectionFailedError, match="take another --metrics"),
     ):
-        FiguresServer(f"127.0.0.1:{taken.getsockname()[1]}", lambda: FIGURES)
+        MetricsServer(f"127.0.0.1:{taken.getsockname()[1]}", lambda: FIGURES)
 
 
 def test_figures_without_the_library_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.agent.process import count_rows, give_up
-from edge.checkpoint.snapshots import KeptTurns
+from edge.checkpoint.snapshots import TurnSnapshots
 from ringtune.errors import DataError, DeadlineError
 
 
@@ -48,7 +48,7 @@ class FakeAgent:
     def __init__(self, *, error: Exception | None = None) -> None:
         self.asked: list[str] = []
         self.active: Any = SimpleNamespace(run_id="run")
-        self.moves = SimpleNamespace(kept=KeptTurns("b"), save=lambda: self.asked.append("save"))
+        self.moves = SimpleNamespace(kept=TurnSnapshots("b"), save=lambda: self.asked.append("save"))
         self.moves.kept.begin("run")
         self._error = error
 

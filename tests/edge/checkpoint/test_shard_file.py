@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edge.checkpoint import shard_file
-from edge.model.optimizers import Prefixes, TrainingState, UnitOptimizers
+from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Train
@@ -98,7 +98,7 @@ def test_shard_with_factored_state_of_another_shape_is_refused() -> None:
         values={},
         parameters=target,
         optimizers=optimizer_of(target, "adafactor"),
-        prefixes=Prefixes(value="value/", state=""),
+        prefixes=NamePrefixes(value="value/", state=""),
         where="moments",
         part="slice",
     )

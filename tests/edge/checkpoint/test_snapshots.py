@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
-from edge.checkpoint.snapshots import FILE, KeptFile, KeptTurns, SnapshotShelf
+from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots
 from ringtune.errors import FrameError, IntegrityError, RingTuneError
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.storage.chunks import cut_pieces
@@ -21,14 +21,14 @@ def file_of(*blocks: int) -> bytes:
 
 
 @pytest.fixture
-def kept() -> KeptTurns:
+def kept() -> TurnSnapshots:
     """Of node b in a run."""
-    found = KeptTurns("b")
+    found = TurnSnapshots("b")
     found.begin("run")
     return found
 
 
-def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: KeptTurns) -> None:
+def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: TurnSnapshots) -> None:
     """Blocks of two nodes in one part; a step that was let go of is refused by name."""
     steps = [4 * number for number in range(1, TURNS_KEPT + 2)]
     for step in steps:
@@ -37,7 +37,7 @@ def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: KeptT
     assert sorted(TensorFile(kept.part("run", steps[-1], 1, 3), where="it").infos) == ["adapter/1.up", "adapter/2.up"]
     with pytest.raises(FrameError, match=r"node b keeps blocks \[1, 2\] of run run after step 4 no longer"):
         kept.part("run", steps[0], 1, 3)
-    kept.go_back(steps[1], 1)
+    kept.rewind(steps[1], 1)
     with pytest.raises(FrameError, match="no longer"):
         kept.part("run", steps[2], 0, 1)
 
@@ -47,7 +47,7 @@ def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: KeptT
     [({"run_id": "other"}, FrameError), ({"node": ""}, IntegrityError), ({"run_id": ""}, FrameError)],
 )
 def test_copies_of_nobody_and_of_other_runs_are_refused(
-    kept: KeptTurns, changes: dict[str, str], error: type[RingTuneError]
+    kept: TurnSnapshots, changes: dict[str, str], error: type[RingTuneError]
 ) -> None:
     """Nothing of them is kept."""
     (chunk,) = cut_pieces(FILE, [file_of(0)])
@@ -64,7 +64,7 @@ def test_copies_of_nobody_and_of_other_runs_are_refused(
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("is_head", [False, True])
-def test_copies_from_before_a_recovery_are_refused(kept: KeptTurns, is_head: bool) -> None:
+def test_copies_from_before_a_recovery_are_refused(kept: TurnSnapshots, is_head: bool) -> None:
     """A node that was held for lost goes on for a while; what it trains must not take the place of what counts."""
     servicer, (chunk,) = SnapshotServicer(SnapshotShelf("b"), kept), cut_pieces(FILE, [file_of(0)])
 
@@ -75,7 +75,7 @@ def test_copies_from_before_a_recovery_are_refused(kept: KeptTurns, is_head: boo
         servicer._keep(iter([first]), None)
 
     send(0)
-    kept.go_back(4, 2)
+    kept.rewind(4, 2)
     with pytest.raises(FrameError, match="takes nothing of placement 1 of run run: it went back before placement 2"):
         send(1)
     send(2)
@@ -84,7 +84,7 @@ def test_copies_from_before_a_recovery_are_refused(kept: KeptTurns, is_head: boo
     send(0)
 
 
-def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kept: KeptTurns) -> None:
+def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kept: TurnSnapshots) -> None:
     """A node that sends heads of turns that nobody has done fills no memory."""
     (chunk,) = cut_pieces(FILE, [b"a head"])
     for step in range(4, 4 * 10, 4):
@@ -95,11 +95,11 @@ def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kep
     for step in (32, 36, 40, 44):
         kept.keep("run", step, "b", file_of(0))
     assert [step for step in range(4, 48, 4) if has_head(kept, step)] == [36]
-    kept.go_back(32, 1)
+    kept.rewind(32, 1)
     assert not has_head(kept, 36)
 
 
-def has_head(kept: KeptTurns, step: int) -> bool:
+def has_head(kept: TurnSnapshots, step: int) -> bool:
     """Whether the head after a step is kept."""
     try:
         return bytes(kept.head("run", step)) == b"a head"
@@ -107,24 +107,24 @@ def has_head(kept: KeptTurns, step: int) -> bool:
         return False
 
 
-def test_copies_of_a_checkpoint_are_saved_whenever_they_come(kept: KeptTurns) -> None:
+def test_copies_of_a_checkpoint_are_saved_whenever_they_come(kept: TurnSnapshots) -> None:
     """What is here already at once, what comes later before its sender hears of it; this node's own has a shard."""
-    saved: list[KeptFile] = []
+    saved: list[SnapshotFile] = []
     kept.keep("run", 8, "a", file_of(0))
     kept.keep("run", 8, "b", file_of(2), b"own head")
     kept.save_at(8, saved.append, with_head=False)
-    assert saved == [KeptFile(8, file_of(0), is_head=False)]
+    assert saved == [SnapshotFile(8, file_of(0), is_head=False)]
     kept.keep("run", 8, "c", file_of(3))
     kept.keep("run", 12, "a", file_of(0))
     kept.keep_head("run", 8, b"head")
-    assert saved[1:] == [KeptFile(8, file_of(3), is_head=False), KeptFile(8, b"head", is_head=True)]
+    assert saved[1:] == [SnapshotFile(8, file_of(3), is_head=False), SnapshotFile(8, b"head", is_head=True)]
     kept.save_at(12, saved.append, with_head=True)
-    assert saved[3:] == [KeptFile(12, file_of(0), is_head=False)]
+    assert saved[3:] == [SnapshotFile(12, file_of(0), is_head=False)]
     kept.drop("run")
     assert kept.everything() == ("", ())
 
 
-def test_everything_that_is_kept_is_told_with_its_run(kept: KeptTurns) -> None:
+def test_everything_that_is_kept_is_told_with_its_run(kept: TurnSnapshots) -> None:
     """Files of all nodes, and heads."""
     kept.keep("run", 8, "a", file_of(0))
     kept.keep("run", 8, "b", file_of(2), b"head")

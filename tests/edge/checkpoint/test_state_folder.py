@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from edge.checkpoint.retention import FinishedRun, Kept
-from edge.checkpoint.shard_saver import Saver, ShardAsked, check_shards, open_saver
-from edge.checkpoint.snapshots import KeptFile
+from edge.checkpoint.retention import FinishedRun, RetentionLimits
+from edge.checkpoint.shard_saver import Saver, ShardRequest, check_shards, open_saver
+from edge.checkpoint.snapshots import SnapshotFile
 from edge.checkpoint.state_folder import (
     RunShards,
     SavedParts,
@@ -184,7 +184,7 @@ def test_state_folder_never_drops_a_run_that_can_be_gone_on_with(
         for name in RUNS:
             folder.run(name).write(2, Pieces.of(b"x" * 100), node="a")
         (folder.path / RUNS[3] / "step-4.safetensors.0a.tmp").write_text("torn")
-        folder.drop_old_runs(RUN, Kept(days=0.0, size_bytes=1000))
+        folder.drop_old_runs(RUN, RetentionLimits(days=0.0, size_bytes=1000))
     assert runs_left(tmp_path) == RUNS
     assert [entry.name for entry in (tmp_path / RUNS[3]).iterdir()] == ["step-2.safetensors"]
     assert f"14 runs that never finished keep 1.4 KiB in {tmp_path}, the oldest is {RUNS[0]}" in caplog.text
@@ -199,7 +199,7 @@ def test_state_folder_drops_finished_runs_by_size_oldest_first(tmp_path: Path) -
                 folder.run(name).finish()
                 os.utime(tmp_path / name / "finished", (1e9 + index, 1e9 + index))
         (tmp_path / "lost+found").mkdir()
-        folder.drop_old_runs(RUN, Kept(days=1e9, size_bytes=350))
+        folder.drop_old_runs(RUN, RetentionLimits(days=1e9, size_bytes=350))
     assert runs_left(tmp_path) == sorted(["lost+found", *(RUNS[index] for index in (0, 4, 5, 6, 7))])
 
 
@@ -209,7 +209,7 @@ def test_finished_runs_go_by_age_and_size_but_the_newest_only_by_age() -> None:
     runs = [FinishedRun(name, day * day_s, size) for name, day, size in (("a", 1, 3), ("b", 2, 6), ("c", 3, 5))]
 
     def dropped(days: float, size_bytes: int) -> list[str]:
-        kept = Kept(days=days, size_bytes=size_bytes)
+        kept = RetentionLimits(days=days, size_bytes=size_bytes)
         return sorted(run.run_id for run in kept.to_drop(runs, now_unix_s=3.5 * day_s))
 
     assert dropped(10.0, 14) == []
@@ -224,7 +224,7 @@ def test_finished_runs_go_by_age_and_size_but_the_newest_only_by_age() -> None:
 def test_kept_refuses_less_than_nothing(values: dict[str, Any], option: str) -> None:
     """The option is named."""
     with pytest.raises(UsageError, match=option):
-        Kept(**values)
+        RetentionLimits(**values)
 
 
 def test_saver_of_a_finished_run_marks_it_and_of_one_that_goes_on_takes_the_mark_away(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_saver_of_a_finished_run_marks_it_and_of_one_that_goes_on_takes_the_mark
     saver.close(is_finished=True)
     with StateFolder(tmp_path) as folder:
         assert folder.run(RUN).is_finished()
-    saver = Saver(tmp_path, RUN, PLAN, "a", kept=Kept(days=0.0))
+    saver = Saver(tmp_path, RUN, PLAN, "a", kept=RetentionLimits(days=0.0))
     saver.open()
     saver.close()
     with StateFolder(tmp_path) as folder:
@@ -376,7 +376,7 @@ def test_check_shards_answers_for_each(tmp_path: Path) -> None:
     saver = Saver(tmp_path, RUN, PLAN, "a")
     shard = saver.save(4, FakeModel(), with_head=False)
     saver.close()
-    asked = [ShardAsked(8, shard.sha256), ShardAsked(4, shard.sha256)]
+    asked = [ShardRequest(8, shard.sha256), ShardRequest(4, shard.sha256)]
     problems = check_shards(tmp_path, "a", RUN, asked, timeout_s=1.0)
     assert "has no shard" in problems[0]
     assert problems[1] == ""
@@ -501,18 +501,18 @@ def test_links_and_other_files_are_no_parts(parts: SavedParts, tmp_path: Path) -
 
 def test_turns_of_a_lost_run_are_saved_in_place_of_those_before(tmp_path: Path) -> None:
     """Those of an earlier loss go, but not what is beside a shard of a checkpoint; rows are remembered."""
-    files = [KeptFile(step, file_of(step), is_head=False) for step in (8, 12)]
+    files = [SnapshotFile(step, file_of(step), is_head=False) for step in (8, 12)]
     assert save_turns(
-        tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [*files, KeptFile(12, b"h", is_head=True)], rows="ab"
+        tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [*files, SnapshotFile(12, b"h", is_head=True)], rows="ab"
     ) == (8, 12)
-    later = [KeptFile(16, file_of(5), is_head=False)]
+    later = [SnapshotFile(16, file_of(5), is_head=False)]
     assert save_turns(tmp_path, "c", RUN_OF_PARTS, LATER, later) == (16,)
     with StateFolder(tmp_path) as folder:
         shards = folder.run(RUN_OF_PARTS)
         parts = SavedParts(shards, "c")
         assert parts.found() == (SavedPart(16, LATER, (5,)),) and shards.rows() == "ab"
         shards.write(16, Pieces.of(file_of(5)), node="c")
-    assert save_turns(tmp_path, "c", RUN_OF_PARTS, LATER, [KeptFile(20, file_of(5), is_head=False)]) == (20,)
+    assert save_turns(tmp_path, "c", RUN_OF_PARTS, LATER, [SnapshotFile(20, file_of(5), is_head=False)]) == (20,)
     assert [part.step for part in parts.found()] == [16, 20]
 
 
@@ -523,7 +523,7 @@ def test_full_disk_costs_the_last_turns_and_nothing_else(tmp_path: Path, monkeyp
         raise StorageError("no room")
 
     monkeypatch.setattr(SavedParts, "write", full)
-    assert save_turns(tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [KeptFile(8, file_of(0), is_head=False)]) == ()
+    assert save_turns(tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [SnapshotFile(8, file_of(0), is_head=False)]) == ()
 
 
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "folder", "pipe"])
@@ -563,6 +563,6 @@ def test_link_in_the_place_of_a_runs_folder_is_not_followed(tmp_path: Path) -> N
     with StateFolder(tmp_path / "state") as state:
         (state.path / RUN).symlink_to(elsewhere)
         assert "is damaged" in state.run(RUN).problem(2, shard.sha256, node="a")
-        state.drop_old_runs("r20260101-000000-00000001", Kept(days=0.0))
+        state.drop_old_runs("r20260101-000000-00000001", RetentionLimits(days=0.0))
         state.drop_moments()
     assert {path.name for path in elsewhere.iterdir()} == {"step-2.safetensors", "mine.tmp", "finished"}

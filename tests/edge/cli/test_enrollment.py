@@ -16,7 +16,7 @@ from coordinator.server.server import announcing
 from edge.agent.process import refuse_removed
 from edge.cli import enrollment
 from edge.cli import enrollment as chosen
-from edge.cli.enrollment import choose_trust, find_coordinator, own_name, read_token
+from edge.cli.enrollment import choose_trust, find_coordinator, read_token, resolve_node_name
 from edge.options import AgentOptions, default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
@@ -105,14 +105,14 @@ def test_choosing_a_name_of_the_user_the_token_the_certificate_or_the_host(
 
     def named(name: str = "", trust: Path | None = None, token_file: Path | None = file, **more: Any) -> str:
         asked: dict[str, Any] = {"state": None, "insecure": False} | more
-        return own_name(name, trust, token_file, **asked)[0]
+        return resolve_node_name(name, trust, token_file, **asked)[0]
 
     assert named(token_file=None) == named() == host
     keep(node_trust(default_state("pi")), speaker_of("pi"))
     assert (named(), named(token_file=None), named("b"), named(insecure=True)) == ("pi", "pi", "b", host)
     token = Token(node_party("c"), 7071, HASH, make_secret())
     file.write_text(str(token))
-    assert own_name("", None, file, state=None, insecure=False) == ("c", token)
+    assert resolve_node_name("", None, file, state=None, insecure=False) == ("c", token)
     assert named("b") == "b"
     keep(node_trust(tmp_path / "own"), speaker_of("d"))
     assert named(token_file=None, state=tmp_path / "own") == "d"

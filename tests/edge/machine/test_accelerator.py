@@ -127,7 +127,7 @@ def test_card_without_room_for_a_context_is_an_error_of_capacity(monkeypatch: py
 
 def test_memory_is_given_back_and_peaks_begin_anew_where_the_card_was_used(card: dict[str, Any]) -> None:
     """After measuring, the cache of torch would count as taken when the budget is read."""
-    resources.give_memory_back()
+    resources.release_memory()
     resources.reset_peak()
     assert card == {"emptied": 1, "reset": 1}
 

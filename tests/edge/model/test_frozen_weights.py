@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from edge.model import frozen_weights as held_module
-from edge.model.frozen_weights import FrozenFiles, FrozenMatrix, Held, Room, mm_into, rounded_to_int8
+from edge.model.frozen_weights import CompactMatrix, FrozenFiles, FrozenMatrix, WideningBuffer, mm_into, rounded_to_int8
 from edge.model.tensor_files import SafetensorsFiles
 from edge.runtime.executor import NodeExecutor
 from edge.techniques.activation_checkpointing import saved_tensors
@@ -34,11 +34,11 @@ ROWS, COLUMNS = 48, 32
 WAYS = [(dtype, native) for dtype in ("bfloat16", "int8") for native in (False, True)]
 
 
-def make(dtype: str, *, native: bool = False, room: Room | None = None) -> FrozenMatrix:
+def make(dtype: str, *, native: bool = False, room: WideningBuffer | None = None) -> FrozenMatrix:
     """A matrix of random numbers, rounded."""
     numbers = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
     found = (numbers.bfloat16(), None) if dtype == "bfloat16" else rounded_to_int8(numbers)
-    return FrozenMatrix.of(Held(*found, native=native, room=room or Room()))
+    return FrozenMatrix.of(CompactMatrix(*found, native=native, room=room or WideningBuffer()))
 
 
 def linear(matrix: torch.Tensor) -> nn.Linear:
@@ -74,12 +74,12 @@ def test_matrix_that_is_too_large_is_multiplied_in_parts(
     monkeypatch: pytest.MonkeyPatch, dtype: str, native: bool
 ) -> None:
     """Rows that fit the room at a time, forwards and backwards; the room holds no more."""
-    room, x = Room(), torch.randn(7, COLUMNS)
+    room, x = WideningBuffer(), torch.randn(7, COLUMNS)
     matrix = make(dtype, native=native, room=room)
     whole = forward_and_backward(linear(matrix), x)
     room.__init__()  # type: ignore[misc]
     most = 5 * COLUMNS * 4
-    monkeypatch.setattr(held_module, "MOST_WIDENED_BYTES", most)
+    monkeypatch.setattr(held_module, "MAX_WIDENED_BYTES", most)
     for got, want in zip(forward_and_backward(linear(matrix), x), whole, strict=True):
         assert float((got - want).norm() / want.norm()) < (0.01 if native else 1e-6)
     assert room.held_bytes == (0 if (dtype, native) == ("bfloat16", True) else most)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge.data.tokens import IGNORED, Batch
 from edge.model import heads
 from edge.model.heads import CausalLanguageModel, HeadCounts, token_loss
-from ringtune.costs.memory_sizes import MOST_LOGIT_BYTES
+from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
 EXACT = 1e-9
@@ -83,7 +83,7 @@ def test_chunks_give_the_loss_and_gradient_of_all_logits(monkeypatch: pytest.Mon
     weight = torch.randn(VOCAB, WIDTH, dtype=torch.float64, generator=generator)
     whole, whole_grad = computed(hidden, weight, a_batch())
     monkeypatch.setattr(heads, "logits_fit", lambda *_: False)
-    monkeypatch.setattr(heads, "MOST_LOGIT_BYTES", chunk * VOCAB * 8)
+    monkeypatch.setattr(heads, "MAX_LOGIT_BYTES", chunk * VOCAB * 8)
     parts, parts_grad = computed(hidden, weight, a_batch())
     assert float(parts.loss_sum.detach()) == pytest.approx(float(whole.loss_sum.detach()), abs=EXACT)
     assert torch.allclose(parts_grad, whole_grad, rtol=0.0, atol=EXACT)
@@ -168,7 +168,7 @@ def test_logits_of_a_large_vocabulary_are_never_there_at_once() -> None:
     hidden, weight = torch.randn(4, 128, WIDTH), torch.randn(vocabulary, WIDTH)
     with LogitBytes(vocabulary) as seen:
         computed(hidden, weight, batch)
-    assert MOST_LOGIT_BYTES // 2 < seen.peak_bytes <= MOST_LOGIT_BYTES
+    assert MAX_LOGIT_BYTES // 2 < seen.peak_bytes <= MAX_LOGIT_BYTES
 
 
 def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from edge.techniques.offload.helper import AdapterModules
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Job, job_of_user, result_of_user
 from ringtune.models.result_files import block_of
-from ringtune.schedule.course import COLLABORATION, Manner
+from ringtune.schedule.course import COLLABORATION, HelperSettings
 from ringtune.schedule.run_shape import Owner
 from ringtune.techniques.offload import helped
 from tests.support import offload
@@ -67,7 +67,7 @@ def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
         private_blocks=private,
     )
     plan = changed(plan, owners=owners)
-    plan = helped(plan, {"anna": "z"}, Manner(users=COLLABORATION, merged=True))
+    plan = helped(plan, {"anna": "z"}, HelperSettings(users=COLLABORATION, merged=True))
     (folder / "plan.json").write_text(json.dumps(plan.to_json()))
     skeleton = build_skeleton(Path(job.model.path), job)
     blocks = range(offload.NUM_BLOCKS)

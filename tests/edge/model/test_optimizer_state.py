@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from edge.model import optimizers as optimizers_module
-from edge.model.optimizer_state import OnDisk, Prefetcher, require_room
+from edge.model.optimizer_state import DiskStateStore, Prefetcher, require_room
 from edge.model.optimizers import UnitOptimizers
 from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import IntegrityError, StorageError
@@ -50,12 +50,12 @@ def step(optimizers: UnitOptimizers, units: Units, unit: int, *, leave_out: str 
             parameter.grad = parameter.detach().cos()
     optimizers.prefetch([unit])
     optimizers.update([unit], 0.1)
-    optimizers.put_away([unit])
+    optimizers.evict_state([unit])
 
 
 def on_disk(folder: Path, units: Units, name: str = "adamw") -> UnitOptimizers:
     """Optimizers whose state rests in a folder."""
-    return UnitOptimizers(Train(optimizer=name, weight_decay=0.01), units, OnDisk(folder, name, OF))
+    return UnitOptimizers(Train(optimizer=name, weight_decay=0.01), units, DiskStateStore(folder, name, OF))
 
 
 def mapped(folder: Path) -> bool:
@@ -194,7 +194,7 @@ def damage(path: Path) -> None:
 def exchange(path: Path) -> None:
     """Put the file of another run there."""
     folder, units = path.parent / "other", make_units()
-    other = UnitOptimizers(Train(), units, OnDisk(folder, "adamw", {"run": "run-2", "node": "a"}))
+    other = UnitOptimizers(Train(), units, DiskStateStore(folder, "adamw", {"run": "run-2", "node": "a"}))
     step(other, units, 0)
     path.write_bytes((folder / path.name).read_bytes())
 
@@ -246,7 +246,7 @@ def test_state_that_has_no_room_is_refused_with_both_numbers(tmp_path: Path, mon
     """All units of the node count, to the byte."""
     units = make_units()
     optimizers = UnitOptimizers(Train(), units)
-    disk = OnDisk(tmp_path / "moments", "adamw", OF)
+    disk = DiskStateStore(tmp_path / "moments", "adamw", OF)
     needed = sum(disk.file_bytes(unit, parameters) for unit, parameters in units.items())
     sizes = SimpleNamespace(free=needed)
     monkeypatch.setattr("shutil.disk_usage", lambda _: sizes)
@@ -263,7 +263,7 @@ def test_state_that_has_no_room_is_refused_with_both_numbers(tmp_path: Path, mon
 def test_state_takes_its_room_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others write meanwhile takes nothing of it; a unit has no state before its update."""
     units, others = make_units(), make_units()
-    keeper = OnDisk(tmp_path / "moments", "adamw", OF)
+    keeper = DiskStateStore(tmp_path / "moments", "adamw", OF)
     disk, memory = UnitOptimizers(Train(), units, keeper), UnitOptimizers(Train(), others)
     keeper.reserve(units)
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "moments").iterdir()}

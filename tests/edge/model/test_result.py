@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.run.collect import Wanted, check_parts
+from coordinator.run.collect import ExpectedResult, check_parts
 from edge.model.heads import task_of
 from edge.model.result import result_files, users_files
 from edge.model.skeleton import ADAPTER, build_skeleton
@@ -237,7 +237,7 @@ def test_adapters_and_own_weights_of_every_family_pass(tmp_path: Path, model_typ
                 "a": _part(folder, job, [0], is_owner=False),
                 "b": _part(folder, job, [1], is_owner=True),
             }
-            wanted = Wanted(job, PLAN, model_facts(folder, job), "b")
+            wanted = ExpectedResult(job, PLAN, model_facts(folder, job), "b")
             check_parts(files, wanted)
             for node, own in files.items():
                 assert sum(content.size_bytes for content in own.values()) < wanted.most_bytes(node)
@@ -253,7 +253,7 @@ def test_whole_models_of_every_family_pass(tmp_path: Path, model_type: str, dtyp
         job = _job(folder, task, "", dtype, "hift")
         files = whole_models.parts(folder, task, dtype=dtype)
         plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], labels=labels_of(task))
-        wanted = Wanted(job, plan, model_facts(folder, job), "b")
+        wanted = ExpectedResult(job, plan, model_facts(folder, job), "b")
         check_parts(files, wanted)
         for node, own in files.items():
             assert sum(content.size_bytes for content in own.values()) < wanted.most_bytes(node)

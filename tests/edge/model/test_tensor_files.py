@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from edge.machine.resources import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
+from edge.machine.resources import peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.tensor_files import (
     TORCH_DTYPES,
     SafetensorsFiles,
@@ -156,7 +156,7 @@ def test_tensor_is_read_as_it_is_converted(folder: Path, dtype: torch.dtype | No
 def test_tensor_that_is_read_whole_is_resident_once(tmp_path: Path) -> None:
     """A file in bfloat16 of 64 MiB becomes 128 MiB in float32: its mapped pages, 64 MiB more, are not there."""
     save_file({"w": torch.zeros(32 * MIB, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
-    give_memory_back()
+    release_memory()
     reset_peak()
     before = rss_bytes()
     with SafetensorsFiles(tmp_path) as files:

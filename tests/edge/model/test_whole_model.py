@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edge.model.result import load_saved, model_tensors, own_head
+from edge.model.result import architecture_head, load_saved, model_tensors
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
@@ -58,7 +58,7 @@ def test_whole_model_loads_with_nothing_of_ours(tmp_path: Path, model_type: str,
         assert problems(info) == ([], [])
     untrained = whole.whole(base, task, trained=False)
     assert float((outputs(untrained, inputs) - wanted).abs().max()) > 1e-3
-    form = own_head(model_type, task)
+    form = architecture_head(model_type, task)
     if not is_plugged(model_type):
         with_head = AutoAdapterModel.from_pretrained(str(folder))
         assert float((outputs(with_head, inputs) - wanted).abs().max()) <= 1e-5

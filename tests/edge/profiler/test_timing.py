@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.profiler.timing import LEAST_TIMINGS, MOST_TIMINGS, CpuClock, Laps, Spread, Timer, window_of
+from edge.profiler.timing import MAX_TIMINGS, MIN_TIMINGS, CpuClock, Laps, Quartiles, Timer, window_of
 from ringtune.costs.profile import Work
 from ringtune.machine.resources import CpuQuota
 
@@ -38,7 +38,7 @@ class ThrottledClock:
         return self.now_s
 
 
-def measure(clock: ThrottledClock, seconds: float, *, window_s: float, budget_s: float = 100.0) -> Spread:
+def measure(clock: ThrottledClock, seconds: float, *, window_s: float, budget_s: float = 100.0) -> Quartiles:
     """Time a work of so many processor seconds."""
     timer = Timer(window_s=window_s, clock=clock)
     cycle = lambda laps: laps.lap(Work.FORWARD, lambda: clock.compute(seconds))  # noqa: E731
@@ -68,8 +68,8 @@ def test_timing_of_one_piece_of_work_would_miss_the_quota() -> None:
 
 def test_timing_gives_median_and_quartiles_of_windows() -> None:
     """Of five windows the middle one, the second and the fourth."""
-    spread = Spread.of([5.0, 1.0, 4.0, 2.0, 3.0])
-    assert spread == Spread(3.0, 2.0, 4.0, 5)
+    spread = Quartiles.of([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert spread == Quartiles(3.0, 2.0, 4.0, 5)
     point = spread.at(Work.HEAD, 2, 8)
     assert (point.work, point.size, point.median_s, point.low_s, point.high_s, point.samples) == (
         "head",
@@ -79,15 +79,15 @@ def test_timing_gives_median_and_quartiles_of_windows() -> None:
         4.0,
         5,
     )
-    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
+    assert Quartiles.of([7.0]) == Quartiles(7.0, 7.0, 7.0, 1)
 
 
 def test_timing_keeps_to_its_budget_and_takes_three_at_least() -> None:
     """A slow board gets few timings, a fast one as many as are worth it."""
     slow, fast = ThrottledClock(), ThrottledClock()
-    assert measure(slow, 2.0, window_s=0.02, budget_s=1.0).samples == LEAST_TIMINGS
-    assert slow.now_s == pytest.approx(2.0 * (LEAST_TIMINGS + 1))
-    assert measure(fast, 0.001, window_s=0.02, budget_s=1.0).samples == MOST_TIMINGS
+    assert measure(slow, 2.0, window_s=0.02, budget_s=1.0).samples == MIN_TIMINGS
+    assert slow.now_s == pytest.approx(2.0 * (MIN_TIMINGS + 1))
+    assert measure(fast, 0.001, window_s=0.02, budget_s=1.0).samples == MAX_TIMINGS
 
 
 def test_laps_divide_by_how_often_the_work_was_done_and_wait_for_the_device() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.costs.memory_sizes import MOST_LOGIT_BYTES, logits_peak_bytes
+from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_peak_bytes
 from tests.support.head_memory import ROWS, TOKENS, VOCAB, WIDTH, make_batch, make_parts
 
 
@@ -18,7 +18,7 @@ from tests.support.head_memory import ROWS, TOKENS, VOCAB, WIDTH, make_batch, ma
 def test_decoder_head_holds_as_many_logits_as_the_estimate_says() -> None:
     """Forward and backward of a micro-batch hold one chunk of logits, not the 65 MB of all, and no copy of it."""
     estimate = logits_peak_bytes(ROWS * TOKENS, VOCAB, 4)
-    assert estimate == MOST_LOGIT_BYTES
+    assert estimate == MAX_LOGIT_BYTES
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.head_memory"], capture_output=True, text=True, timeout=240, check=True
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edge.data.tokens import load_tokenizer
-from edge.runtime.inference import Sampling, WholeModel, ends_of_text, go_on, main, unused_settings
+from edge.runtime.inference import Sampling, WholeModel, ends_of_text, generate_tokens, main, unused_settings
 from ringtune.errors import ModelError
 from ringtune.job.job import load_job
 from tests.support.tiny_families import write_family
@@ -38,8 +38,8 @@ def one_more(ids: Sequence[int]) -> torch.Tensor:
 def test_generating_takes_the_likeliest_token_until_a_text_ends() -> None:
     """Greedy: 3 goes on with 4, 5, and 6 ends it; or the number of tokens does."""
     how = Sampling(max_new_tokens=5)
-    assert go_on([3], one_more, how, ends=(6,), longest=9) == [4, 5]
-    assert go_on([3], one_more, how, ends=(), longest=9) == [4, 5, 6, 7, 8]
+    assert generate_tokens([3], one_more, how, ends=(6,), longest=9) == [4, 5]
+    assert generate_tokens([3], one_more, how, ends=(), longest=9) == [4, 5, 6, 7, 8]
 
 
 def test_generating_leaves_out_the_beginning_of_a_prompt_that_is_too_long() -> None:
@@ -50,18 +50,18 @@ def test_generating_leaves_out_the_beginning_of_a_prompt_that_is_too_long() -> N
         seen.append(list(ids))
         return one_more(ids)
 
-    go_on([1, 2, 3, 4], look, Sampling(max_new_tokens=2), ends=(), longest=3)
+    generate_tokens([1, 2, 3, 4], look, Sampling(max_new_tokens=2), ends=(), longest=3)
     assert seen == [[2, 3, 4], [3, 4, 5]]
 
 
 def test_generating_draws_by_seed_and_row() -> None:
     """The same seed and row draw the same, others draw others; draws are not all the likeliest."""
     warm = Sampling(max_new_tokens=40, temperature=1.0, seed=3)
-    first, again = (go_on([3], one_more, warm, ends=(), longest=9, row=1) for _ in range(2))
+    first, again = (generate_tokens([3], one_more, warm, ends=(), longest=9, row=1) for _ in range(2))
     assert first == again
-    assert first != go_on([3], one_more, warm, ends=(), longest=9, row=2)
-    assert first != go_on([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
-    assert first != go_on([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
+    assert first != generate_tokens([3], one_more, warm, ends=(), longest=9, row=2)
+    assert first != generate_tokens([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
+    assert first != generate_tokens([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma2", "gemma3_text", "smollm3"])

@@ -15,7 +15,7 @@ import pytest
 
 from edge.checkpoint.shard_saver import Saver
 from edge.runtime import reporter as rp
-from edge.runtime.loop import CopyWatch, ShardSink
+from edge.runtime.loop import CopyMonitor, ShardSink
 from edge.runtime.reporter import CopyCompared, record_line
 from ringtune.engine.events import Handled, Span
 from ringtune.errors import DeadlineError, ModelError, PeerLostError, StorageError
@@ -487,7 +487,7 @@ def updates(plan: Plan, turn: Turn, node: str) -> list[Action]:
 def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None:
     """Of two updates of the embedding in a turn the second counts; updates of the next turn change nothing of it."""
     version = {"value": ""}
-    watch = CopyWatch(PLAN_OF_COPIES, "c", lambda unit, _: f"{unit} {version['value']}")
+    watch = CopyMonitor(PLAN_OF_COPIES, "c", lambda unit, _: f"{unit} {version['value']}")
     for turn in TURNS[:2]:
         watch.expect(turn)
     for action in [*updates(PLAN_OF_COPIES, TURNS[0], "c"), *updates(PLAN_OF_COPIES, TURNS[1], "c")]:
@@ -503,8 +503,8 @@ def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None
 
 def test_copy_watch_of_a_node_without_data_takes_none() -> None:
     """A host has no copies; other actions of the same item are not taken for updates."""
-    watch = CopyWatch(PLAN_OF_COPIES, "b", lambda *_: "x")
-    owner = CopyWatch(PLAN_OF_COPIES, "a", lambda *_: "x")
+    watch = CopyMonitor(PLAN_OF_COPIES, "b", lambda *_: "x")
+    owner = CopyMonitor(PLAN_OF_COPIES, "a", lambda *_: "x")
     for each in (watch, owner):
         each.expect(TURNS[0])
     for action in updates(PLAN_OF_COPIES, TURNS[0], "b"):

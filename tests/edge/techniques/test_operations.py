@@ -340,7 +340,7 @@ def test_scores_are_read_once_for_each_backward(inputs: Any, subnets: int, monke
     case = Case(folder=inputs("bert"), microbatches=2)
     hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, subnets))
     turn = score_turn(hand.plan, "a")
-    reads, reduce, tolist = [0], operations.Scoring.reduce, torch.Tensor.tolist
+    reads, reduce, tolist = [0], operations.ScoreCollector.reduce, torch.Tensor.tolist
     during: list[int] = []
 
     def count(tensor: torch.Tensor) -> Any:
@@ -350,7 +350,7 @@ def test_scores_are_read_once_for_each_backward(inputs: Any, subnets: int, monke
     def refuse(tensor: torch.Tensor) -> Any:
         raise AssertionError(f"one number was read by itself: {tensor.shape}")
 
-    def watched(own: operations.Scoring, item: Item, action: Any) -> None:
+    def watched(own: operations.ScoreCollector, item: Item, action: Any) -> None:
         before = reads[0]
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "tolist", count)
@@ -359,7 +359,7 @@ def test_scores_are_read_once_for_each_backward(inputs: Any, subnets: int, monke
             reduce(own, item, action)
         during.append(reads[0] - before)
 
-    monkeypatch.setattr(operations.Scoring, "reduce", watched)
+    monkeypatch.setattr(operations.ScoreCollector, "reduce", watched)
     hooked = operations._reduce
 
     def alone(*arguments: Any) -> None:

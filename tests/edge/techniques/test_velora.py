@@ -15,7 +15,7 @@ from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
-from edge.techniques.velora import Projections, Used, Vectors, project, projected_linear, subtokens
+from edge.techniques.velora import Projections, Vectors, VectorsByLayer, project, projected_linear, subtokens
 from ringtune.errors import IntegrityError, JobError
 from ringtune.job.job import parse_job
 from ringtune.models.families import FAMILIES
@@ -181,7 +181,7 @@ def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float) -> torch
     runner = BlockRunner(skeleton, dropout=dropout, seed=0)
     x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)
     mask = torch.ones(ROWS, TOKENS, dtype=torch.int64)
-    used: Used = {}
+    used: VectorsByLayer = {}
     around = None
     if velora is not None:
         projections = projections_of(skeleton, velora)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.transport import frames, tensors
-from edge.transport.frames import Assembler, Fed
+from edge.transport.frames import Assembler, FeedResult
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.storage.pieces import Pieces
@@ -44,7 +44,7 @@ def _blob(data: bytes, seq: int = 0, chunk_bytes: int = frames.CHUNK_BYTES) -> l
     return list(frames.messages(header, (memoryview(data),), chunk_bytes))
 
 
-def _data(fed: Fed) -> bytes | None:
+def _data(fed: FeedResult) -> bytes | None:
     return None if fed.received is None else bytes(fed.received.blob)
 
 
@@ -103,7 +103,7 @@ def test_frames_cut_short_are_dropped_and_the_next_is_taken() -> None:
     gate = Gate()
     assembler = gate.assembler()
     first, *_ = _blob(b"x" * 100, seq=1, chunk_bytes=60)
-    assert assembler.feed(first) == Fed()
+    assert assembler.feed(first) == FeedResult()
     fed = assembler.feed(_blob(b"whole", seq=2)[0])
     assert "ended after 60 of 100 bytes" in str(fed.error)
     assert _data(fed) == b"whole"
@@ -116,9 +116,9 @@ def test_frames_with_too_many_bytes_are_dropped() -> None:
     assembler = gate.assembler()
     first, _ = _blob(b"x" * 100, seq=1, chunk_bytes=60)
     more = frames.pack(None, (memoryview(b"x" * 41),))
-    assert assembler.feed(first) == Fed()
+    assert assembler.feed(first) == FeedResult()
     assert "more than its 100 bytes" in str(assembler.feed(more).error)
-    assert assembler.feed(more) == Fed()
+    assert assembler.feed(more) == FeedResult()
     assert gate.revoked == [1]
     assert _data(assembler.feed(_blob(b"good")[0])) == b"good"
 
@@ -173,13 +173,13 @@ def test_frames_assembler_survives_any_bytes(data: st.DataObject) -> None:
     assert _data(assembler.feed(_blob(b"good")[0])) == b"good"
 
 
-def _feed_small(assembler: Assembler, message: bytes) -> Fed:
+def _feed_small(assembler: Assembler, message: bytes) -> FeedResult:
     """Feed, unless the damage made the claimed size large: the gate's business, not the assembler's."""
     try:
         header, _ = frames.unpack(message)
     except FrameError:
         return assembler.feed(message)
-    return Fed() if header is not None and header.payload_bytes > 10_000 else assembler.feed(message)
+    return FeedResult() if header is not None and header.payload_bytes > 10_000 else assembler.feed(message)
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**21, 2**31 + 5])
@@ -194,6 +194,6 @@ def test_frames_describe_what_they_carry() -> None:
     """A refusal names kind, item, micro-batch, block and source."""
     encoded = tensors.encode(torch.zeros(1, 1, 1), None, "float32")
     header = frames.tensor_header(hello(), TensorKey(Payload.GRAD, 12, 3, 4), encoded)
-    assert frames.in_words(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
+    assert frames.as_text(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
     head = frames.blob_header(hello(), Payload.HEAD, 2, Pieces.of(b""))
-    assert frames.in_words(head) == "the head for turn 2 from node a"
+    assert frames.as_text(head) == "the head for turn 2 from node a"

@@ -73,10 +73,8 @@ def test_parcel_header_has_its_key(key: TensorKey) -> None:
 def test_parcels_are_named_in_words() -> None:
     """With what is needed to find them in a table."""
     of = helped()
-    assert (
-        frames.in_words(header(of, "a", pairs(3, 1, 0))) == "the pairs of item 3, micro-batch 1, block 0, from node a"
-    )
-    assert frames.in_words(header(of, "z", weights(3, 0))) == "the updated weights of item 3, block 0, from node z"
+    assert frames.as_text(header(of, "a", pairs(3, 1, 0))) == "the pairs of item 3, micro-batch 1, block 0, from node a"
+    assert frames.as_text(header(of, "z", weights(3, 0))) == "the updated weights of item 3, block 0, from node z"
 
 
 def test_parcels_arrive_with_key_and_bytes() -> None:

@@ -81,7 +81,7 @@ def test_server_without_a_run_refuses_after_its_wait() -> None:
 
 def test_silent_links_keep_no_other_link_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more links without HELLO than may wait the oldest ends; a link that speaks is welcome at once."""
-    monkeypatch.setattr(ring_server, "_MOST_WAITING", 3)
+    monkeypatch.setattr(ring_server, "_MAX_WAITING", 3)
     with receiver(expectation()) as node, contextlib.ExitStack() as stack:
         ended = threading.Semaphore(0)
         for _ in range(12):

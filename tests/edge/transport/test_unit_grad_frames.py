@@ -38,8 +38,8 @@ def test_unit_grad_header_has_the_key_of_its_unit() -> None:
     of = hift_plan()
     assert frames.key_of(header(of, 3, EMBEDDING)) == TensorKey(Payload.UNIT_GRAD, 3, -1, EMBEDDING)
     assert frames.key_of(header(of, 2, HEAD)) == TensorKey(Payload.UNIT_GRAD, 2, -1, HEAD)
-    assert frames.in_words(header(of, 3, EMBEDDING)) == "the gradient of the embedding for item 3 from node c"
-    assert frames.in_words(header(of, 2, HEAD)) == "the gradient of the head for item 2 from node c"
+    assert frames.as_text(header(of, 3, EMBEDDING)) == "the gradient of the embedding for item 3 from node c"
+    assert frames.as_text(header(of, 2, HEAD)) == "the gradient of the head for item 2 from node c"
 
 
 def test_unit_grad_arrives_with_item_unit_and_bytes() -> None:

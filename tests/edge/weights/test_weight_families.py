@@ -12,8 +12,8 @@ import torch
 
 from edge.model.tensor_files import SafetensorsFiles
 from edge.options import AgentOptions
-from edge.runtime.node_model import Hosted, host
-from edge.weights.weight_fetch import Borrower
+from edge.runtime.node_model import HostedModel, host
+from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import ModelError
 from ringtune.job.job import Job, Model
 from ringtune.models.families import FAMILIES
@@ -35,7 +35,7 @@ def job_of(model_type: str) -> Job:
     return job.with_overrides({"train.max_length": IMAGE_TOKENS if model_type == "vit" else 16})
 
 
-def built(plan: Plan, node: str, job: Job, folder: Path) -> Hosted:
+def built(plan: Plan, node: str, job: Job, folder: Path) -> HostedModel:
     """What a node hosts, from a folder."""
     dataset: Any = None
     if plan.owner(node) is not None:
@@ -80,7 +80,7 @@ def test_weights_of_a_family_are_those_that_are_read(
                 cache=tmp_path / f"cache-{node}",
                 data=tmp_path if node == "a" else None,
             )
-            borrower = Borrower(options, list)
+            borrower = ModelFetcher(options, list)
             borrower.for_planning(RUN, job, timeout_s=TIMEOUT_S)
             cache = Path(borrower.for_run(RUN, job, plan, timeout_s=TIMEOUT_S).model.path)
             wanted = built(plan, node, job, folder)

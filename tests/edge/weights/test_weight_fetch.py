@@ -20,7 +20,7 @@ from edge.runtime.node_model import host
 from edge.techniques.offload.sites import adapter_weights
 from edge.weights import weight_fetch
 from edge.weights.weight_cache import CheckedFile, ModelCache
-from edge.weights.weight_fetch import Borrower, Sources, Wanted, Watch
+from edge.weights.weight_fetch import IdleWatchdog, ModelFetcher, PendingFetch, Sources
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import (
     ConnectionFailedError,
@@ -240,11 +240,11 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
         cache = ModelCache(tmp_path / "cache", manifest, "m")
         tensors = slice_of(folder, manifest, 0)
 
-        def watch(call: Any, who: Wanted, *, idle_s: float) -> Watch:
+        def watch(call: Any, who: PendingFetch, *, idle_s: float) -> IdleWatchdog:
             wait_until(lambda: liar.asked > 0)  # however long the machine takes to serve the first call
-            return Watch(call, who, idle_s=next(idle_times, idle_s))
+            return IdleWatchdog(call, who, idle_s=next(idle_times, idle_s))
 
-        monkeypatch.setattr(weight_fetch, "Watch", watch)
+        monkeypatch.setattr(weight_fetch, "IdleWatchdog", watch)
         came = sources.fetch(missing_in(cache, tensors), wanted(timeout_s=3600.0, idle_s=3600.0))
     assert came == sum(tensor.nbytes for tensor in tensors)
     assert liar.asked == 1
@@ -352,7 +352,7 @@ class Node:
         self.cache = cache
         self.found: list[str] = []
         settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name=name, cache=cache, **options)
-        self.borrower = Borrower(settings, lambda: self.found)
+        self.borrower = ModelFetcher(settings, lambda: self.found)
         self.offers = self.borrower.offers
 
     def outline(self, job: Job = JOB, *, run_id: str = RUN) -> Path:

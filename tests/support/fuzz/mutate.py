@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tests.support.fuzz.reader import Reader
 
-MOST_BYTES: Final = 1 << 16
+MAX_BYTES: Final = 1 << 16
 
 HOSTILE: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, 1, 2, 3, 1 << 20, 1 << 31, 1 << 62, 1 << 63, 10**19, 10**400, -(10**400), 0.5, -0.5),
@@ -25,13 +25,13 @@ def mutated(reader: Reader, data: bytes, rng: random.Random) -> bytes:
     """Change an input; what is JSON stays JSON more often than not."""
     if reader.is_json and rng.random() < 0.8:
         try:
-            return _changed_json(reader, json.loads(data), rng)[:MOST_BYTES]
+            return _changed_json(reader, json.loads(data), rng)[:MAX_BYTES]
         except (ValueError, RecursionError):
-            return _changed_json(reader, json.loads(rng.choice(reader.seeds)), rng)[:MOST_BYTES]
+            return _changed_json(reader, json.loads(rng.choice(reader.seeds)), rng)[:MAX_BYTES]
     content = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         _change_bytes(content, reader, rng)
-    return bytes(content[:MOST_BYTES])
+    return bytes(content[:MAX_BYTES])
 
 
 def _changed_json(reader: Reader, value: Any, rng: random.Random) -> bytes:

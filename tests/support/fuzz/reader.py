@@ -12,11 +12,11 @@ from typing import Final
 
 from ringtune.errors import RingTuneError
 
-MOST_S: Final = 1.0
-MOST_BYTES: Final = 64 << 20
+MAX_S: Final = 1.0
+MAX_BYTES: Final = 64 << 20
 """What a call may make this process grow by; an input has some kilobytes."""
 
-MOST_TEXT: Final = 16_000
+MAX_TEXT: Final = 16_000
 _FRAME: Final = re.compile(r"/(?:proto|edge|coordinator|sim)/.*")
 
 
@@ -47,14 +47,14 @@ def problem_of(reader: Reader, data: bytes) -> str:
     try:
         reader.read(data)
     except RingTuneError as error:
-        if len(str(error)) > MOST_TEXT:
+        if len(str(error)) > MAX_TEXT:
             problem = f"an error text of {len(str(error)):,} characters"
     except Exception as error:
         problem = f"{type(error).__name__} at {_place(error)}"
-    if not problem and time.thread_time() - began_s > MOST_S:
-        problem = f"more than {MOST_S:g} s of a processor"
-    if not problem and _peak_bytes() - before > MOST_BYTES:
-        problem = f"more than {MOST_BYTES >> 20} MiB"
+    if not problem and time.thread_time() - began_s > MAX_S:
+        problem = f"more than {MAX_S:g} s of a processor"
+    if not problem and _peak_bytes() - before > MAX_BYTES:
+        problem = f"more than {MAX_BYTES >> 20} MiB"
     return f"{reader.name}: {problem}" if problem else ""
 
 

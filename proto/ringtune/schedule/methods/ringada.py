@@ -64,7 +64,7 @@ class RingAda(Method):
         if step < 0:
             return 0
         if self.every_steps:
-            return min(most_depth(extent), 1 + step // self.every_steps)
+            return min(max_depth(extent), 1 + step // self.every_steps)
         return 1 + bisect.bisect_right(self.at, step)
 
     def trained(self, extent: Extent, step: int) -> Units:
@@ -83,7 +83,7 @@ class RingAda(Method):
     def _first_step(self, extent: Extent, block: int) -> int | None:
         """The first step at which ``block`` trains; None if it never does."""
         needed = extent.num_blocks - block
-        if not 1 <= needed <= most_depth(extent):
+        if not 1 <= needed <= max_depth(extent):
             return None
         if needed == 1:
             return 0
@@ -120,7 +120,7 @@ class RingAda(Method):
         length = extent.local_iterations
         turns = max(1, -(-self.auto.patience_steps // length))  # of the patience
         first, every = len(extent.owners) - 1 + turns + TURNS_AHEAD, turns - 1 + TURNS_AHEAD
-        steps = range(first * length, extent.num_steps, every * length)[: most_depth(extent) - 1]
+        steps = range(first * length, extent.num_steps, every * length)[: max_depth(extent) - 1]
         return self.decided(tuple(steps)) if steps else self
 
     def expected(self) -> Method:
@@ -147,7 +147,7 @@ class RingAda(Method):
         Raises:
             PlanError: there are too many steps.
         """
-        most = most_depth(extent) - 1
+        most = max_depth(extent) - 1
         if len(self.at) > most:
             frozen = f", {extent.frozen_blocks} of them frozen," if extent.frozen_blocks else ""
             raise PlanError(
@@ -156,6 +156,6 @@ class RingAda(Method):
             )
 
 
-def most_depth(extent: Extent) -> int:
+def max_depth(extent: Extent) -> int:
     """How many blocks can ever train."""
     return extent.num_blocks - extent.frozen_blocks
