@@ -1,8 +1,8 @@
 """The numeric libraries of an agent: loaded while it is idle, with limited threads, used on one thread.
 
 Two things make the first run of an agent slow and its slice look large. ``transformers`` loads whatever it finds
-installed beside it (scikit-learn, scipy, torchvision, accelerate and others: seconds and tens of megabytes that no
-slice uses), and the code of torch's kernels is read from the disk page by page when a kernel runs for the first time.
+installed beside it, and torch's compiler and distributed tensors (seconds and a hundred megabytes that no slice uses),
+and the code of torch's kernels is read from the disk page by page when a kernel runs for the first time.
 
 All torch work of an agent runs on one thread: thread pools and allocator arenas then exist once, and the order of the
 work is the order of the queue.
@@ -10,17 +10,19 @@ work is the order of the queue.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
+from edge.machine.deferred import defer_compiler
 from ringtune.errors import DeadlineError, InterruptedRunError, UsageError
 from ringtune.hints import hint_to_install
 
@@ -57,10 +59,27 @@ def require_libraries() -> None:
 
 def load_libraries() -> None:
     """Import the modules of a run, which takes half of the time of its preparation; build nothing yet."""
-    _hide_needless()
-    for module in NEEDED:
-        importlib.import_module(module)
-    from adapters import AutoAdapterModel  # noqa: F401 - a lazy module that has to be asked for
+    defer_compiler()
+    with _no_process_groups():
+        _hide_needless()
+        for module in NEEDED:
+            importlib.import_module(module)
+        from adapters import AutoAdapterModel  # noqa: F401 - a lazy module that has to be asked for
+
+
+@contextlib.contextmanager
+def _no_process_groups() -> Iterator[None]:
+    """Tell ``transformers`` that torch has no process groups, for which it would load torch's distributed tensors.
+
+    Nodes talk over gRPC. Source: transformers 4.57, ``model_debugging_utils.py``, ``modeling_utils.py``.
+    """
+    distributed: Any = importlib.import_module("torch.distributed")
+    is_available = distributed.is_available
+    distributed.is_available = lambda: False
+    try:
+        yield
+    finally:
+        distributed.is_available = is_available
 
 
 def _hide_needless() -> None:

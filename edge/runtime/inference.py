@@ -27,6 +27,7 @@ from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, Text, check_ids, load_tokenizer
+from edge.machine.libraries import load_libraries
 from edge.model.heads import head_output, task_of
 from edge.model.result import load_saved
 from edge.model.skeleton import build_skeleton
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     try:
-        for line in predictions(load_job(given.job), given):
+        job = load_job(given.job)
+        load_libraries()
+        for line in predictions(job, given):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
     except BrokenPipeError:

@@ -204,8 +204,8 @@ def test_start_checks_refuse_a_memory_limit_below_what_the_libraries_take() -> N
     """Both figures and exit code 6, before it joins: the kernel would kill it while it loads them."""
     check_memory([])
     check_memory([MemoryLimit(limit_bytes=1 << 30, used_bytes=1 << 29)])
-    with pytest.raises(CapacityError, match=r"is 248 MiB, .* need 259 MiB") as caught:
-        check_memory([MemoryLimit(limit_bytes=1 << 30, used_bytes=0), MemoryLimit(limit_bytes=248 << 20, used_bytes=0)])
+    with pytest.raises(CapacityError, match=r"is 184 MiB, .* need 192 MiB") as caught:
+        check_memory([MemoryLimit(limit_bytes=1 << 30, used_bytes=0), MemoryLimit(limit_bytes=184 << 20, used_bytes=0)])
     assert caught.value.exit_code == 6
 
 

@@ -28,7 +28,10 @@ NEVER = {
     "scipy",
     "sklearn",
     "soundfile",
+    "sympy",
     "tensorflow",
+    "torch._inductor",
+    "torch.distributed.tensor",
     "torchvision",
     "transformers.trainer",
 }
@@ -70,6 +73,23 @@ output = hosted.blocks.run(hidden, mask, hosted.blocks.context(hidden, mask), 2,
 output.sum().backward()
 hosted.optimizers.update([2, 3], 0.1)
 print(json.dumps({"modules": sorted(sys.modules)}))
+"""
+COMPILE = """
+import json, sys
+from edge.machine.libraries import load_libraries
+load_libraries()
+import torch
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.AdamW([parameter])
+parameter.grad = torch.ones(2)
+optimizer.step()
+before = sorted(sys.modules)
+import torch._dynamo.utils
+assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"] and torch._dynamo is sys.modules["torch._dynamo"]
+sums = torch.compile(lambda values: values + 1, backend="eager")(torch.zeros(2))
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, sym_eq
+optimizer.step()
+print(json.dumps({"before": before, "sums": sums.tolist(), "equal": sym_eq((2, 3), (2, 3)), "env": ShapeEnv.__name__}))
 """
 # More than names: `transformers` asks for the version of what it finds before it believes it.
 INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate", "librosa", "scipy", "soundfile")}
@@ -132,6 +152,14 @@ def test_hosting_a_slice_loads_nothing_needless_even_if_it_is_installed(tmp_path
     loaded = set(python(HOST, str(folder), env=environment(PYTHONPATH=f"{path}:{site}"))["modules"])
     assert "transformers.models.bert.modeling_bert" in loaded, "it has hosted"
     assert NEVER & loaded == set()
+
+
+@pytest.mark.thorough
+def test_compiler_is_loaded_for_whoever_compiles() -> None:
+    """A family that somebody plugs in may compile its blocks; the compiler is there once and whole."""
+    found = python(COMPILE)
+    assert NEVER & set(found["before"]) == set(), "an optimizer needs none"
+    assert (found["sums"], found["equal"], found["env"]) == ([1.0, 1.0], True, "ShapeEnv")
 
 
 @pytest.mark.parametrize("name", NEEDLESS)

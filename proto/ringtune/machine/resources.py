@@ -143,13 +143,13 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
     return f"busy {when}: {named} ({many}); their times, and predictions from them, are not those of an idle machine"
 
 
-OWN_LIBRARY_BYTES: Final = 259 << 20
+OWN_LIBRARY_BYTES: Final = 192 << 20
 """The bytes of an idle agent, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
 
-LIBRARY_BYTES: Final = 384 << 20
+LIBRARY_BYTES: Final = 316 << 20
 """Resident bytes of an idle agent that has loaded its libraries, before it hosts anything.
 
-Interpreter, torch, transformers, adapters and gRPC: 259 MiB of its own and 114 MiB of the libraries' files on x86-64,
+Interpreter, torch, transformers, adapters and gRPC: 192 MiB of its own and 114 MiB of the libraries' files on x86-64,
 where every file is read (``python -m tests.bench.memory``). Agents forked from one template share most of the former.
 """
 

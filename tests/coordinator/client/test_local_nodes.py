@@ -111,7 +111,7 @@ def test_local_setup_shares_memory_and_threads() -> None:
 def test_local_setup_refuses_more_nodes_than_memory_allows() -> None:
     """Both numbers and a number that would fit are in the message."""
     with pytest.raises(
-        CapacityError, match=r"64 local nodes need .* but 2,048 MiB are free here; use at most --local 5"
+        CapacityError, match=r"64 local nodes need .* but 2,048 MiB are free here; use at most --local 6"
     ):
         LocalSetup.of(job(data__train="x.csv"), 64, available_bytes=2 * GIB)
 
@@ -144,7 +144,7 @@ def test_local_setup_asks_the_control_groups(tmp_path: Path, monkeypatch: pytest
 def test_local_setup_says_where_not_even_one_node_fits() -> None:
     """It advises no number that does not fit either, and all that do."""
     wanted = job(data__train="x.csv")
-    with pytest.raises(CapacityError, match=r"1 local node needs 384 MiB before .* 300 MiB are free .* not even one"):
+    with pytest.raises(CapacityError, match=r"1 local node needs 316 MiB before .* 300 MiB are free .* not even one"):
         LocalSetup.of(wanted, 1, available_bytes=300 << 20)
     with pytest.raises(CapacityError, match="not even one fits"):
         LocalSetup.of(wanted, 4, available_bytes=LIBRARY_BYTES)
