@@ -26,6 +26,7 @@
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
 #   PYTHON   the interpreter that .venv is made with (3.11 or newer)
+#   PIP_ARGS passed on to pip install, e.g. --no-compile: only what is imported is compiled, then
 #   WORKERS  processes that run tests; each runs whole files. Three fill two cores: tests wait for processes of their own
 #   ARGS     passed on to pytest, to `ringtune demo` and to the benchmark
 
@@ -55,8 +56,8 @@ setup: $(STAMP)
 define install
 test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 @echo "fetching torch and the packages of ringtune[$(1)] into $(VENV), only the first time ..."
-$(PIP) install $(TORCH)
-$(PIP) install --quiet -e '.[$(1)]'
+$(PIP) install $(PIP_ARGS) $(TORCH)
+$(PIP) install $(PIP_ARGS) --quiet -e '.[$(1)]'
 endef
 comma := ,
 
