@@ -41,6 +41,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import typer
+
 from edge.machine.libraries import limit_library_threads, load_libraries, require_libraries
 from ringtune.errors import RingTuneError
 from ringtune.machine.resources import usable_cores
@@ -82,6 +84,10 @@ def load_everything() -> None:
     load_libraries()
     for module in OWN:
         importlib.import_module(module)
+    from edge.cli.node import app
+
+    # the first command line that typer reads makes it load more: a tenth of a second for each agent
+    typer.main.get_command(app).make_context("node", [], resilient_parsing=True)
     gc.freeze()
 
 
