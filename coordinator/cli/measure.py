@@ -49,41 +49,28 @@ def measure(
     The job's model, adapter, micro-batch and length are what is timed. In the end the nodes train some steps of the
     job together and throw away what they trained: the times are corrected by what a whole ring takes.
     """
-    import json as json_module
-
-    from coordinator.api.arguments import job_here, parse_changes
+    from coordinator.api import measure as api
+    from coordinator.api.arguments import parse_changes, typed
     from coordinator.api.output import make_progress
-    from coordinator.api.train import local_ring, require_place
-    from coordinator.client.submit import Client
-    from coordinator.planner.given_plan import require_profile_place
-    from coordinator.screen.tables import profile_json, profile_text
-    from ringtune.storage.durable import check_writable, write_durably
+    from coordinator.screen.tables import profile_json
 
-    require_place(local, coordinator, nodes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    wanted = job_here(job, parse_changes(change or []))
-    if save is not None:
-        require_profile_place(save)
-        check_writable(save)
-    told = sys.stderr if json else sys.stdout  # JSON is alone on the standard output
-    with (
-        make_progress(as_json=False, live=False, stream=told) as progress,
-        local_ring(wanted, local, progress) if local else Client(coordinator, insecure=insecure) as client,
-    ):
-        found = client.measure(
-            wanted,
-            progress=progress,
-            num_nodes=local or nodes,
-            join_s=join_s,
-            with_links=not no_links,
-            is_fresh=fresh,
-            one_by_one=not busy,
-        )
-        if rehearse and not no_links:
-            found = client.rehearse(wanted, found, progress=progress, num_nodes=local or nodes, join_s=join_s)
-    if save is not None:
-        write_durably(save, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
-    for line in [profile_json(found)] if json else profile_text(found):
+    found = typed(api.measure)(
+        job,
+        local=local,
+        coordinator=coordinator,
+        save=save,
+        progress=make_progress(as_json=False, live=False, stream=sys.stderr if json else sys.stdout),
+        links=not no_links,
+        fresh=fresh,
+        busy=busy,
+        rehearse=rehearse,
+        nodes=nodes,
+        join_s=join_s,
+        insecure=insecure,
+        **parse_changes(change or []),
+    )
+    for line in [profile_json(found.profile)] if json else found.lines():
         typer.echo(line)
     if save is not None and not json:
         typer.echo(f"the profile is in {save}")

@@ -32,37 +32,12 @@ def simulate(
     """
     import json as json_module
 
-    from coordinator.api.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
-    from coordinator.api.prediction_text import check_out, prediction_json, prediction_lines, write_prediction
-    from coordinator.screen.progress import WaitNotice
-    from sim.prediction import check_fits, predict
+    from coordinator.api import simulate as api
+    from coordinator.api.arguments import typed
 
-    if out is not None:
-        check_out(out)
-    given = read_inputs(plan, profile)
-    check_fits(given.plan, given.profile, optimizer=given.optimizer, dtype=given.dtype, shape=given.shape)
-    recording, same_run = read_recording(trace, given.plan) if trace is not None else (None, False)
-    measured = read_measured(given)
-    wanted = plan_as_run(given.plan, measured)
-    with WaitNotice("predicting"):
-        found = predict(
-            wanted,
-            given.profile,
-            optimizer=given.optimizer,
-            dtype=given.dtype,
-            samples=recording.samples if recording else None,
-            same_run=same_run,
-            start=measured.start if measured else None,
-            tables=measured.tables if measured else (),
-            keep_spans=out is not None,
-            seed=seed,
-            move_s=given.move_s,
-        )
-    value = prediction_json(given.plan, found, measured)
-    if out is not None:
-        write_prediction(out, given.plan, found, value)
+    found = typed(api.simulate)(plan, profile=profile, trace=trace, out=out, seed=seed)
     if json:
-        typer.echo(json_module.dumps({"event": "prediction", **value}))
+        typer.echo(json_module.dumps({"event": "prediction", **found.to_json()}))
         return
-    for line in prediction_lines(wanted, found, measured):
+    for line in found.lines():
         typer.echo(line)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.2.0"
-__all__ = ["Coordinator", "Run", "connect", "evaluate", "plan", "train", "what_if"]
+__all__ = ["Coordinator", "Run", "connect", "evaluate", "measure", "plan", "simulate", "train", "what_if"]
 
 _GROUP = "ringtune.api"
 

@@ -1,0 +1,95 @@
+"""``ringtune.simulate``: predict seconds, idle shares, bytes and memory of a plan, without a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from coordinator.api.arguments import RunLike, folder_of, for_python
+from coordinator.api.prediction_inputs import MeasuredRun, plan_as_run, read_inputs, read_measured, read_recording
+from coordinator.api.prediction_text import check_out, prediction_json, prediction_lines, write_prediction
+from coordinator.screen.progress import WaitNotice
+from ringtune.schedule.plan import Plan
+from sim.prediction import Prediction, check_fits, predict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class SimulatedPlan:
+    """A plan and what the simulator says of it.
+
+    Attributes:
+        plan: as it was given.
+        as_run: the plan as the run in its folder carried it out; else ``plan`` itself.
+        prediction: seconds, idle shares, bytes and memory.
+        measured: of that run; None = there is none, or it did not end.
+    """
+
+    plan: Plan
+    as_run: Plan
+    prediction: Prediction
+    measured: MeasuredRun | None
+
+    def lines(self) -> list[str]:
+        """Write it for people: the whole run, then tables of nodes, links and depths."""
+        return prediction_lines(self.as_run, self.prediction, self.measured)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``ringtune sim --json`` prints."""
+        return prediction_json(self.plan, self.prediction, self.measured)
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+
+@for_python
+def simulate(
+    plan: RunLike,
+    *,
+    profile: str | PathLike[str] | None = None,
+    trace: RunLike | None = None,
+    out: str | PathLike[str] | None = None,
+    seed: int = 0,
+) -> SimulatedPlan:
+    """Predict the time of training, idle shares, bytes and memory of a plan from measured times.
+
+    With the folder of a finished run, what it really took stands beside.
+
+    Example: ``print(ringtune.simulate("plan.json", profile="profile.json"))``.
+
+    Args:
+        plan: a run, its folder, or a ``plan.json`` with ``profile``.
+        profile: file of measured times; None = that of the run.
+        trace: take times from this recorded run, stragglers included, not medians.
+        out: write ``prediction.json`` and ``trace.json`` (for Perfetto) into this folder.
+        seed: of draws from recorded times, where the plan is another.
+
+    Raises:
+        RingTuneError: something can't be read or written, or the profile is not of the plan.
+    """
+    if out is not None:
+        check_out(Path(out))
+    given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
+    check_fits(given.plan, given.profile, optimizer=given.optimizer, dtype=given.dtype, shape=given.shape)
+    recording, same_run = read_recording(folder_of(trace), given.plan) if trace is not None else (None, False)
+    measured = read_measured(given)
+    wanted = plan_as_run(given.plan, measured)
+    with WaitNotice("predicting"):
+        found = predict(
+            wanted,
+            given.profile,
+            optimizer=given.optimizer,
+            dtype=given.dtype,
+            samples=recording.samples if recording else None,
+            same_run=same_run,
+            start=measured.start if measured else None,
+            tables=measured.tables if measured else (),
+            keep_spans=out is not None,
+            seed=seed,
+            move_s=given.move_s,
+        )
+    simulated = SimulatedPlan(plan=given.plan, as_run=wanted, prediction=found, measured=measured)
+    if out is not None:
+        write_prediction(Path(out), given.plan, found, simulated.to_json())
+    return simulated
