@@ -153,6 +153,7 @@ def test_export_of_a_mixture_has_both_halves_or_none(run: Path, tmp_path: Path) 
         export_run(run, tmp_path / "again")
 
 
+@pytest.mark.usefixtures("merging_here")
 @pytest.mark.parametrize(
     ("adapter", "options", "message"),
     [

@@ -54,6 +54,7 @@ def test_export_of_collaboration_is_the_sum_of_all(tmp_path: Path) -> None:
     assert "| users | all 2 users with adapters of their own, added up |" in lines and "| accuracy | 0.8 |" in lines
 
 
+@pytest.mark.usefixtures("merging_here")
 def test_evaluation_gets_the_folder_of_one_adapter(tmp_path: Path) -> None:
     """Of a user their own; of collaboration the sum, with the job of its rank, for as long as it takes."""
     run = read_run(run_of(tmp_path, "collaboration"))
@@ -90,6 +91,7 @@ def test_user_who_is_missing_or_unknown_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("merging_here")
 def test_user_has_to_be_named_for_merging_too_where_all_trained_alone(tmp_path: Path) -> None:
     """No forward of that run saw the sum, so nobody gets it by leaving an option out."""
     run = run_of(tmp_path, "alone")
@@ -117,6 +119,7 @@ def test_run_of_users_lacks_a_file_of_one(tmp_path: Path) -> None:
         read_run(run)
 
 
+@pytest.mark.usefixtures("merging_here")
 def test_damaged_file_of_a_user_is_named(tmp_path: Path) -> None:
     """By the export of that user, and by that of the sum, which leaves nothing behind."""
     run = run_of(tmp_path, "collaboration")
