@@ -35,6 +35,12 @@ for _number, _handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signa
 
 GRACE_S = 20.0
 
+# Several processes load what they test with as a node does: without the compiler and others, for a third of the time.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    from edge.machine.libraries import load_libraries
+
+    load_libraries()
+
 # The same examples in every run, and no limit per example: a busy machine is no failure (pytest has its timeout).
 settings.register_profile("ringtune", deadline=None, derandomize=True, database=None)
 settings.load_profile("ringtune")
