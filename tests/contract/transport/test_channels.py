@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
 from ringtune.transport.channels import Server, Workers, open_channel
-from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS
+from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS, WINDOW_BYTES
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.processes import source_environment
@@ -217,6 +218,36 @@ def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> 
         call.cancel()
     for each in (greedy, channel):
         each.close()
+    server.stop(grace_s=0.1)
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("window_bytes", [WINDOW_BYTES, 1 << 20])
+def test_connections_hold_no_more_unread_than_their_window(window_bytes: int) -> None:
+    """Of a stream that is fast and is read no more; a caller's own window counts before the usual one."""
+    sent: list[int] = []
+    piece = bytes(1 << 18)
+
+    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for number in range(256):
+            sent.append(number)
+            yield piece
+
+    def add(server: grpc.Server) -> None:
+        handler = grpc.unary_stream_rpc_method_handler(stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", {"Stream": handler}),))
+
+    server = Server("127.0.0.1:0", add)
+    more = () if window_bytes == WINDOW_BYTES else (("grpc.http2.lookahead_bytes", window_bytes),)
+    with open_channel(server.address, more) as channel:
+        call: Any = channel.unary_stream("/Test/Stream")(b"")
+        num_read = len([next(call) for _ in range(64)])
+        pause, before = threading.Event(), -1
+        while before != len(sent):
+            before = len(sent)
+            pause.wait(0.3)
+        assert (len(sent) - num_read) * len(piece) < window_bytes + 8 * len(piece)
+        call.cancel()
     server.stop(grace_s=0.1)
 
 
