@@ -234,13 +234,14 @@ def test_connections_hold_no_more_unread_than_their_window(window_bytes: int) ->
             yield piece
 
     def add(server: grpc.Server) -> None:
-        handler = grpc.unary_stream_rpc_method_handler(stream)
+        handler: Any = grpc.unary_stream_rpc_method_handler(stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", {"Stream": handler}),))
 
     server = Server("127.0.0.1:0", add)
     more = () if window_bytes == WINDOW_BYTES else (("grpc.http2.lookahead_bytes", window_bytes),)
     with open_channel(server.address, more) as channel:
-        call: Any = channel.unary_stream("/Test/Stream")(b"")
+        method: Any = channel.unary_stream("/Test/Stream")
+        call = method(b"")
         num_read = len([next(call) for _ in range(64)])
         pause, before = threading.Event(), -1
         while before != len(sent):
