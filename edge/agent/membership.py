@@ -29,7 +29,7 @@ import grpc
 from edge.runtime.reporter import SharedClock
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.retry import repeated
+from ringtune.transport.retry import RetryState
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -139,11 +139,8 @@ class Membership:
             return
         request = control_pb2.LeaveRequest(node=self._identity.node, instance=self._identity.instance)
         try:
-            repeated(
-                lambda _: self._coordinator().Leave(request, timeout=timeout_s / 2),
-                peer=f"coordinator {self._where}",
-                lease_s=timeout_s / 2,
-                timeout_s=timeout_s / 2,
+            RetryState(lease_s=timeout_s / 2, timeout_s=timeout_s / 2).repeat(
+                lambda: self._coordinator().Leave(request, timeout=timeout_s / 2), peer=f"coordinator {self._where}"
             )
         except grpc.RpcError as error:
             _LOG.debug("leaving without an answer: %s", error)

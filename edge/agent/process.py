@@ -41,7 +41,7 @@ from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
 from ringtune.transport.channels import open_channel
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.retry import repeated
+from ringtune.transport.retry import RetryState
 from ringtune.transport.speaker import speaker
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2_grpc
 
@@ -223,11 +223,8 @@ def _watch_parent(ending: _ExitReason) -> None:
 
 def _peers(options: AgentOptions, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
     """List the addresses of the other members that are not lost."""
-    members = repeated(
-        lambda _: stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes,
-        peer=f"coordinator {options.coordinator}",
-        lease_s=_NODES_S,
-        timeout_s=_NODES_S,
+    members = RetryState(lease_s=_NODES_S, timeout_s=_NODES_S).repeat(
+        lambda: stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes, peer=f"coordinator {options.coordinator}"
     )
     return [entry.joined.address for entry in members if entry.joined.node != options.name and entry.state != "lost"]
 
