@@ -276,13 +276,13 @@ def test_encryption_is_not_there_without_an_identity() -> None:
     assert hears.heard == [("heartbeat", "somebody")] * 2
 
 
-def test_encryption_refuses_a_thousand_calls_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_encryption_refuses_many_calls_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     """A member that is refused again and again does not fill a log; what it says of itself is shown in bounds."""
     with serving() as (address, _), connected(address, A_NODE) as channel:
-        for _ in range(1000):
+        for _ in range(100):
             assert type(beat(channel, "\x1b[2J" * 500)) is TrustError
     lines = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
-    assert 1 < len(lines) < 6
-    assert "1,000 times by now" in lines[-1]
+    assert 1 < len(lines) < 5
+    assert "100 times by now" in lines[-1]
     assert max(map(len, lines)) < 600
     assert "\x1b" not in "".join(lines)
