@@ -27,6 +27,8 @@ from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
+_WHY_S = 1.0
+"""Deadline of a call without a connection: it fails at once with the reason, or knows of none."""
 _ASK_AGAIN_S = 0.5
 CALL_S = 10.0
 """Deadline of a call that is answered at once."""
