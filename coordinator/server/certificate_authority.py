@@ -50,6 +50,7 @@ from ringtune.transport.identity import (
     read_key,
     read_private,
     requested_key,
+    utc,
     write_identity,
 )
 from ringtune.transport.parties import (
@@ -333,9 +334,18 @@ class Authority:
             key: its bearer's.
             now_unix_s: the clock of this machine.
             days: how long it holds, at most as long as the authority.
+
+        Raises:
+            TrustError: the authority has expired.
         """
         own = read_certificate(self.certificate_pem)
-        days = min(days, (own.not_valid_after_utc.timestamp() - now_unix_s) / _DAY_S)
+        ends_unix_s = own.not_valid_after_utc.timestamp()
+        if now_unix_s >= ends_unix_s:
+            raise TrustError(
+                f"the authority has expired on {utc(ends_unix_s)}, and this machine's clock says {utc(now_unix_s)}; "
+                "set the clock, or make another one with 'ringtune coordinator init --trust DIR'"
+            )
+        days = min(days, (ends_unix_s - now_unix_s) / _DAY_S)
         names = [party.server_name, *([ANY_MEMBER] if party.serves else [])]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if party.serves else [])]
         certificate = (

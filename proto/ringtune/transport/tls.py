@@ -73,7 +73,8 @@ _PEEK_S: Final = 3.0
 _HANDSHAKE: Final = {
     "WRONG_VERSION_NUMBER": "speaks plain text, and this process encrypts; start it with a trust folder, or add "
     "--insecure if the network is trusted",
-    "certificate has expired": "has a certificate that has expired; set the clocks, or start it again",
+    "certificate has expired": "has a certificate that has expired; set the clocks, or start it again (a node: with a "
+    "new token)",
     "certificate is not yet valid": "has a certificate that is not valid yet; set the clocks",
     "unable to get local issuer certificate": "has a certificate of another authority; join with a token of that "
     "coordinator, or correct the address",

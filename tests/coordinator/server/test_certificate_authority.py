@@ -95,6 +95,14 @@ def test_certificates_of_users_serve_nobody() -> None:
         assert uses(pem) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
 
 
+def test_certificates_end_with_their_authority() -> None:
+    """Whatever is asked for; then nothing is issued any more, and the clock and the remedy are named."""
+    last = read_certificate(AUTHORITY.certificate_pem).not_valid_after_utc.timestamp()
+    assert AUTHORITY.identity(PI, last - DAY_S).facts.ends_unix_s == last
+    with pytest.raises(TrustError, match=r"authority has expired on .* clock says .* 'ringtune coordinator init"):
+        AUTHORITY.identity(PI, last + 1)
+
+
 def test_certificates_of_another_authority_are_told_apart() -> None:
     """The name of an authority proves nothing, its signature does."""
     other = Authority.make(NOW_S)
