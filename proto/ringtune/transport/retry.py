@@ -38,13 +38,21 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import grpc
 
-from ringtune.errors import BusyError, FrameError, PeerLostError, RingTuneError
+from ringtune.errors import (
+    BusyError,
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.transport.status import WireStatus, abort, error_of_status, status_of_error
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 RETRY_S: Final = 0.2
 """Between two attempts."""
+_LONGEST_S: Final = 24 * 3600.0
 _SLOWEST_BYTES_PER_S: Final = 32 << 10
 """The slowest link on which a request still has to arrive within an attempt."""
 _MIN_SILENT: Final = 2
@@ -137,7 +145,6 @@ AT_WORK_STATUS: Final = grpc.StatusCode.ABORTED
 _CALL, _HOLD, _FOR, _AGAIN = "ringtune-call", "ringtune-hold", "ringtune-for", "ringtune-again"
 _MAX_KEY: Final = 64
 _LONGEST_HOLD_S: Final = 600.0
-_SILENT: Final = ("ConnectionFailedError", "DeadlineError")
 
 
 class AttemptTerms(NamedTuple):
@@ -185,10 +192,7 @@ def is_silence(error: grpc.RpcError) -> bool:
         return False
     details = error.details() or ""
     meant = error_of_status(error.code().name, details, peer="the other one")
-    return type(meant).__name__ in _SILENT and not details.startswith("ringtune.")
-
-
-_LONGEST_S = 24 * 3600.0
+    return type(meant) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune.")
 
 
 class RetriedCall:
