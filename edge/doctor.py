@@ -35,11 +35,12 @@ from ringtune.models.folder import base_tensors, check_files, classes_of_head, m
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES, is_compatible, require_private, split_address
-from ringtune.transport.enrollment import certificate_at
-from ringtune.transport.identity import facts_of, has_identity, utc
+from ringtune.transport.enrollment import coordinator_problem
+from ringtune.transport.identity import facts_of, has_identity, is_issued_by, utc
 from ringtune.transport.parties import COORDINATOR, coordinator_trust, find_user_trust, node_trust
-from ringtune.transport.refusals import problem_of_certificate, refusal_reason
 from ringtune.transport.speaker import refuse_both, speak_as, speak_from, speaker
+from ringtune.transport.status import error_of_call
+from ringtune.transport.tls import certificate_at, handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _EXTRAS = {"node": ("node",), "coordinator": ()}
@@ -443,13 +444,18 @@ def check_other(address: str) -> list[Check]:
         pem = certificate_at(address)
     except ConnectionFailedError as error:
         return [failed(_ITS_NAME, str(error), "correct address and trust folders")]
-    problem = problem_of_certificate(pem, address, COORDINATOR, who, time.time())
+    problem = (
+        coordinator_problem(pem, time.time())
+        if is_issued_by(pem, who.identity.authority_pem)
+        else f"is of another authority than {who.identity.party}'s"
+    )
     if problem:
-        return [failed(_ITS_NAME, problem, "set the clocks, or " + _REMEDY)]
+        return [failed(_ITS_NAME, f"the certificate of {address} {problem}", "set the clocks, or " + _REMEDY)]
     return [passed(_ITS_NAME, f"of the same authority, until {utc(facts_of(pem).ends_unix_s)}")]
 
 
 _CALL_S = 5.0
+_WHY_S = 1.0
 _NUM_CALLS = 3
 _MUCH_SKEW_S = 1.0
 
@@ -465,19 +471,31 @@ class Answer(NamedTuple):
 def check_coordinator(address: str) -> list[Check]:
     """Check connection, version and clock of a coordinator, a line each."""
     channel = open_channel(address, peer=COORDINATOR)
+    stub = control_pb2_grpc.CoordinatorStub(channel)
     try:
-        stub = control_pb2_grpc.CoordinatorStub(channel)
         answers = [_ask(stub) for _ in range(_NUM_CALLS)]
     except grpc.RpcError as error:
-        status = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-        why = refusal_reason(address, COORDINATOR, time.time())
+        failure = _failure(stub) or error
+        status = failure.code().name if isinstance(failure, grpc.Call) else type(failure).__name__
+        why = handshake_problem(str(error_of_call(failure, peer=address)), address, COORDINATOR)
         if why:
             return [failed("coordinator", f"{address} can't be talked to ({status})", why)]
         remedy = "start it with 'ringtune coordinator', check address, firewall and the Wi-Fi's client isolation"
+        if speaker() is not None:
+            remedy += "; it may refuse this certificate: run 'ringtune doctor' there, as its clock may be wrong"
         return [failed("coordinator", f"{address} does not answer ({status})", remedy)]
     finally:
         channel.close()
     return judge(address, min(answers, key=lambda answer: answer.round_trip_s))
+
+
+def _failure(stub: control_pb2_grpc.CoordinatorStub) -> grpc.RpcError | None:
+    """The failure of a call that does not wait for a connection, which says why there is none."""
+    try:
+        stub.Status(control_pb2.Empty(), timeout=_WHY_S)
+    except grpc.RpcError as error:
+        return error
+    return None
 
 
 def _ask(stub: control_pb2_grpc.CoordinatorStub) -> Answer:

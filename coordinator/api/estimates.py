@@ -195,7 +195,7 @@ def _labels_of_archive(path: Path, job: Job) -> list[str]:
         for key, name in (("data.image", job.data.image), ("data.label", job.data.label)):
             if name not in arrays.names:
                 raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays.names)}; set {key}")
-        shape = arrays.header(job.data.image).shape
+        shape, _ = arrays.header(job.data.image)
         labels = arrays.labels(job.data.label)
     if shape[:1] != (len(labels),):
         raise DataError(f"{path} has images of shape {shape} and {len(labels)} labels")

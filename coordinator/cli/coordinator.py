@@ -239,8 +239,6 @@ def coordinator(
         )
         while not ending.wait():
             server.coordinator.report_lost_members()
-            if keeper is not None:
-                keeper.renew_own(time.time())
         ending.save(server.coordinator)
     if ending.by_ctrl_c:
         raise InterruptedRunError("stopped by Ctrl-C")

@@ -245,13 +245,13 @@ def _inspect_archive(path: Path) -> Images:
     """Find the array of images and that of labels: by their usual names, else by their shapes."""
     with Archive(path) as arrays:
         headers = {name: arrays.header(name) for name in arrays.names}
-        images = [name for name, header in headers.items() if len(header.shape) >= _MIN_AXES]
-        labels = [name for name, header in headers.items() if len(header.shape) == 1 and header.kind in "iuU"]
+        images = [name for name, (shape, _) in headers.items() if len(shape) >= _MIN_AXES]
+        labels = [name for name, (shape, kind) in headers.items() if len(shape) == 1 and kind.kind in "iuU"]
         usual = Data()
         image = usual.image if usual.image in images else next(iter(images), "")
         label = usual.label if usual.label in labels else next(iter(labels), "")
-        if not image or not label or headers[image].shape[:1] != headers[label].shape:
-            shapes = ", ".join(f"{name!r} {list(header.shape)}" for name, header in headers.items())
+        if not image or not label or headers[image][0][:1] != headers[label][0]:
+            shapes = ", ".join(f"{name!r} {list(shape)}" for name, (shape, _) in headers.items())
             raise DataError(
                 f"{path} has the arrays {shapes or 'none'}; images are an array with three axes or more, and labels "
                 "one of as many whole numbers or names; write it with numpy.savez(FILE, image=..., label=...)"

@@ -19,14 +19,16 @@ from ringtune.transport import speaker as speaking
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.refusals import refusal_reason
 from ringtune.transport.speaker import speak_as_user
 from ringtune.transport.status import error_of_call
+from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
+_WHY_S = 1.0
+"""Deadline of a call without a connection: it fails at once with the reason, or knows of none."""
 _ASK_AGAIN_S = 0.5
 CALL_S = 10.0
 """Deadline of a call that is answered at once."""
@@ -57,25 +59,37 @@ class Connection:
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         self._membership = trust_pb2_grpc.MembershipStub(self._channel)
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
-        except grpc.FutureTimeoutError as error:
-            self.close()
-            why = refusal_reason(address, COORDINATOR, time.time())
-            if why:
-                raise TrustError(why) from error
-            raise ConnectionFailedError(
-                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
-                f"'{hint_to_start_coordinator(address)}', or correct --coordinator"
-            ) from error
-        try:
+            self._connect()
             require_compatible(f"coordinator {address}", self.status().version)
             self._renew()
         except BaseException:
             self.close()
             raise
 
+    def _connect(self) -> None:
+        """Wait until the coordinator answers; say why if it does not."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
+            return
+        except grpc.FutureTimeoutError:
+            pass
+        try:
+            self._stub.Status(
+                control_pb2.Empty(), timeout=CALL_S
+            )  # without a connection it fails at once, and says why
+        except grpc.RpcError as error:
+            why = handshake_problem(str(error_of_call(error, peer=self.address)), self.address, COORDINATOR)
+            if why:
+                raise TrustError(why) from error
+            doctor = f"; 'ringtune doctor --coordinator {self.address}' checks clocks and certificates"
+            raise ConnectionFailedError(
+                f"no coordinator answers at {self.address} (waited {CONNECT_S:g} s); start it there with "
+                f"'{hint_to_start_coordinator(self.address)}', or correct --coordinator"
+                f"{doctor if speaking.is_encrypted() else ''}"
+            ) from error
+
     def _renew(self) -> None:
-        """Renew this user's certificate at two thirds of its life; a command continues without it."""
+        """Renew this user's certificate if it ends soon; a command continues without it."""
         speaker = speaking.speaker()
         if self._trust is not None and speaker is not None:
             from ringtune.transport.enrollment import renew_if_due

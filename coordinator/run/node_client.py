@@ -41,7 +41,7 @@ from ringtune.storage.strict import read_object
 from ringtune.transport.channels import open_channel
 from ringtune.transport.codecs import GrantWriter
 from ringtune.transport.parties import node_party
-from ringtune.transport.retry import RetriedCall, repeated
+from ringtune.transport.retry import RetriedCall, RetryState
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -136,7 +136,8 @@ class FileCalls:
         return {name: FilePieces(path) for name, path in self._repeated(attempt).items()}
 
     def _repeated(self, attempt: Callable[[Callable[[], None]], T]) -> T:
-        return repeated(attempt, peer=self._peer, lease_s=self._lease_s, timeout_s=_AGAIN_S, given_up=self._over)
+        state = RetryState(lease_s=self._lease_s, timeout_s=_AGAIN_S)
+        return state.repeat(lambda: attempt(state.hear), peer=self._peer, given_up=self._over)
 
     def _chunks(self, files: Mapping[str, Pieces]) -> Iterator[control_pb2.LoadChunk]:
         run_id = self._run_id

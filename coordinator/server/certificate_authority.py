@@ -36,6 +36,7 @@ from ringtune.texts import RepeatCounter, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
     BACKDATED_S,
+    RENEW_LEFT_S,
     CertificateFacts,
     Identity,
     facts_of,
@@ -49,6 +50,7 @@ from ringtune.transport.identity import (
     read_key,
     read_private,
     requested_key,
+    utc,
     write_identity,
 )
 from ringtune.transport.parties import (
@@ -264,8 +266,8 @@ def _storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-DAYS: Final = 30.0
-"""How long a certificate holds."""
+DAYS: Final = 365.0
+"""How long a certificate of a node or user holds; the coordinator's holds as long as its authority."""
 _AUTHORITY_DAYS: Final = 3650.0
 _DAY_S: Final = 86400.0
 _BETWEEN = b"-----END PRIVATE KEY-----\n"
@@ -331,13 +333,23 @@ class Authority:
             party: whom it names.
             key: its bearer's.
             now_unix_s: the clock of this machine.
-            days: how long it holds.
+            days: how long it holds, at most as long as the authority.
+
+        Raises:
+            TrustError: the authority has expired.
         """
-        issuer = read_certificate(self.certificate_pem).subject
+        own = read_certificate(self.certificate_pem)
+        ends_unix_s = own.not_valid_after_utc.timestamp()
+        if now_unix_s >= ends_unix_s:
+            raise TrustError(
+                f"the authority has expired on {utc(ends_unix_s)}, and this machine's clock says {utc(now_unix_s)}; "
+                "set the clock, or make another one with 'ringtune coordinator init --trust DIR'"
+            )
+        days = min(days, (ends_unix_s - now_unix_s) / _DAY_S)
         names = [party.server_name, *([ANY_MEMBER] if party.serves else [])]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if party.serves else [])]
         certificate = (
-            _builder(_common_name(party.name), issuer, key, now_unix_s, days)
+            _builder(_common_name(party.name), own.subject, key, now_unix_s, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -352,6 +364,10 @@ class Authority:
         key = make_key()
         certificate_pem = self.issue(party, key.public_key(), now_unix_s, days=days)
         return Identity.of(key_pem(key), certificate_pem, self.certificate_pem)
+
+    def own_identity(self, now_unix_s: float) -> Identity:
+        """Make the coordinator's identity, for as long as the authority lasts: who has one may have the other."""
+        return self.identity(COORDINATOR, now_unix_s, days=_AUTHORITY_DAYS)
 
 
 def _common_name(name: str) -> x509.Name:
@@ -418,8 +434,8 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
     make_private_folder(folder)
     authority = Authority.make(now_unix_s)
     register = Register(folder)
-    for party, place in ((COORDINATOR, folder), (ADMIN, folder / ADMIN.name)):
-        identity = authority.identity(party, now_unix_s)
+    admin = authority.identity(ADMIN, now_unix_s)
+    for identity, place in ((authority.own_identity(now_unix_s), folder), (admin, folder / ADMIN.name)):
         register.add_certificate(identity.certificate_pem)
         write_identity(place, identity)
     authority.write(folder)
@@ -448,7 +464,6 @@ def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
 
 _GUEST_TTL_S: Final = 600.0
 _GUEST_DAYS: Final = 1.0
-_AGAIN_S: Final = 600.0
 GUEST = re.compile(r"eval-[0-9a-f]{8}")
 """Names of nodes that a user's machine may have invited by itself, for one evaluation."""
 
@@ -458,6 +473,7 @@ class TrustKeeper:
 
     Args:
         folder: as ``coordinator.server.certificate_authority.init_trust`` made it.
+        clock: this machine's wall clock.
 
     Attributes:
         speaker: the coordinator's own identity.
@@ -466,44 +482,32 @@ class TrustKeeper:
         TrustError: there is no authority, or others can read its key.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         if not has_authority(folder):
             raise TrustError(
                 f"{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
             )
-        self._folder = folder
+        self._folder, self._clock = folder, clock
         self._authority = Authority.read(folder)
         self._register = Register(folder)
         self.speaker = Speaker(self._own())
-        self._not_before_unix_s = 0.0
         self._look()
 
     def _own(self) -> Identity:
-        """Read the coordinator's identity; make a new one where it is gone, has expired, or is of another authority."""
+        """Read the coordinator's identity; make a new one where it is gone, ends soon, or is of another authority."""
+        now_unix_s = self._clock()
         try:
-            found = read_identity(self._folder, time.time())
-            if found.authority_pem == self._authority.certificate_pem:
+            found = read_identity(self._folder, now_unix_s)
+            is_lasting = found.facts.ends_unix_s - now_unix_s > RENEW_LEFT_S
+            if is_lasting and found.authority_pem == self._authority.certificate_pem:
                 return found
         except TrustError as error:
             if has_identity(self._folder):
                 _LOG.warning("the coordinator makes itself a new certificate: %s", error)
-        return self._new_own()
-
-    def _new_own(self) -> Identity:
-        identity = self._authority.identity(COORDINATOR, time.time())
+        identity = self._authority.own_identity(now_unix_s)
         self._register.add_certificate(identity.certificate_pem)
         write_identity(self._folder, identity)
         return identity
-
-    def renew_own(self, now_unix_s: float) -> None:
-        """Renew the coordinator's certificate at two thirds of its life; where that fails, again after a while."""
-        if now_unix_s < max(self.speaker.identity.facts.renew_at_unix_s, self._not_before_unix_s):
-            return
-        try:
-            self.speaker.renew(self._new_own())
-        except StorageError as error:
-            self._not_before_unix_s = now_unix_s + _AGAIN_S
-            _LOG.warning("the coordinator's certificate can't be renewed yet: %s", error)
 
     def serves_at(self, join_port: int) -> None:
         """Note for new tokens where those without a certificate are answered."""
@@ -521,11 +525,11 @@ class TrustKeeper:
             TokenError: the token is wrong, used or expired.
             TrustError: the request is none.
         """
-        key, now_unix_s = requested_key(request_pem), time.time()
+        key, now_unix_s = requested_key(request_pem), self._clock()
 
         def issue(party: Party) -> bytes:
             _LOG.info("%s gets a certificate for its token", party)
-            return self._authority.issue(party, key, now_unix_s, **({"days": _GUEST_DAYS} if _is_guest(party) else {}))
+            return self._authority.issue(party, key, now_unix_s, days=_days(party))
 
         pem = self._register.redeem(secret_hash(secret), key_fingerprint(key), now_unix_s, issue)
         self._look()
@@ -537,7 +541,8 @@ class TrustKeeper:
         Raises:
             TrustError: the request is none.
         """
-        pem = self._authority.issue(caller.party, requested_key(request_pem), time.time())
+        party = caller.party
+        pem = self._authority.issue(party, requested_key(request_pem), self._clock(), days=_days(party))
         self._register.add_certificate(pem)
         return pem
 
@@ -550,7 +555,7 @@ class TrustKeeper:
         party = node_party(node)
         if not _is_guest(party):
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
-        return str(make_token(self._folder, party, time.time() + _GUEST_TTL_S))
+        return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
 
     def remove(self, party: Party, reason: str) -> int:
         """Let all certificates of a party hold no longer, from this moment on; return how many.
@@ -563,7 +568,11 @@ class TrustKeeper:
         return number
 
     def _look(self) -> None:
-        self.speaker.removed = {each.serial: each.reason for each in self._register.removed(time.time())}
+        self.speaker.removed = {each.serial: each.reason for each in self._register.removed(self._clock())}
+
+
+def _days(party: Party) -> float:
+    return _GUEST_DAYS if _is_guest(party) else DAYS
 
 
 def _is_guest(party: Party) -> bool:

@@ -48,8 +48,8 @@ from ringtune.transport.channels import MAX_WORKERS
 from ringtune.transport.codecs import GrantReader
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
-from ringtune.transport.refusals import refusal_reason
 from ringtune.transport.speaker import is_encrypted
+from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
@@ -461,7 +461,7 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
 def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
     """Raise the error of the certificates, if that is why a link can't be opened."""
     if is_encrypted() and isinstance(error, ConnectionFailedError):
-        why = refusal_reason(address, node_party(target), time.time())
+        why = handshake_problem(str(error), address, node_party(target))
         if why:
             raise TrustError(f"node {node} can't send to node {target}: {why}") from error
 

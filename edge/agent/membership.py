@@ -28,8 +28,10 @@ import grpc
 
 from edge.runtime.reporter import SharedClock
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
-from ringtune.transport.retry import repeated
+from ringtune.transport.parties import COORDINATOR
+from ringtune.transport.retry import RetryState
 from ringtune.transport.status import error_of_call
+from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class Membership:
     """Keeps one node a member of one coordinator.
 
     Args:
-        coordinator: the stub.
+        coordinator: returns the stub for the next call.
         where: the coordinator's address, for messages.
         identity: the node's facts in its request to join.
         current_run: the id of the run that the node works on, empty = none.
@@ -55,14 +57,13 @@ class Membership:
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
-        refusal_reason: called when no call succeeded; returns the error of the certificates, empty = none.
-        on_removed: called at every answer with the removed certificates, serial -> reason.
+        on_answer: called at every answered heartbeat with the removed certificates, serial -> reason.
     """
 
     def __init__(
         self,
         *,
-        coordinator: control_pb2_grpc.CoordinatorStub,
+        coordinator: Callable[[], control_pb2_grpc.CoordinatorStub],
         where: str,
         identity: control_pb2.JoinRequest,
         current_run: Callable[[], str],
@@ -71,8 +72,7 @@ class Membership:
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
         clock: SharedClock | None = None,
-        refusal_reason: Callable[[], str] = lambda: "",
-        on_removed: Callable[[Mapping[str, str]], None] = lambda removed: None,
+        on_answer: Callable[[Mapping[str, str]], None] = lambda removed: None,
     ) -> None:
         self._coordinator = coordinator
         self._where = where
@@ -82,8 +82,7 @@ class Membership:
         self._on_gone = on_gone
         self._rss_bytes = rss_bytes
         self._rejoin = rejoin
-        self._on_removed = on_removed
-        self._why_refused = refusal_reason
+        self._on_answer = on_answer
         self._clock = clock or SharedClock()
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
@@ -140,11 +139,8 @@ class Membership:
             return
         request = control_pb2.LeaveRequest(node=self._identity.node, instance=self._identity.instance)
         try:
-            repeated(
-                lambda _: self._coordinator.Leave(request, timeout=timeout_s / 2),
-                peer=f"coordinator {self._where}",
-                lease_s=timeout_s / 2,
-                timeout_s=timeout_s / 2,
+            RetryState(lease_s=timeout_s / 2, timeout_s=timeout_s / 2).repeat(
+                lambda: self._coordinator().Leave(request, timeout=timeout_s / 2), peer=f"coordinator {self._where}"
             )
         except grpc.RpcError as error:
             _LOG.debug("leaving without an answer: %s", error)
@@ -154,15 +150,16 @@ class Membership:
     def _join_once(self, timeout_s: float) -> None:
         sent_s = time.monotonic()
         try:
-            reply = self._coordinator.Join(self._identity, timeout=timeout_s)
+            reply = self._coordinator().Join(self._identity, timeout=timeout_s)
         except grpc.RpcError as error:
             refusal = error_of_call(error, peer=f"coordinator {self._where}")
             if isinstance(refusal, DeadlineError):  # not a member yet, so nothing that could be lost
                 raise ConnectionFailedError(
                     f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs"
                 ) from error
-            if isinstance(refusal, ConnectionFailedError):
-                self._require_trust(error)
+            why = handshake_problem(str(refusal), self._where, COORDINATOR)
+            if why and isinstance(refusal, ConnectionFailedError):
+                raise TrustError(f"node {self._identity.node} can't join: {why}") from error
             raise refusal from error
         self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
         self._heard_s = time.monotonic()
@@ -171,12 +168,6 @@ class Membership:
         self._is_lost = self._is_silent = False
         self._complained = None
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
-
-    def _require_trust(self, cause: BaseException) -> None:
-        """Raise the error of the certificates, if that is why no call succeeded."""
-        why = self._why_refused()
-        if why:
-            raise TrustError(f"node {self._identity.node} can't join: {why}") from cause
 
     # ---- the heartbeat thread ---------------------------------------------------------------------
 
@@ -211,7 +202,7 @@ class Membership:
         )
         sent_s = time.monotonic()
         try:
-            reply = self._coordinator.Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
+            reply = self._coordinator().Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
         except grpc.RpcError as error:
             refusal = error_of_call(error, peer=f"coordinator {self._where}")
             if isinstance(refusal, TrustError):
@@ -221,7 +212,7 @@ class Membership:
         self._heard_s = time.monotonic()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
-        self._on_removed({each.serial: each.reason for each in reply.removed})
+        self._on_answer({each.serial: each.reason for each in reply.removed})
         if self._is_silent:
             self._is_lost = self._is_silent = False
             _LOG.info("coordinator %s answers again", self._where)

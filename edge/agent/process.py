@@ -1,4 +1,4 @@
-"""The process of an agent: start, join, certificate renewal, the wait for a reason to end, and an orderly end.
+"""The process of an agent: start, join, the wait for a reason to end, and an orderly end.
 
 The process ends within seconds whatever the compute thread does: that is a daemon thread, and the process exits
 without waiting for its torch call. A run that lost its coordinator is given up so that the coordinator, once it has
@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from edge.agent.agent import Agent
 from edge.agent.membership import Membership
 from edge.agent.node_metrics import MetricsServer, NodeMetrics
@@ -43,10 +41,9 @@ from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
 from ringtune.transport.channels import open_channel
 from ringtune.transport.parties import COORDINATOR
-from ringtune.transport.refusals import refusal_reason
-from ringtune.transport.retry import repeated
+from ringtune.transport.retry import RetryState
 from ringtune.transport.speaker import speaker
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 5.0
@@ -96,34 +93,61 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         if options.watch_parent:
             threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
         limit_library_threads(options.threads or usable_cores())
-        channel = open_channel(options.coordinator, peer=COORDINATOR)
-        try:
-            return _serve(options, channel, ending, on_joined)
-        finally:
-            channel.close()
+        with contextlib.ExitStack() as channels:
+            return _serve(options, CoordinatorCalls(options, channels), ending, on_joined)
+
+
+class CoordinatorCalls:
+    """The calls of a node to its coordinator, over a channel that is opened anew with a renewed certificate.
+
+    Args:
+        options: address of the coordinator, folder of the certificate.
+        channels: closes the channels; calls that are under way keep theirs.
+
+    Attributes:
+        stub: for the next call.
+    """
+
+    def __init__(self, options: AgentOptions, channels: contextlib.ExitStack) -> None:
+        self._options, self._channels = options, channels
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = self._channels.enter_context(open_channel(self._options.coordinator, peer=COORDINATOR))
+        self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
+
+    def hear(self, removed: Mapping[str, str]) -> None:
+        """Refuse the bearers of removed certificates, serial -> reason, and renew the own one if it ends soon."""
+        who, folder = speaker(), self._options.trust
+        if who is None:
+            return
+        from ringtune.transport.enrollment import renew_if_due
+
+        who.removed = dict(removed)
+        if folder is not None and renew_if_due(trust_pb2_grpc.MembershipStub(self._channel), who, folder, time.time()):
+            self._open()
 
 
 def _serve(
-    options: AgentOptions, channel: grpc.Channel, ending: _ExitReason, on_joined: Callable[[str], object]
+    options: AgentOptions, coordinator: CoordinatorCalls, ending: _ExitReason, on_joined: Callable[[str], object]
 ) -> int:
-    stub = control_pb2_grpc.CoordinatorStub(channel)
     clock = SharedClock()
 
     def report(request: control_pb2.ReportRequest) -> object:
         request.instance = identity.instance
-        return stub.Report(request, timeout=_REPORT_S)
+        return coordinator.stub.Report(request, timeout=_REPORT_S)
 
     agent = Agent(
         options,
         lambda servicer: server.add_ring(servicer),
         report,
-        models=ModelFetcher(options, lambda: _peers(options, stub)),
+        models=ModelFetcher(options, lambda: _peers(options, coordinator.stub)),
         clock=clock,
     )
     server = AgentServer(agent, bind_address(options))
     identity = _identity(options, server.port)
     membership = Membership(
-        coordinator=stub,
+        coordinator=lambda: coordinator.stub,
         where=options.coordinator,
         identity=identity,
         current_run=lambda: agent.current_run,
@@ -132,8 +156,7 @@ def _serve(
         rss_bytes=resources.rss_bytes,
         rejoin=not options.watch_parent,
         clock=clock,
-        refusal_reason=lambda: refusal_reason(options.coordinator, COORDINATOR, time.time()),
-        on_removed=refuse_removed,
+        on_answer=coordinator.hear,
     )
     beside = contextlib.ExitStack()
     try:
@@ -143,7 +166,6 @@ def _serve(
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
         if not ending.wanted.is_set():
             on_joined(identity.address)
-            keep_certificate(channel, options.trust)
             agent.preload()
         while not ending.wanted.wait(_WAIT_S):
             pass
@@ -201,11 +223,8 @@ def _watch_parent(ending: _ExitReason) -> None:
 
 def _peers(options: AgentOptions, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
     """List the addresses of the other members that are not lost."""
-    members = repeated(
-        lambda _: stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes,
-        peer=f"coordinator {options.coordinator}",
-        lease_s=_NODES_S,
-        timeout_s=_NODES_S,
+    members = RetryState(lease_s=_NODES_S, timeout_s=_NODES_S).repeat(
+        lambda: stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes, peer=f"coordinator {options.coordinator}"
     )
     return [entry.joined.address for entry in members if entry.joined.node != options.name and entry.state != "lost"]
 
@@ -258,38 +277,6 @@ def give_up(agent: Agent, run_id: str, reason: str) -> None:
         except RingTuneError as error:
             _LOG.warning("the last turns of run %s are not saved: %s", kept, error)
     agent.release(run_id, reason)
-
-
-_LOOK_S = 600.0
-
-
-def keep_certificate(channel: grpc.Channel, folder: Path | None) -> None:
-    """Renew the certificate of this process at two thirds of its life, in the background.
-
-    Args:
-        channel: to the coordinator.
-        folder: where the identity is kept; None = there is none.
-    """
-    if folder is None or speaker() is None:
-        return
-    threading.Thread(target=_keep, args=(channel, folder), name="keep-certificate", daemon=True).start()
-
-
-def _keep(channel: grpc.Channel, folder: Path) -> None:
-    from ringtune.transport.enrollment import renew_if_due
-    from ringtune.v1 import trust_pb2_grpc
-
-    stub = trust_pb2_grpc.MembershipStub(channel)
-    while (who := speaker()) is not None:
-        renew_if_due(stub, who, folder, time.time())
-        time.sleep(_LOOK_S)
-
-
-def refuse_removed(removed: Mapping[str, str]) -> None:
-    """Refuse the bearers of these certificates from now on, serial -> reason."""
-    who = speaker()
-    if who is not None:
-        who.removed = dict(removed)
 
 
 def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:

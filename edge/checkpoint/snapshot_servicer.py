@@ -18,7 +18,7 @@ from ringtune.storage.chunks import FileJoiner, cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import caller_of, open_channel
 from ringtune.transport.parties import Party, node_party, require_sender
-from ringtune.transport.retry import repeated
+from ringtune.transport.retry import RetryState
 from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -128,13 +128,13 @@ def _received(
     with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
-        def attempt(hear: Callable[[], None]) -> Pieces:
-            chunks = stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic()))
-            return _joined(chunks, name, peer, hear, most_bytes)
+        state = RetryState(lease_s=lease_s, timeout_s=deadline_s - time.monotonic())
 
-        left_s = deadline_s - time.monotonic()
+        def attempt() -> Pieces:
+            return _joined(stub.Fetch(request, timeout=max(0.1, state.left_s())), name, peer, state.hear, most_bytes)
+
         try:
-            return repeated(attempt, peer=peer, lease_s=lease_s, timeout_s=left_s)
+            return state.repeat(attempt, peer=peer)
         except grpc.RpcError as error:
             raise error_of_call(error, peer=peer) from error
 

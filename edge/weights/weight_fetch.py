@@ -236,8 +236,8 @@ def _at(job: Job, folder: Path) -> Job:
 
 _ASK_AGAIN_S = 0.2
 _MAX_PIECES = 4096
-# What is under way when a connection breaks is lost and comes again: so much, instead of megabytes by default.
-_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", CHUNK_BYTES))
+# What is under way when a connection breaks is lost and comes again: so much, instead of the usual window.
+_OPTIONS = (("grpc.http2.lookahead_bytes", CHUNK_BYTES),)
 _CALL_ERRORS = (grpc.RpcError, grpc.FutureCancelledError, RingTuneError)
 
 

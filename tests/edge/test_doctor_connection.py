@@ -43,9 +43,9 @@ def test_doctor_names_whose_certificate_it_is_and_until_when(tmp_path: Path) -> 
     ("later_days", "level", "text"),
     [
         (0, Level.PASS, "until"),
-        (-19, Level.PASS, "until"),
-        (-21, Level.WARN, "should have been renewed"),
-        (-31, Level.FAIL, "has expired"),
+        (-274, Level.PASS, "until"),
+        (-276, Level.WARN, "should have been renewed"),
+        (-366, Level.FAIL, "has expired"),
         (3, Level.FAIL, "not valid before"),
     ],
 )
@@ -81,8 +81,8 @@ def test_doctor_finds_the_identity_of_its_role(tmp_path: Path, monkeypatch: pyte
 
 OTHERS = {
     "well": (lambda: COORDINATOR_ITSELF, Level.PASS, "of the same authority"),
-    "expired": (lambda: speaker_of("coordinator", "coordinator", later_s=-31 * DAY_S), Level.FAIL, "has expired"),
-    "a node": (lambda: speaker_of("b"), Level.FAIL, "is node b, not the coordinator"),
+    "expired": (lambda: speaker_of("coordinator", "coordinator", later_s=-366 * DAY_S), Level.FAIL, "has expired"),
+    "a node": (lambda: speaker_of("b"), Level.FAIL, "is of node b, not of a coordinator"),
     "foreign": (
         lambda: speaker_of("coordinator", "coordinator", authority=Authority.make(time.time())),
         Level.FAIL,

@@ -262,10 +262,10 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
 
     Args:
         address: ``host:port``.
-        more: options besides those that every channel has.
+        more: options besides those that every channel has, or in place of them.
         peer: whose certificate is expected there; None = that of any member. Means nothing in plain text.
     """
-    options, speaker = (*CLIENT_OPTIONS, *more), speaking.speaker()
+    options, speaker = (*more, *CLIENT_OPTIONS), speaking.speaker()  # of two with one name gRPC takes the first
     if speaker is None:
         return grpc.insecure_channel(address, options=options)
     from ringtune.transport.tls import secure_channel

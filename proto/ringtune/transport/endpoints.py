@@ -151,6 +151,13 @@ _MESSAGES: Final[Options] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
+WINDOW_BYTES: Final = 4 << 20
+"""Bytes of a stream that a receiver takes in before they are read: 200 MB/s at a round trip of 20 ms."""
+
+_WINDOW: Final[Options] = (
+    ("grpc.http2.bdp_probe", 0),  # else the window grows with the rate that was seen, to 79 MB
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+)
 _PATIENCE_MS: Final = 60_000
 """How long a ping, and sent bytes that are not acknowledged, may stay unanswered."""
 
@@ -164,6 +171,7 @@ _KEEPALIVE: Final[Options] = (
 
 CLIENT_OPTIONS: Final[Options] = (
     *_MESSAGES,
+    *_WINDOW,
     *_KEEPALIVE,
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -179,6 +187,7 @@ PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy"
 
 SERVER_OPTIONS: Final[Options] = (
     *_MESSAGES,
+    *_WINDOW,
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),

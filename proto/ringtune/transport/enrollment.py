@@ -8,7 +8,6 @@ the authority vouches for the token is shown. Somebody in between learns nothing
 from __future__ import annotations
 
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +30,14 @@ from ringtune.transport.identity import (
 from ringtune.transport.parties import COORDINATOR, Token
 from ringtune.transport.speaker import Speaker
 from ringtune.transport.status import error_of_call
-from ringtune.transport.tls import pinned_channel
+from ringtune.transport.tls import certificate_at, pinned_channel
 from ringtune.v1 import trust_pb2, trust_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _CALL_S: Final = 10.0
+_RENEW_S: Final = 3.0
+"""How long an answer to a renewal may take: a node's next heartbeat waits for it."""
+_RENEW_AGAIN_S: Final = 600.0
 _TRIES: Final = 3
 """How often a token is shown, with one key: an answer may get lost, and the same key gets the same certificate."""
 
@@ -75,7 +77,7 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
 def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
     """Ask for the certificate of the authority, and compare it with the token."""
     leaf_pem = certificate_at(address)
-    problem = _problem_of(leaf_pem, now_unix_s)
+    problem = coordinator_problem(leaf_pem, now_unix_s)
     if problem:
         raise TrustError(f"the certificate of {address} {problem}")
     credentials = grpc.ssl_channel_credentials(leaf_pem)
@@ -96,9 +98,10 @@ def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
     return reply.authority_pem
 
 
-def _problem_of(leaf_pem: bytes, now_unix_s: float) -> str:
+def coordinator_problem(pem: bytes, now_unix_s: float) -> str:
+    """Say why a certificate is not one of a coordinator that holds now; empty = it is."""
     try:
-        facts = facts_of(leaf_pem)
+        facts = facts_of(pem)
     except TrustError as error:
         return f"is of no coordinator ({error})"
     return facts.problem_at(now_unix_s) if facts.party == COORDINATOR else f"is of {facts.party}, not of a coordinator"
@@ -124,58 +127,37 @@ def _certify(
     raise AssertionError("the last try returns or raises")  # pragma: no cover
 
 
-def certificate_at(address: str, *, timeout_s: float = _CALL_S) -> bytes:
-    """Return the certificate of the party that answers at an address, PEM, without trust.
-
-    Raises:
-        ConnectionFailedError: nobody answers, or not with a certificate.
-    """
-    host, port = split_address(address, option="--coordinator")
-    try:
-        return ssl.get_server_certificate((host, port), timeout=timeout_s).encode("ascii")
-    except ssl.SSLError as error:
-        raise ConnectionFailedError(
-            f"who answers at {address} shows no certificate, but speaks plain text; correct --coordinator, or start it "
-            "with a trust folder"
-        ) from error
-    except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise ConnectionFailedError(
-            f"nobody answers at {address} ({why}); check that the coordinator runs with a trust folder, and address "
-            "and firewall"
-        ) from error
-
-
 # ---- renewal ---------------------------------------------------------------------------------------
 
 
 def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -> None:
-    """Get a new certificate for the present one, keep it, and speak with it from now on.
+    """Get a new certificate for the present one, keep it, and speak with it in connections opened from now on.
 
     Raises:
         RingTuneError: the coordinator refuses or does not answer; the present one is still there.
     """
     before, key = speaker.identity, make_key()
     try:
-        reply = stub.Renew(trust_pb2.RenewRequest(request_pem=make_request(key)), timeout=_CALL_S)
+        reply = stub.Renew(trust_pb2.RenewRequest(request_pem=make_request(key)), timeout=_RENEW_S)
     except grpc.RpcError as error:
         raise error_of_call(error, peer="the coordinator") from error
     after = Identity.of(key_pem(key), reply.certificate_pem, before.authority_pem)
     if after.party != before.party:
         raise TrustError(f"the coordinator made {before.party} {after.party}; use one version on all machines")
     write_identity(folder, after)
-    speaker.renew(after)
+    speaker.identity = after
     _LOG.info("the certificate of %s is renewed", after.party)
 
 
 def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path, now_unix_s: float) -> bool:
-    """Renew the certificate at two thirds of its life; a failure is logged, and the next call tries again.
+    """Renew a certificate that ends within 90 days; a failure is logged, and ten minutes later a call tries again.
 
     Returns:
         Whether it was renewed.
     """
-    if now_unix_s < speaker.identity.facts.renew_at_unix_s:
+    if now_unix_s < max(speaker.identity.facts.renew_at_unix_s, speaker.renew_after_unix_s):
         return False
+    speaker.renew_after_unix_s = now_unix_s + _RENEW_AGAIN_S
     try:
         renew(stub, speaker, folder)
     except RingTuneError as error:

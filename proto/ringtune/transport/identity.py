@@ -27,7 +27,8 @@ from ringtune.transport.parties import ANY_MEMBER, IDENTITY, Party, party_of
 
 BACKDATED_S: Final = 48 * 3600.0
 """A certificate begins so long before it is issued: boards without a battery wake up in the past."""
-_RENEWED_AT: Final = 2 / 3
+RENEW_LEFT_S: Final = 90 * 86400.0
+"""A certificate that ends within so long is renewed; a guest's, of a day, when a third of its life is left."""
 _UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -58,9 +59,9 @@ class CertificateFacts:
 
     @property
     def renew_at_unix_s(self) -> float:
-        """The time to renew it: at two thirds of its life since it was issued."""
-        issued_unix_s = self.begins_unix_s + BACKDATED_S
-        return issued_unix_s + _RENEWED_AT * (self.ends_unix_s - issued_unix_s)
+        """The time from which on it is renewed."""
+        life_s = self.ends_unix_s - self.begins_unix_s - BACKDATED_S
+        return self.ends_unix_s - min(RENEW_LEFT_S, life_s / 3)
 
     def problem_at(self, now_unix_s: float) -> str:
         """Say why it does not hold at a time; empty = it does."""

@@ -33,69 +33,110 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import grpc
 
-from ringtune.errors import BusyError, FrameError, PeerLostError, RingTuneError
+from ringtune.errors import (
+    BusyError,
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.transport.status import WireStatus, abort, error_of_status, status_of_error
 
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 RETRY_S: Final = 0.2
 """Between two attempts."""
+_LONGEST_S: Final = 24 * 3600.0
 _SLOWEST_BYTES_PER_S: Final = 32 << 10
 """The slowest link on which a request still has to arrive within an attempt."""
 _MIN_SILENT: Final = 2
 """Attempts without an answer before anybody is lost: the one who asks may have stood still during the first."""
 
 
-class Attempt(NamedTuple):
-    """The time that one attempt may take.
-
-    Attributes:
-        hold_s: after so long the other one says that it is still at work.
-        timeout_s: without any answer by then the attempt has failed.
-    """
-
-    hold_s: float
-    timeout_s: float
-
-
 class RetryState:
-    """Counts what became of the attempts of one call.
+    """Counts what became of the attempts of one call, and makes them.
 
     Args:
-        now_s: when it begins, on any clock that does not jump.
         lease_s: who is silent for so long is lost.
-        timeout_s: for the whole call.
+        timeout_s: for the whole call, from now on.
         request_bytes: of the request, which takes its time on a slow link.
+        now_s: a monotonic clock.
+
+    Attributes:
+        was_silent: whether an attempt had no answer.
     """
 
-    def __init__(self, now_s: float, *, lease_s: float, timeout_s: float, request_bytes: int = 0) -> None:
-        self._heard_s = now_s
-        self._end_s = now_s + timeout_s
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        timeout_s: float,
+        request_bytes: int = 0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now_s = now_s
+        self._heard_s = now_s()
+        self._end_s = self._heard_s + timeout_s
         self._lease_s = lease_s
         self._way_s = request_bytes / _SLOWEST_BYTES_PER_S
         self._num_silent = 0
+        self.was_silent = False
 
-    def attempt(self, now_s: float) -> Attempt:
-        """Say how long the next attempt may take; the last one is held until the end of the call."""
-        third_s, left_s = self._lease_s / 3, self.left_s(now_s)
+    def attempt(self) -> tuple[float, float]:
+        """Say after how many seconds the other one shall say that it is at work, and after how many it is silent.
+
+        The last attempt is held until the end of the call.
+        """
+        third_s, left_s = self._lease_s / 3, self.left_s()
         timeout_s = 2 * third_s + self._way_s
-        return Attempt(third_s, timeout_s) if timeout_s < left_s else Attempt(left_s + third_s, left_s)
+        return (third_s, timeout_s) if timeout_s < left_s else (left_s + third_s, left_s)
 
-    def left_s(self, now_s: float) -> float:
+    def left_s(self) -> float:
         """Seconds until the end of the call, at least a hundredth."""
-        return max(0.01, self._end_s - now_s)
+        return max(0.01, self._end_s - self._now_s())
 
-    def hear(self, now_s: float) -> None:
+    def hear(self) -> None:
         """Note a sign of life."""
-        self._heard_s, self._num_silent = now_s, 0
+        self._heard_s, self._num_silent = self._now_s(), 0
 
-    def miss(self, now_s: float) -> bool:
+    def miss(self) -> bool:
         """Note an attempt without an answer; return whether another one follows."""
-        self._num_silent += 1
-        is_lost = self._num_silent >= _MIN_SILENT and now_s + RETRY_S > self._heard_s + self._lease_s + self._way_s
-        return not is_lost and now_s + RETRY_S < self._end_s
+        self._num_silent, self.was_silent = self._num_silent + 1, True
+        next_s = self._now_s() + RETRY_S
+        is_lost = self._num_silent >= _MIN_SILENT and next_s > self._heard_s + self._lease_s + self._way_s
+        return not is_lost and next_s < self._end_s
+
+    def repeat(self, once: Callable[[], T], *, peer: str, given_up: threading.Event | None = None) -> T:
+        """Make attempts until there is an answer.
+
+        Args:
+            once: makes one; what may be done twice, such as to fetch a file, calls ``hear`` with each sign of life.
+            peer: who is called, in words.
+            given_up: set when no thread waits any more.
+
+        Raises:
+            grpc.RpcError: no answer came, or it is an error.
+        """
+        given_up = given_up or threading.Event()
+        while True:
+            try:
+                return once()
+            except grpc.RpcError as error:
+                if given_up.is_set():
+                    raise
+                if is_at_work(error):
+                    self.hear()
+                elif is_silence(error) and self.miss():
+                    _LOG.info("%s does not answer (%s), it is asked again", peer, _code(error))
+                else:
+                    raise
+            given_up.wait(RETRY_S)
 
 
 AT_WORK: Final = "still at work"
@@ -104,7 +145,6 @@ AT_WORK_STATUS: Final = grpc.StatusCode.ABORTED
 _CALL, _HOLD, _FOR, _AGAIN = "ringtune-call", "ringtune-hold", "ringtune-for", "ringtune-again"
 _MAX_KEY: Final = 64
 _LONGEST_HOLD_S: Final = 600.0
-_SILENT: Final = ("ConnectionFailedError", "DeadlineError")
 
 
 class AttemptTerms(NamedTuple):
@@ -152,12 +192,7 @@ def is_silence(error: grpc.RpcError) -> bool:
         return False
     details = error.details() or ""
     meant = error_of_status(error.code().name, details, peer="the other one")
-    return type(meant).__name__ in _SILENT and not details.startswith("ringtune.")
-
-
-T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
-_LONGEST_S = 24 * 3600.0
+    return type(meant) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune.")
 
 
 class RetriedCall:
@@ -171,7 +206,6 @@ class RetriedCall:
         timeout_s: for the whole call; None = as long as there are signs of life.
         is_held: whether the server carries it out once, see ``IdempotencyInterceptor``; else it may get it twice, and
             answers soon.
-        now_s: a monotonic clock.
     """
 
     def __init__(
@@ -183,11 +217,10 @@ class RetriedCall:
         lease_s: float,
         timeout_s: float | None = None,
         is_held: bool = True,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._method, self._request, self._peer = method, request, peer
         self._lease_s, self._timeout_s = lease_s, timeout_s or _LONGEST_S
-        self._key, self._now_s = secrets.token_hex(16) if is_held else "", now_s
+        self._key = secrets.token_hex(16) if is_held else ""
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self._attempt: Any = None
@@ -201,28 +234,18 @@ class RetriedCall:
             grpc.FutureCancelledError: the call was given up.
             PeerLostError: who was asked has been started again meanwhile.
         """
-        patience = RetryState(
-            self._now_s(),
-            lease_s=self._lease_s,
-            timeout_s=self._timeout_s,
-            request_bytes=self._request.ByteSize(),
-        )
-        was_silent = False
-        while True:
-            try:
-                return self._once(patience)
-            except grpc.RpcError as error:
-                self._require_wanted(error)
-                if is_at_work(error):
-                    patience.hear(self._now_s())
-                    self._is_known = True
-                elif is_silence(error) and patience.miss(self._now_s()):
-                    was_silent = True
-                    _LOG.info("%s does not answer (%s), it is asked again", self._peer, _code(error))
-                else:
-                    self._require_same(error, was_silent=was_silent)
-                    raise
-            self._cancelled.wait(RETRY_S)
+        state = RetryState(lease_s=self._lease_s, timeout_s=self._timeout_s, request_bytes=self._request.ByteSize())
+        try:
+            return state.repeat(lambda: self._once(state), peer=self._peer, given_up=self._cancelled)
+        except grpc.RpcError as error:
+            if self._cancelled.is_set():
+                raise grpc.FutureCancelledError from error
+            if state.was_silent and isinstance(error, grpc.Call) and (error.details() or "").startswith(_UNKNOWN):
+                raise PeerLostError(
+                    f"{self._peer} did not answer for a while and knows nothing of the run now, as if it was started "
+                    "again; repeat or --resume the run"
+                ) from error
+            raise
 
     def cancel(self) -> None:
         """Give the call up; a waiting thread gets an error."""
@@ -231,66 +254,24 @@ class RetriedCall:
             if self._attempt is not None:
                 self._attempt.cancel()
 
-    def _once(self, patience: RetryState) -> Any:
-        now_s = self._now_s()
-        hold_s, timeout_s = patience.attempt(now_s)
+    def _once(self, state: RetryState) -> Any:
+        hold_s, timeout_s = state.attempt()
         terms: dict[str, Any] = {}
         if self._key:
-            terms["metadata"] = AttemptTerms(self._key, hold_s, patience.left_s(now_s), self._is_known).metadata()
+            terms["metadata"] = AttemptTerms(self._key, hold_s, state.left_s(), self._is_known).metadata()
         request = type(self._request)() if self._is_known else self._request
         with self._lock:
             if self._cancelled.is_set():
                 raise grpc.FutureCancelledError
             self._attempt = attempt = self._method.future(request, timeout=timeout_s, **terms)
-        return attempt.result()
-
-    def _require_wanted(self, error: grpc.RpcError) -> None:
-        if self._cancelled.is_set():
-            raise grpc.FutureCancelledError from error
-
-    def _require_same(self, error: grpc.RpcError, *, was_silent: bool) -> None:
-        """Refuse an answer of who knew of the run before it was silent, and now does not."""
-        if was_silent and isinstance(error, grpc.Call) and (error.details() or "").startswith(f"ringtune.{_UNKNOWN}:"):
-            raise PeerLostError(
-                f"{self._peer} did not answer for a while and knows nothing of the run now, as if it was started "
-                "again; repeat or --resume the run"
-            ) from error
-
-
-_UNKNOWN = FrameError.__name__
-
-
-def repeated(
-    call: Callable[[Callable[[], None]], T],
-    *,
-    peer: str,
-    lease_s: float,
-    timeout_s: float,
-    given_up: threading.Event | None = None,
-    now_s: Callable[[], float] = time.monotonic,
-) -> T:
-    """Do what a node may do twice, such as to fetch a file, until there is an answer.
-
-    Args:
-        call: makes one attempt; it ends by itself if nothing arrives, and calls what it gets with each sign of life.
-        peer: who is called, in words.
-        lease_s: who is silent for so long is lost.
-        timeout_s: for all attempts.
-        given_up: set when no thread waits any more.
-        now_s: a monotonic clock.
-
-    Raises:
-        grpc.RpcError: no answer came, or it is an error.
-    """
-    patience, given_up = RetryState(now_s(), lease_s=lease_s, timeout_s=timeout_s), given_up or threading.Event()
-    while True:
         try:
-            return call(lambda: patience.hear(now_s()))
+            return attempt.result()
         except grpc.RpcError as error:
-            if given_up.is_set() or not is_silence(error) or not patience.miss(now_s()):
-                raise
-            _LOG.info("%s does not answer (%s), it is asked again", peer, _code(error))
-        given_up.wait(RETRY_S)
+            self._is_known = self._is_known or is_at_work(error)
+            raise
+
+
+_UNKNOWN = f"ringtune.{FrameError.__name__}:"
 
 
 def _code(error: grpc.RpcError) -> str:
@@ -334,45 +315,37 @@ class _WorkContext:
         return getattr(self._first, name)
 
 
-class _Work:
-    """The work of one call, on a thread of its own."""
+Work = Future[tuple[Any, WireStatus | None]]
+"""The work of one call, on a thread of its own: the reply, or the status with which it failed."""
 
-    def __init__(self, behaviour: Callable[[Any, Any], Any], request: Any, context: _WorkContext) -> None:
-        self._changed = threading.Condition()
-        self._reply: Any = None
-        self._status: WireStatus | None = None
-        self.is_over = False
-        threading.Thread(target=self._do, args=(behaviour, request, context), name="held-call", daemon=True).start()
 
-    def _do(self, behaviour: Callable[[Any, Any], Any], request: Any, context: _WorkContext) -> None:
-        reply, status = None, None
+def _begin(behaviour: Callable[[Any, Any], Any], request: Any, context: _WorkContext) -> Work:
+    work: Work = Future()
+
+    def carry_out() -> None:
         try:
-            reply = behaviour(request, context)
+            work.set_result((behaviour(request, context), None))
         except _EndedError as error:
-            status = error.status
+            work.set_result((None, error.status))
         except BaseException as error:
-            status = status_of_error(error)
-        with self._changed:
-            self._reply, self._status, self.is_over = reply, status, True
-            self._changed.notify_all()
+            work.set_result((None, status_of_error(error)))
 
-    def answer(self, context: grpc.ServicerContext, hold_s: float) -> Any:
-        """Answer an attempt: with the result, or after a while with the news that there is none yet."""
-        gone = threading.Event()
+    threading.Thread(target=carry_out, name="held-call", daemon=True).start()
+    return work
 
-        def end() -> None:
-            with self._changed:
-                gone.set()
-                self._changed.notify_all()
 
-        if context.add_callback(end):
-            with self._changed:
-                self._changed.wait_for(lambda: self.is_over or gone.is_set(), hold_s)
-        if not self.is_over:
-            context.abort(AT_WORK_STATUS, AT_WORK)
-        if self._status is not None:
-            context.abort(grpc.StatusCode[self._status.name], self._status.details)
-        return self._reply
+def _answer(work: Work, context: grpc.ServicerContext, hold_s: float) -> Any:
+    """Answer an attempt: with the result, or after a while with the news that there is none yet."""
+    over = threading.Event()
+    work.add_done_callback(lambda _: over.set())
+    if context.add_callback(over.set):
+        over.wait(hold_s)
+    if not work.done():
+        context.abort(AT_WORK_STATUS, AT_WORK)
+    reply, status = work.result()
+    if status is not None:
+        context.abort(grpc.StatusCode[status.name], status.details)
+    return reply
 
 
 class IdempotencyInterceptor(grpc.ServerInterceptor):
@@ -380,7 +353,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._works: dict[tuple[str, str], _Work] = {}
+        self._works: dict[tuple[str, str], Work] = {}
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Let a call with terms be carried out once; leave any other as it is."""
@@ -395,7 +368,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
                 work = self._work((method, held.key), held, behaviour, request, context)
             except RingTuneError as error:
                 abort(context, error)
-            return work.answer(context, held.hold_s)
+            return _answer(work, context, held.hold_s)
 
         return grpc.unary_unary_rpc_method_handler(once, handler.request_deserializer, handler.response_serializer)
 
@@ -406,7 +379,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         behaviour: Callable[[Any, Any], Any],
         request: Any,
         context: grpc.ServicerContext,
-    ) -> _Work:
+    ) -> Work:
         """Find the work of a call, or begin it.
 
         Raises:
@@ -421,13 +394,13 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
                 raise FrameError("this call is not under way here; the process was started again")
             self._forget_old()
             try:
-                work = self._works[key] = _Work(behaviour, request, _WorkContext(context, held))
+                work = self._works[key] = _begin(behaviour, request, _WorkContext(context, held))
             except RuntimeError as error:
                 raise BusyError("the system has no more threads; try again") from error
             return work
 
     def _forget_old(self) -> None:
-        over = [key for key, work in self._works.items() if work.is_over]
+        over = [key for key, work in self._works.items() if work.done()]
         if len(self._works) - len(over) >= MAX_AT_WORK:
             raise BusyError(f"{MAX_AT_WORK} calls are under way here; try again later")
         for key in over[: max(0, len(over) + 1 - KEPT_RESULTS)]:

@@ -6,10 +6,10 @@ on have the new certificate.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,35 +20,19 @@ if TYPE_CHECKING:
     from ringtune.transport.identity import CertificateFacts, Identity
 
 
+@dataclass(slots=True)
 class Speaker:
-    """The identity of a process, and whom it refuses; safe for threads.
-
-    Args:
-        identity: to begin with.
+    """The identity of a process, and whom it refuses.
 
     Attributes:
+        identity: for connections that are opened from now on.
         removed: serial -> reason, of certificates that hold no longer though they have not expired.
+        renew_after_unix_s: the identity is not renewed before, because that has just failed.
     """
 
-    def __init__(self, identity: Identity) -> None:
-        self._lock = threading.Lock()
-        self._identity, self._version = identity, 0
-        self.removed: Mapping[str, str] = {}
-
-    @property
-    def identity(self) -> Identity:
-        """The identity as it is now."""
-        return self.now()[0]
-
-    def now(self) -> tuple[Identity, int]:
-        """Return the identity, and how often it was renewed."""
-        with self._lock:
-            return self._identity, self._version
-
-    def renew(self, identity: Identity) -> None:
-        """Speak with a new certificate from now on."""
-        with self._lock:
-            self._identity, self._version = identity, self._version + 1
+    identity: Identity
+    removed: Mapping[str, str] = field(default_factory=dict)
+    renew_after_unix_s: float = 0.0
 
     def refusal(self, caller: CertificateFacts) -> str:
         """Say why a party with a valid certificate is refused; empty = it is not."""

@@ -1,110 +1,24 @@
-"""TLS of both ends of a connection: mutual, with the identity of the process, and channels that outlive a certificate.
+"""TLS of both ends of a connection: mutual, with the identity of the process, and why a handshake failed.
 
-gRPC can't change the certificate of a channel. So a call uses a channel with the newest certificate; calls that are
-under way stay on theirs.
+A channel keeps the certificate that it was opened with; a server shows the newest one in each handshake.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Any
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from ringtune.transport.endpoints import Options
-from ringtune.transport.identity import Identity
+from ringtune.errors import ConnectionFailedError
+from ringtune.transport import speaker as speaking
+from ringtune.transport.endpoints import Options, split_address
 from ringtune.transport.parties import ANY_MEMBER, Party
 from ringtune.transport.speaker import Speaker
 
-
-class RenewingChannel(grpc.Channel):
-    """Stands for the channel of the newest version.
-
-    Args:
-        version: counts how often the certificate was renewed.
-        open_one: opens a channel with the certificate that there is.
-    """
-
-    def __init__(self, version: Callable[[], int], open_one: Callable[[], grpc.Channel]) -> None:
-        self._newest = version
-        self._open = open_one
-        self._lock = threading.Lock()
-        self._version = version()
-        self._channels = [open_one()]
-
-    def current(self) -> tuple[int, grpc.Channel]:
-        """Return the channel for new calls, and its version; older ones stay for the calls that are under way."""
-        with self._lock:
-            if self._version != self._newest() and self._channels:
-                self._version = self._newest()
-                self._channels.append(self._open())
-            return self._version, self._channels[-1]
-
-    def subscribe(
-        self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool | None = False
-    ) -> None:
-        """Tell of the newest channel whether it is connected."""
-        self.current()[1].subscribe(callback, bool(try_to_connect))
-
-    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Tell no more."""
-        for channel in self._channels:
-            channel.unsubscribe(callback)
-
-    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
-        """Make a call with one message each way."""
-        return _Method(self, "unary_unary", arguments, named)
-
-    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
-        """Make a call that is answered by many messages."""
-        return _Method(self, "unary_stream", arguments, named)
-
-    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
-        """Make a call of many messages."""
-        return _Method(self, "stream_unary", arguments, named)
-
-    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
-        """Make a call of many messages each way."""
-        return _Method(self, "stream_stream", arguments, named)
-
-    def close(self) -> None:
-        """Close it, and all calls that are under way."""
-        with self._lock:
-            for channel in self._channels:
-                channel.close()
-
-    def __enter__(self) -> RenewingChannel:
-        """Return the channel."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the channel."""
-        self.close()
-
-
-class _Method:
-    """One method of the channel; each call uses the newest channel."""
-
-    def __init__(self, channel: RenewingChannel, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._channel = channel
-        self._make: Callable[[grpc.Channel], Any] = lambda newest: getattr(newest, kind)(*arguments, **named)
-        self._made: tuple[int, Any] = (-1, None)
-
-    def _newest(self) -> Any:
-        version, channel = self._channel.current()
-        if self._made[0] != version:
-            self._made = (version, self._make(channel))
-        return self._made[1]
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._newest()(*arguments, **named)
-
-    def future(self, *arguments: Any, **named: Any) -> Any:
-        return self._newest().future(*arguments, **named)
-
-    def with_call(self, *arguments: Any, **named: Any) -> Any:
-        return self._newest().with_call(*arguments, **named)
+if TYPE_CHECKING:
+    from ringtune.transport.identity import Identity
 
 
 def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
@@ -116,14 +30,9 @@ def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party
         speaker: as whom.
         peer: to whom; None = any member.
     """
-    name = peer.server_name if peer else ANY_MEMBER
-
-    def open_one() -> grpc.Channel:
-        identity = speaker.identity
-        credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
-        return pinned_channel(address, credentials, name, options)
-
-    return RenewingChannel(lambda: speaker.now()[1], open_one)
+    identity = speaker.identity
+    credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
+    return pinned_channel(address, credentials, peer.server_name if peer else ANY_MEMBER, options)
 
 
 def pinned_channel(
@@ -134,28 +43,93 @@ def pinned_channel(
 
 
 def server_credentials(speaker: Speaker, *, asks_certificate: bool) -> grpc.ServerCredentials:
-    """Make the credentials of a server, which takes up a renewed certificate without a restart.
+    """Make the credentials of a server, which has the newest certificate in each handshake.
 
     Args:
         speaker: as whom.
         asks_certificate: whether callers need one too.
     """
-    served = -1
+    served = speaker.identity
 
     def newest() -> Any:  # None where nothing has changed, which the types do not foresee
         nonlocal served
-        identity, version = speaker.now()
-        if version == served:
+        if speaker.identity is served:
             return None
-        served = version
-        return _configuration(identity, asks_certificate=asks_certificate)
+        served = speaker.identity
+        return _configuration(served, asks_certificate=asks_certificate)
 
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(speaker.identity, asks_certificate=asks_certificate), newest, asks_certificate
-    )
+    first = _configuration(served, asks_certificate=asks_certificate)
+    return grpc.dynamic_ssl_server_credentials(first, newest, asks_certificate)
 
 
 def _configuration(identity: Identity, *, asks_certificate: bool) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(identity.key_pem, identity.certificate_pem)], identity.authority_pem if asks_certificate else None
     )
+
+
+_CLOSED: Final = "Socket closed"
+_PEEK_S: Final = 3.0
+_HANDSHAKE: Final = {
+    "WRONG_VERSION_NUMBER": "speaks plain text, and this process encrypts; start it with a trust folder, or add "
+    "--insecure if the network is trusted",
+    "certificate has expired": "has a certificate that has expired; set the clocks, or start it again (a node: with a "
+    "new token)",
+    "certificate is not yet valid": "has a certificate that is not valid yet; set the clocks",
+    "unable to get local issuer certificate": "has a certificate of another authority; join with a token of that "
+    "coordinator, or correct the address",
+    "Hostname Verification Check failed": "is another party than {peer}; correct the address",
+}
+"""What gRPC says of a failed handshake, and what it means of the party at the address."""
+_TAKES_CERTIFICATES: Final = (
+    "who answers at {address} takes certificates only, and this process has none; join with a token ('ringtune node "
+    "--token-file FILE', for a user 'ringtune join'), or correct --trust"
+)
+
+
+def handshake_problem(failure: str, address: str, peer: Party) -> str:
+    """Say why certificates prevented a connection; empty = they are not known to be the reason.
+
+    Args:
+        failure: gRPC's text of the failed call.
+        address: ``host:port``.
+        peer: who should be there.
+    """
+    who = speaking.speaker()
+    if who is None:
+        return _TAKES_CERTIFICATES.format(address=address) if _CLOSED in failure and _is_encrypted(address) else ""
+    problem = who.identity.facts.problem_at(time.time())
+    if problem:
+        return f"the certificate of this process {problem}"
+    meaning = next((meaning for text, meaning in _HANDSHAKE.items() if text in failure), "")
+    return f"who answers at {address} {meaning.format(peer=peer)}" if meaning else ""
+
+
+def _is_encrypted(address: str) -> bool:
+    try:
+        certificate_at(address, timeout_s=_PEEK_S)
+    except ConnectionFailedError:
+        return False
+    return True
+
+
+def certificate_at(address: str, *, timeout_s: float = 10.0) -> bytes:
+    """Return the certificate of the party that answers at an address, PEM, without trust.
+
+    Raises:
+        ConnectionFailedError: nobody answers, or not with a certificate.
+    """
+    host, port = split_address(address, option="--coordinator")
+    try:
+        return ssl.get_server_certificate((host, port), timeout=timeout_s).encode("ascii")
+    except ssl.SSLError as error:
+        raise ConnectionFailedError(
+            f"who answers at {address} shows no certificate, but speaks plain text; correct --coordinator, or start it "
+            "with a trust folder"
+        ) from error
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ConnectionFailedError(
+            f"nobody answers at {address} ({why}); check that the coordinator runs with a trust folder, and address "
+            "and firewall"
+        ) from error

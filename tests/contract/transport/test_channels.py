@@ -1,21 +1,23 @@
-"""Tests of ``ringtune.transport.channels``: connections, workers."""
+"""Tests of ``ringtune.transport.channels``: connections, their windows, workers, and strangers who say nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
-from ringtune.transport.channels import Server, Workers, open_channel
-from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS
+from ringtune.errors import ConnectionFailedError, DataError, DeadlineError, RingTuneError
+from ringtune.transport.channels import Server, Workers, defer_accept, open_channel
+from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS, WINDOW_BYTES
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.processes import source_environment
@@ -58,15 +60,10 @@ def _failure(agent: FailingAgent, timeout_s: float = WAIT_S) -> RingTuneError:
         server.stop(grace_s=0.1)
 
 
-@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
-def test_connections_every_error_crosses_a_call(cls: type[RingTuneError]) -> None:
-    """An error raised behind a servicer is the same error at the caller, message included."""
-    error = _failure(FailingAgent(cls("node pi-4: größer\nthan it is")))
-    assert (type(error), str(error)) == (cls, "node pi-4: größer\nthan it is")
-
-
-def test_connections_a_bug_crosses_a_call_with_its_type() -> None:
-    """Any other exception is named, not swallowed; its text, which may have what a row says, stays at home."""
+def test_connections_errors_cross_a_call() -> None:
+    """One of ours as it is (every class: ``test_status``); a bug by its type, as its text may have what a row says."""
+    error = _failure(FailingAgent(DataError("node pi-4: größer\nthan it is")))
+    assert (type(error), str(error)) == (DataError, "node pi-4: größer\nthan it is")
     error = _failure(FailingAgent(KeyError("lost")))
     assert type(error) is RingTuneError
     assert "internal error, KeyError" in str(error)
@@ -220,6 +217,37 @@ def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> 
     server.stop(grace_s=0.1)
 
 
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("window_bytes", [WINDOW_BYTES, 1 << 20])
+def test_connections_hold_no_more_unread_than_their_window(window_bytes: int) -> None:
+    """Of a stream that is fast and is read no more, and what is on its way; a caller's own window counts first."""
+    sent: list[int] = []
+    piece = bytes(1 << 18)
+
+    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for number in range(256):
+            sent.append(number)
+            yield piece
+
+    def add(server: grpc.Server) -> None:
+        handler: Any = grpc.unary_stream_rpc_method_handler(stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", {"Stream": handler}),))
+
+    server = Server("127.0.0.1:0", add)
+    more = () if window_bytes == WINDOW_BYTES else (("grpc.http2.lookahead_bytes", window_bytes),)
+    with open_channel(server.address, more) as channel:
+        method: Any = channel.unary_stream("/Test/Stream")
+        call = method(b"")
+        num_read = len([next(call) for _ in range(64)])
+        pause, before = threading.Event(), -1
+        while before != len(sent):
+            before = len(sent)
+            pause.wait(0.3)
+        assert (len(sent) - num_read) * len(piece) < 2 * window_bytes + 8 * len(piece)
+        call.cancel()
+    server.stop(grace_s=0.1)
+
+
 def test_connections_to_a_slow_board_are_waited_for() -> None:
     """Behind a router that queues for two seconds, or on a busy board, the first bytes of an answer take that long."""
     agent, over = FailingAgent(), threading.Event()
@@ -337,3 +365,77 @@ def test_workers_without_a_thread_left_let_calls_wait(monkeypatch: pytest.Monkey
     go_on.set()
     assert first.result(WAIT_S) and second.result(WAIT_S)
     assert workers.close(WAIT_S)
+
+
+# ---- strangers cost a server nothing until they say something --------------------------------------
+
+COUNT = 50
+deferring = pytest.mark.skipif(not hasattr(socket, "TCP_DEFER_ACCEPT"), reason="the system has no such thing")
+
+
+class Node(control_pb2_grpc.AgentServicer):
+    """Takes every grant."""
+
+    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Take it."""
+        return control_pb2.Empty()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that serves a node."""
+    made = Server("127.0.0.1:0", lambda added: control_pb2_grpc.add_AgentServicer_to_server(Node(), added))
+    yield made
+    made.stop(0.0)
+
+
+def taken(port: int) -> int:
+    """How many connections this process has taken on a port."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as found:
+            is_taken = found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port
+            count += bool(is_taken and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return count
+
+
+def call(server: Server) -> None:
+    """Make a call on a connection of its own."""
+    with open_channel(server.address) as channel:
+        control_pb2_grpc.AgentStub(channel).Grant(control_pb2.GrantRequest(), timeout=WAIT_S)
+
+
+def connections(server: Server, stack: contextlib.ExitStack) -> list[socket.socket]:
+    """Connect as often as a stranger who says nothing."""
+    return [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), WAIT_S)) for _ in range(COUNT)]
+
+
+@deferring
+def test_silent_connections_are_not_taken_and_others_come_past_them(server: Server) -> None:
+    """They came first, and a call that came after them is answered."""
+    with contextlib.ExitStack() as stack:
+        connections(server, stack)
+        call(server)
+        assert taken(server.port) <= 1  # that of the call, if it is not closed yet
+        with open_channel(server.address) as channel:
+            control_pb2_grpc.AgentStub(channel).Grant(control_pb2.GrantRequest(), timeout=WAIT_S)
+            assert taken(server.port) >= 1  # so they would be counted
+
+
+@deferring
+def test_connection_is_taken_with_its_first_byte(server: Server) -> None:
+    """So that nobody who calls waits for anything: the server answers an HTTP/2 client who has said who it is."""
+    with contextlib.ExitStack() as stack:
+        (first, *_) = connections(server, stack)
+        first.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
+        assert first.recv(9)
+        assert 1 <= taken(server.port) <= 2
+
+
+@deferring
+def test_sockets_of_other_ports_are_left_alone(server: Server) -> None:
+    """A process may serve on several."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert defer_accept(server.port) == 1
+        assert not other.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT)
+        assert defer_accept(1) == 0

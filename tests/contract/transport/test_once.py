@@ -1,10 +1,10 @@
-"""A call that is made several times over a real connection is carried out once; no test waits for a real lease."""
+"""A call that is made several times over a real connection is carried out once; and how often it is made."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from ringtune.errors import DataError, PeerLostError
 from ringtune.transport import retry as once_module
 from ringtune.transport.channels import Server, open_channel
-from ringtune.transport.retry import AT_WORK, Attempt, AttemptTerms, RetriedCall, RetryState, repeated
+from ringtune.transport.retry import AT_WORK, RETRY_S, AttemptTerms, RetriedCall, RetryState
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.failing_calls import DroppedCallError
@@ -106,7 +106,7 @@ def asked(method: Any) -> RetriedCall:
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attempts be held for a moment, and fail no earlier on a busy machine."""
-    monkeypatch.setattr(RetryState, "attempt", lambda self, now_s: Attempt(0.01, WAIT_S))
+    monkeypatch.setattr(RetryState, "attempt", lambda self: (0.01, WAIT_S))
 
 
 @pytest.mark.parametrize("losses", [["request"], ["reply"], ["request", "reply", "reply"]])
@@ -257,34 +257,111 @@ def test_terms_are_read_as_they_were_written_within_bounds() -> None:
     assert AttemptTerms.read(AttemptTerms("k", 1e9, -1.0).metadata()) == AttemptTerms("k", 600.0, 0.0)
 
 
+# ---- how often, on a clock of the test's own ---------------------------------------------------------
+
+
+class Clock:
+    """Stands still until it is set, or goes on by so many seconds whenever it is read."""
+
+    def __init__(self, now_s: float = 100.0, step_s: float = 0.0) -> None:
+        self.now_s, self._step_s = now_s, step_s
+
+    def __call__(self) -> float:
+        """The time."""
+        self.now_s += self._step_s
+        return self.now_s
+
+
+BRIEF_LEASE_S = 9.0
+
+
+def patience(clock: Clock, *, timeout_s: float = 600.0, request_bytes: int = 0) -> RetryState:
+    """Patience that begins at 100 s."""
+    return RetryState(lease_s=BRIEF_LEASE_S, timeout_s=timeout_s, request_bytes=request_bytes, now_s=clock)
+
+
+def missed(made: RetryState, clock: Clock, *times_s: float) -> list[bool]:
+    """Whether another attempt follows one that has no answer at each of these times."""
+    follows = []
+    for clock.now_s in times_s:
+        follows.append(made.miss())
+    return follows
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "times_s", "follows"),
+    [
+        (0, (100.1, 104.0, 108.7, 109.0), [True, True, True, False]),  # until a lease of silence
+        (0, (145.0, 145.0 + RETRY_S), [True, False]),  # two attempts: who asks may have stood still in the first
+        (1 << 20, (138.0, 140.0, 141.0), [True, True, False]),  # a megabyte at 32 KiB/s takes 32 s more
+    ],
+)
+def test_attempts_follow_until_a_lease_of_silence(request_bytes: int, times_s: Any, follows: list[bool]) -> None:
+    """A connection that is gone for less than the lease costs nothing but attempts."""
+    clock = Clock()
+    assert missed(patience(clock, request_bytes=request_bytes), clock, *times_s) == follows
+
+
+def test_attempts_count_the_lease_from_the_last_sign_of_life() -> None:
+    """Work of minutes is no silence, as the one who does it says so every third of a lease."""
+    clock = Clock()
+    made = patience(clock)
+    for clock.now_s in range(103, 400, 3):
+        made.hear()
+    assert missed(made, clock, 400.0, 405.5, 406.0) == [True, True, False]
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_attempts_end_with_the_call_whatever_is_heard() -> None:
+    """Who says for ever that it is at work is not waited for for ever."""
+    clock = Clock()
+    made = patience(clock, timeout_s=20.0)
+    clock.now_s = 119.95
+    made.hear()
+    assert missed(made, clock, 120.0) == [False]
+    clock.now_s = 121.0
+    assert made.attempt()[1] == pytest.approx(0.01)
+
+
+def test_attempt_is_held_for_less_than_it_may_take() -> None:
+    """So "at work" arrives before the attempt counts as silent; the last one is held beyond the end of the call."""
+    clock = Clock()
+    assert patience(clock).attempt() == (BRIEF_LEASE_S / 3, 2 * BRIEF_LEASE_S / 3)
+    assert patience(clock, request_bytes=1 << 20).attempt()[1] == pytest.approx(32.0 + 6.0)
+    made = patience(clock, timeout_s=20.0)
+    clock.now_s = 115.0
+    hold_s, timeout_s = made.attempt()
+    assert timeout_s == pytest.approx(5.0) and hold_s > timeout_s
+
+
 def test_repeated_call_goes_on_while_there_are_signs_of_life() -> None:
     """A file that breaks off again and again, a little later each time, comes in the end."""
-    clock = iter(float(second) for second in range(0, 1000, 7))
-    tries: list[int] = []
+    made, tries = patience(Clock(step_s=5.0), timeout_s=1e6), list[int]()
 
-    def once(hear: Callable[[], None]) -> str:
+    def once() -> str:
         tries.append(len(tries))
-        hear()
+        made.hear()
         if len(tries) < 5:
             raise DroppedCallError("Socket closed")
         return "file"
 
-    assert repeated(once, peer="node pi", lease_s=10.0, timeout_s=1e6, now_s=lambda: next(clock)) == "file"
+    assert made.repeat(once, peer="node pi") == "file"
     assert len(tries) == 5
 
 
 @pytest.mark.promise("6 every wait ends")
 def test_repeated_call_ends_after_a_lease_of_silence() -> None:
     """And at once where the other one answers, or nobody waits any more."""
-    clock = iter([0.0, 1.0, 5.0, 11.0])
+    given_up, tries = threading.Event(), list[int]()
 
-    def silent(_: Callable[[], None]) -> None:
+    def silent() -> None:
+        tries.append(len(tries))
         raise DroppedCallError("Socket closed")
 
     with pytest.raises(DroppedCallError):
-        repeated(silent, peer="node pi", lease_s=10.0, timeout_s=1e6, now_s=lambda: next(clock))
-    assert next(clock, None) is None
-    given_up = threading.Event()
+        patience(Clock(step_s=4.0)).repeat(silent, peer="node pi")
+    assert len(tries) == 3
     given_up.set()
     with pytest.raises(DroppedCallError):
-        repeated(silent, peer="node pi", lease_s=1e6, timeout_s=1e6, given_up=given_up)
+        patience(Clock()).repeat(silent, peer="node pi", given_up=given_up)
+    assert len(tries) == 4

@@ -55,13 +55,13 @@ def uses(pem: bytes) -> set[x509.ObjectIdentifier]:
     return set(read_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
 
 
-def test_certificates_name_their_bearer_and_hold_for_a_month() -> None:
+def test_certificates_name_their_bearer_and_hold_for_a_year() -> None:
     """The certificate of a node says who it is, from two days before it was issued."""
     facts = AUTHORITY.identity(PI, NOW_S).facts
     assert facts.party == PI
     assert facts.begins_unix_s == NOW_S - BACKDATED_S
     assert facts.ends_unix_s == NOW_S + DAYS * DAY_S
-    assert facts.renew_at_unix_s == pytest.approx(NOW_S + 20 * DAY_S)
+    assert facts.renew_at_unix_s == NOW_S + (DAYS - 90) * DAY_S
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_certificates_name_their_bearer_and_hold_for_a_month() -> None:
         (-2.0, ""),
         (-2 / 24, ""),
         (0.0, ""),
-        (30.0, ""),
-        (30.1, "has expired"),
-        (400.0, "has expired"),
+        (DAYS, ""),
+        (DAYS + 0.1, "has expired"),
+        (800.0, "has expired"),
     ],
 )
 def test_certificates_hold_with_a_clock_that_is_two_hours_off(days_later: float, problem: str) -> None:
@@ -93,6 +93,14 @@ def test_certificates_of_users_serve_nobody() -> None:
         pem = AUTHORITY.identity(party, NOW_S).certificate_pem
         assert server_names(pem) == [party.server_name, ANY_MEMBER]
         assert uses(pem) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+
+
+def test_certificates_end_with_their_authority() -> None:
+    """Whatever is asked for; then nothing is issued any more, and the clock and the remedy are named."""
+    last = read_certificate(AUTHORITY.certificate_pem).not_valid_after_utc.timestamp()
+    assert AUTHORITY.identity(PI, last - DAY_S).facts.ends_unix_s == last
+    with pytest.raises(TrustError, match=r"authority has expired on .* clock says .* 'ringtune coordinator init"):
+        AUTHORITY.identity(PI, last + 1)
 
 
 def test_certificates_of_another_authority_are_told_apart() -> None:
@@ -167,7 +175,7 @@ def test_identity_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
 def test_identity_that_has_expired_names_the_clock(tmp_path: Path) -> None:
     """Either the clock is wrong or the certificate is old: the message has both dates."""
     write_identity(tmp_path, AUTHORITY.identity(PI, NOW_S))
-    with pytest.raises(TrustError, match=r"of node pi-4 has expired on 2027-02-14 08:00 UTC, and .*clock says 2028"):
+    with pytest.raises(TrustError, match=r"of node pi-4 has expired on 2028-01-15 08:00 UTC, and .*clock says 2028"):
         read_identity(tmp_path, NOW_S + 400 * DAY_S)
 
 
@@ -260,7 +268,7 @@ def test_register_removes_every_certificate_and_open_token_of_a_party(register: 
     assert register.remove(PI_NODE, "it was stolen") == 1
     found = Register(tmp_path).removed(NOW_S)
     assert [(each.serial, each.reason) for each in found] == [(serial, "it was stolen")]
-    assert register.removed(NOW_S + 31 * 24 * HOUR_S) == ()
+    assert register.removed(NOW_S + (DAYS + 1) * DAY_S) == ()
     with pytest.raises(TokenError):
         register.redeem("open", "key", NOW_S, never)
     assert register.redeem("of another", "key", NOW_S, issue)

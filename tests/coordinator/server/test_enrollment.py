@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 
 from coordinator.server.certificate_authority import Authority, TrustKeeper, init_trust, make_token
 from coordinator.server.server import CoordinatorServer
-from ringtune.errors import ConnectionFailedError, StorageError, TokenError, TrustError
+from ringtune.errors import ConnectionFailedError, TokenError, TrustError
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due
-from ringtune.transport.identity import read_identity
+from ringtune.transport.identity import read_certificate, read_identity, write_identity
 from ringtune.transport.parties import COORDINATOR, INVALID, Party, Token, node_party, parse_token
 from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.v1 import trust_pb2, trust_pb2_grpc
+from tests.support.failing_calls import DroppedCallError
 from tests.support.trust_parts import DAY_S
 
 HOUR_S = 3600.0
@@ -160,33 +164,55 @@ def test_joining_with_a_clock_of_another_year_names_the_clock(tmp_path: Path) ->
 # ---- later -----------------------------------------------------------------------------------------
 
 
-def test_joining_renews_at_two_thirds_of_a_life(tmp_path: Path) -> None:
-    """Not before; then with a new key, in the folder and in the process."""
+def test_joining_renews_what_ends_within_90_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not before; then with a new key, in the folder and in the process. A coordinator that is away ends nothing."""
     trust, folder = tmp_path / "trust", tmp_path / "node"
     with running(trust) as (_, address):
         first = join(address, invited(trust), folder)
-        speaker = Speaker(first)
+        speaker, due_unix_s = Speaker(first), first.facts.ends_unix_s - 90 * DAY_S
         with membership(address, speaker) as stub:
-            assert not renew_if_due(stub, speaker, folder, first.facts.renew_at_unix_s - 1)
-            assert read_identity(folder, time.time()) == first
-            assert renew_if_due(stub, speaker, folder, first.facts.renew_at_unix_s + 1)
+            assert not renew_if_due(stub, speaker, folder, due_unix_s - 1)
+            assert read_identity(folder, time.time()) == speaker.identity == first
+            assert renew_if_due(stub, speaker, folder, due_unix_s + 1)
     second = read_identity(folder, time.time())
     assert second == speaker.identity
     assert (second.party, second.key_pem != first.key_pem) == (PI, True)
-
-
-def test_joining_keeps_the_certificate_that_could_not_be_renewed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A coordinator that is away is no reason to end: the log says so, and the next look tries again."""
-    trust, folder = tmp_path / "trust", tmp_path / "node"
-    with running(trust) as (_, address):
-        first = join(address, invited(trust), folder)
     speaker = Speaker(first)
     with membership(address, speaker) as stub:
-        assert not renew_if_due(stub, speaker, folder, first.facts.renew_at_unix_s + 1)
-    assert "can't be renewed yet" in caplog.text
-    assert read_identity(folder, time.time()) == speaker.identity == first
+        for at_unix_s in (due_unix_s + 1, due_unix_s + 2):  # the second one asks nobody: it would not be answered soon
+            assert not renew_if_due(stub, speaker, folder, at_unix_s)
+    assert caplog.text.count("can't be renewed yet") == 1
+    assert (read_identity(folder, time.time()), speaker.identity) == (second, first)
+
+
+def test_joining_holds_for_a_run_of_years(tmp_path: Path) -> None:
+    """On a made-up clock, a node that is never restarted, and does not reach its coordinator for two months a year.
+
+    No certificate of either ends: connections are opened and answered with 30 days left at least.
+    """
+    now_unix_s = time.time()
+    init_trust(tmp_path, now_unix_s)
+    keeper = TrustKeeper(tmp_path, clock=lambda: now_unix_s)
+    speaker = Speaker(Authority.read(tmp_path).identity(PI, now_unix_s))
+    serials, least_s, is_away = set[str](), math.inf, False
+
+    def renew(request: trust_pb2.RenewRequest, *, timeout: float) -> trust_pb2.CertifyReply:
+        if is_away:
+            raise DroppedCallError("Socket closed")
+        return trust_pb2.CertifyReply(certificate_pem=keeper.renew(speaker.identity.facts, request.request_pem))
+
+    stub: Any = SimpleNamespace(Renew=renew)
+    for day in range(3 * 365):
+        is_away = 270 <= day % 365 < 331
+        renew_if_due(stub, speaker, tmp_path / "node", now_unix_s)
+        for identity in (speaker.identity, keeper.speaker.identity):
+            assert not identity.facts.problem_at(now_unix_s)
+            least_s = min(least_s, identity.facts.ends_unix_s - now_unix_s)
+        serials.add(speaker.identity.facts.serial)
+        now_unix_s += DAY_S
+    assert least_s > 30 * DAY_S
+    assert len(serials) == 4
+    assert TrustKeeper(tmp_path, clock=lambda: now_unix_s).speaker.identity == keeper.speaker.identity
 
 
 def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
@@ -205,7 +231,7 @@ def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
 
 
 def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
-    """Their names are of one form, and their certificates hold for a day."""
+    """Their names are of one form, and their certificates hold for a day, renewed ones too."""
     trust = tmp_path / "trust"
     with running(trust) as (keeper, address):
         guest = node_party("eval-0123abcd")
@@ -214,45 +240,28 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         identity = join(address, parse_token(keeper.invite(guest.name)), tmp_path / "guest")
         assert identity.party == guest
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
+        speaker = Speaker(identity)
+        with membership(address, speaker) as stub:
+            renew(stub, speaker, tmp_path / "guest")
+        assert speaker.identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
 
 
-def test_keeper_makes_itself_a_new_certificate_where_its_own_has_expired(tmp_path: Path) -> None:
-    """A coordinator that was off for a year goes on; so does one that runs for longer than a certificate holds."""
-    init_trust(tmp_path, time.time() - 400 * DAY_S)
-    keeper = TrustKeeper(tmp_path)
-    first = keeper.speaker.identity
-    assert not first.facts.problem_at(time.time())
-    keeper.renew_own(time.time())
-    assert keeper.speaker.identity == first
-    keeper.renew_own(first.facts.renew_at_unix_s + 1)
-    assert keeper.speaker.identity.facts.serial != first.facts.serial
-    assert read_identity(tmp_path, time.time()) == keeper.speaker.identity
+@pytest.mark.parametrize("days", [20.0, -400.0])
+def test_keeper_makes_itself_a_new_certificate_where_its_own_ends_soon(tmp_path: Path, days: float) -> None:
+    """One that has expired, or ends within 90 days: the new one lasts as long as the authority, and is kept."""
+    init_trust(tmp_path, time.time())
+    authority = Authority.read(tmp_path)
+    write_identity(tmp_path, authority.identity(COORDINATOR, time.time() - 600 * DAY_S, days=600 + days))
+    found = TrustKeeper(tmp_path).speaker.identity
+    last = read_certificate(authority.certificate_pem).not_valid_after_utc.timestamp()
+    assert found.facts.ends_unix_s == pytest.approx(last, abs=2)
+    assert read_identity(tmp_path, time.time()) == TrustKeeper(tmp_path).speaker.identity == found
 
 
 def test_keeper_needs_an_authority(tmp_path: Path) -> None:
     """A folder without one is named, with the command that makes it."""
     with pytest.raises(TrustError, match="has no authority; make one with 'ringtune coordinator init'"):
         TrustKeeper(tmp_path)
-
-
-def test_keeper_that_can_not_renew_its_own_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk does not end the coordinator, whose certificate holds for ten days more; it tries again later."""
-    init_trust(tmp_path, time.time())
-    keeper, tries = TrustKeeper(tmp_path), []
-    first = keeper.speaker.identity
-    due_unix_s = first.facts.renew_at_unix_s + 1
-
-    def full(*_: object) -> None:
-        tries.append(1)
-        raise StorageError("no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("coordinator.server.certificate_authority.write_identity", full)
-        for _ in range(3):
-            keeper.renew_own(due_unix_s)
-    assert (keeper.speaker.identity, len(tries)) == (first, 1)
-    keeper.renew_own(due_unix_s + HOUR_S)
-    assert keeper.speaker.identity != first
 
 
 def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:

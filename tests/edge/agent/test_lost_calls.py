@@ -51,7 +51,7 @@ def member(coordinator: Any, ended: list[str]) -> Membership:
     """Node a, which works on no run."""
     identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
     return Membership(
-        coordinator=coordinator,
+        coordinator=lambda: coordinator,
         where="there",
         identity=identity,
         current_run=lambda: "",

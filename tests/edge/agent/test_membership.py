@@ -12,8 +12,10 @@ import pytest
 
 from edge.agent import membership as ms
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError
+from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 from tests.edge.runtime.test_reporter import CallError
+from tests.support.trust_parts import speaker_of
 
 WAIT_S = 20.0
 
@@ -71,7 +73,7 @@ def make(coordinator: FakeCoordinator, told: Told, **options: Any) -> ms.Members
     """A membership of node a."""
     stub: Any = coordinator
     return ms.Membership(
-        coordinator=stub,
+        coordinator=lambda: stub,
         where="host:1",
         identity=control_pb2.JoinRequest(node="a", instance="i"),
         current_run=lambda: told.run_id,
@@ -301,12 +303,13 @@ def test_membership_ends_where_a_certificate_is_refused(monkeypatch: pytest.Monk
     assert told.run_over == [("", "node a was removed: stolen")]
 
 
-def test_membership_does_not_try_to_join_without_trust() -> None:
+def test_membership_does_not_try_to_join_without_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with certificates is said at the first try, not after half a minute of them."""
     coordinator = FakeCoordinator()
     coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 100
-    with pytest.raises(TrustError, match="node a can't join: it takes certificates only"):
-        make(coordinator, Told(), refusal_reason=lambda: "it takes certificates only").join(timeout_s=WAIT_S)
+    monkeypatch.setattr(CallError, "details", lambda _: "SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER")
+    with speaking_as(speaker_of("a")), pytest.raises(TrustError, match="a can't join: who answers at host:1 speaks pl"):
+        make(coordinator, Told()).join(timeout_s=WAIT_S)
     assert coordinator.calls == ["join"]
 
 
@@ -316,5 +319,5 @@ def test_membership_passes_on_who_was_removed() -> None:
     coordinator = FakeCoordinator()
     removed = control_pb2.RemovedCertificate(serial="1f", reason="node b was removed")
     coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r1", removed=[removed])]
-    make(coordinator, Told(), on_removed=lambda found: heard.append(dict(found))).send_heartbeat()
+    make(coordinator, Told(), on_answer=lambda found: heard.append(dict(found))).send_heartbeat()
     assert heard == [{"1f": "node b was removed"}]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
-from edge.agent.process import count_rows, give_up
+from coordinator.server.certificate_authority import Authority
+from edge.agent.process import CoordinatorCalls, count_rows, give_up
 from edge.checkpoint.snapshots import TurnSnapshots
+from edge.options import AgentOptions
 from ringtune.errors import DataError, DeadlineError
+from ringtune.transport.identity import read_identity
+from ringtune.transport.parties import node_party
+from ringtune.transport.speaker import Speaker, speaking_as
+from ringtune.v1 import control_pb2
+from tests.coordinator.server.test_enrollment import running
+from tests.support.trust_parts import DAY_S
+
+WAIT_S = 20.0
 
 
 def test_count_rows_of_a_table_is_that_of_its_share(tmp_path: Path) -> None:
@@ -40,6 +53,28 @@ def test_count_rows_refuses_what_no_run_could_read(tmp_path: Path) -> None:
     broken.write_text("not json\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: it is not JSON"):
         count_rows(broken, (0, 1))
+
+
+def test_calls_to_the_coordinator_take_a_renewed_certificate(tmp_path: Path) -> None:
+    """The next call is made with it, over a new connection; and whoever was removed is refused here from then on."""
+    trust, folder = tmp_path / "trust", tmp_path / "node"
+    with running(trust) as (keeper, address), contextlib.ExitStack() as channels:
+        who = Speaker(Authority.read(trust).identity(node_party("pi"), time.time() - 274 * DAY_S))
+        with speaking_as(who):
+            calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
+            before, first = calls.stub, who.identity
+            calls.hear({"1f": "node b was removed"})
+            assert (who.removed, who.identity, calls.stub) == ({"1f": "node b was removed"}, first, before)
+            who.identity = Authority.read(trust).identity(node_party("pi"), time.time() - 276 * DAY_S)
+            calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
+            before, first = calls.stub, who.identity
+            calls.hear({})
+        assert read_identity(folder, time.time()) == who.identity != first
+        keeper.speaker.removed = {first.facts.serial: "it is the old one"}
+        beat = control_pb2.HeartbeatRequest(node="pi", instance="i")
+        with pytest.raises(grpc.RpcError, match="it is the old one"):
+            before.Heartbeat(beat, timeout=WAIT_S)
+        assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
 
 
 class FakeAgent:

@@ -175,21 +175,6 @@ def test_checks_hold_the_sender_to_its_credits() -> None:
     check.admit(_header(of, seq=1, micro=0))
 
 
-def test_checks_refuse_old_turns() -> None:
-    """Once the run is many turns on, a frame of the beginning is refused even if it never came before."""
-    of = plan(num_steps=400, local_iterations=1)
-    turns = _known(of)
-    check = _check(of, turns=turns)
-    for turn in itertools.islice(turn_sequence(of.course), 100):
-        _begin(turns, turn)
-        check.admit(_header(of, seq=turn.first_seq))
-        check.credit_returned(2, 1)
-    with pytest.raises(FrameError, match="none of turns 98 to 125, which may come now"):
-        check.admit(_header(of, seq=3, micro=1))
-    with pytest.raises(FrameError, match="none of turns 98 to 125, which may come now"):
-        check.admit(_header(of, seq=200))
-
-
 def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
     """The head for turn 1 goes from c to d, once."""
     blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(b"head"))
@@ -266,51 +251,39 @@ def test_checks_hello_of_another_run_is_refused(change: Callable[[ring_pb2.Frame
 
 @pytest.mark.promise("7 bounded memory")
 def test_checks_of_a_long_run_stay_small_and_quick() -> None:
-    """A run of a million steps is not expanded ahead: memory follows the window, not the run."""
-    of = plan(num_steps=1_000_000, local_iterations=10)
-    turns = _known(of)
-    check = _check(of, turns=turns)
-    began_s = time.process_time()
-    for turn in itertools.islice(turn_sequence(of.course), 200):
-        _begin(turns, turn)
-        for seq in range(turn.first_seq, turn.end_seq):
-            check.admit(_header(of, seq=seq))
-            check.credit_returned(2, 1)
-    assert time.process_time() - began_s < 5.0
-    assert len(check._seen) <= 30
-    assert _num_known(turns) < 300
-
-
-def test_checks_forget_the_turns_of_long_ago() -> None:
-    """Turns are kept around those that are on only, and still every frame of the run passes and none of long ago."""
-    of = plan(num_steps=3000, local_iterations=1)
+    """A run of a million steps is not expanded ahead: turns are kept around those that are on, none of long ago."""
+    of = plan(num_steps=1_000_000, local_iterations=1)
     turns, most = _known(of), 0
     check = _check(of, turns=turns)
-    for turn in itertools.islice(turn_sequence(of.course), 2900):
+    began_s = time.process_time()
+    for turn in itertools.islice(turn_sequence(of.course), 700):
         _begin(turns, turn)
         check.admit(_header(of, seq=turn.first_seq))
         check.credit_returned(2, 1)
         most = max(most, _num_known(turns))
+    assert time.process_time() - began_s < 5.0
+    assert len(check._seen) <= 30
     assert most < 200
-    with pytest.raises(FrameError, match="none of turns 2898 to"):
-        check.admit(_header(of, seq=3))
+    for seq, micro in ((3, 0), (3, 1), (1400, 0)):  # one that came, one that never did, one that is far ahead
+        with pytest.raises(FrameError, match="none of turns 698 to 725, which may come now"):
+            check.admit(_header(of, seq=seq, micro=micro))
 
 
 def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
     """Late in a run the head still has to come from the owner of the turn before."""
-    of = plan(num_steps=3000, local_iterations=1)
+    of = plan(num_steps=1000, local_iterations=1)
     turns = _known(of)
     check = _check(of, source="c", node="d", turns=turns)
     heads = [turn for turn in turn_sequence(of.course) if turn.owner == "d"]
     for turn in turn_sequence(of.course):
-        if turn.index > heads[1199].index:
+        if turn.index > heads[299].index:
             break
         _begin(turns, turn)
         if turn.owner == "d":
             check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, Pieces.of(b"head")))
     assert _num_known(turns) < 200
     with pytest.raises(FrameError, match="that turn's head goes from"):
-        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, Pieces.of(b"head")))
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[300].index - 1, Pieces.of(b"head")))
 
 
 def test_checks_admit_of_the_way_to_the_head_only_what_it_reads() -> None:
@@ -405,12 +378,12 @@ def test_checks_know_turns_ahead_through_scores() -> None:
 @pytest.mark.promise("7 bounded memory")
 def test_checks_keep_nothing_of_rows_that_have_passed() -> None:
     """Other operations for every micro-batch of a long run: what a link keeps does not grow with them."""
-    of = make_plan([("a", 0, 6), ("b", 6, 12)], ["c"], method="all", num_blocks=12, train_rows=1600, num_steps=400)
+    of = make_plan([("a", 0, 6), ("b", 6, 12)], ["c"], method="all", num_blocks=12, train_rows=800, num_steps=200)
     of = changed(of, operations=random_operations(random.Random(0), of.course))
     turns = KnownTurns(of, StartPoint.of(of.course))
-    check = FrameCheck(expectation(of, "b"), "a", turns)
+    check, count = FrameCheck(expectation(of, "b"), "a", turns), 0
     for turn in turn_sequence(of.course):
-        turns.granted(turn)
+        _begin(turns, turn)
         for item in items(of.course, turn) if turn.kind is StepKind.TRAIN else ():
             for micro, found in enumerate(legs(of, item, "b")):
                 for leg in found:
@@ -418,8 +391,9 @@ def test_checks_keep_nothing_of_rows_that_have_passed() -> None:
                         key = TensorKey(Payload.HIDDEN, item.seq, micro, leg.start)
                         check.admit(tensor_header(of, "a", key, 2))
                         check.credit_returned(leg.start, 1)
+                        count += 1
     kept = [len(value) for value in vars(check).values() if isinstance(value, dict)]
-    assert sum(kept) < 300
+    assert sum(kept) < 10 < count / 10
 
 
 @pytest.mark.parametrize("eval_every", [0, 100])
