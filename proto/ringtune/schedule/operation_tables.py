@@ -44,10 +44,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.errors import PlanError, RingTuneError
-from ringtune.storage.strict import check_keys, json_digest, read_dataclass, read_value
+from ringtune.errors import PlanError
+from ringtune.storage.strict import Bounds, OneOf, check_fields, check_keys, json_digest, read_dataclass, read_value
 
 FULL: Final = "1"
 FORWARD_ONLY: Final = "2"
@@ -566,13 +566,9 @@ class TieBreak(enum.StrEnum):
     TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
 
 
-WORDS: Final[Mapping[str, type[enum.StrEnum]]] = {
-    "policy": Policy,
-    "backward_score": Score,
-    "forward_score": Score,
-    "ties": TieBreak,
-}
-"""The keys of operations that are words, and the words that each may be."""
+PolicyWord = Annotated[str, OneOf(tuple(word.value for word in Policy), UNDEFINED_POLICIES)]
+ScoreWord = Annotated[str, OneOf(tuple(word.value for word in Score))]
+TieWord = Annotated[str, OneOf(tuple(word.value for word in TieBreak))]
 
 PRUNING_STEPS: Final = 16
 """Steps after which the pruning policies choose anew (D2FT, section III-A)."""
@@ -624,28 +620,26 @@ class Choice:
         tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
     """
 
-    policy: str
+    policy: PolicyWord
     subnets: int
     capacities: tuple[BlockCapacity, ...]
-    backward_score: str = Score.WEIGHT_MAGNITUDE.value
-    forward_score: str = Score.FISHER.value
-    score_scale: float = 1.0
+    backward_score: ScoreWord = Score.WEIGHT_MAGNITUDE.value
+    forward_score: ScoreWord = Score.FISHER.value
+    score_scale: Annotated[float, Bounds(gt=0, lt=math.inf)] = 1.0
     refresh_steps: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
-    ties: str = TieBreak.SPREAD.value
+    ties: TieWord = TieBreak.SPREAD.value
     is_counted: bool = False
     tables: tuple[ScheduledTable, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
-        check_words(self, PlanError)
+        check_fields(self, where="operations", error=PlanError)
         if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
         if self.tables:
             check_tables(self.tables)
         object.__setattr__(self, "score_scale", float(self.score_scale))
-        if not (math.isfinite(self.score_scale) and self.score_scale > 0):
-            raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
         _check_groups(self.groups, self.subnets)
 
     @property
@@ -736,20 +730,3 @@ def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
         if len(group) != 2 or not at <= group[0] < group[1]:
             raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
         at = group[1]
-
-
-def check_words(settings: object, error: type[RingTuneError]) -> None:
-    """Refuse settings of operations with a word that means nothing.
-
-    Args:
-        settings: with a field for each of ``WORDS``.
-        error: to raise.
-
-    Raises:
-        RingTuneError: of the given kind; names the key, the words that there are, and why a policy of a paper is none.
-    """
-    for name, known in WORDS.items():
-        value = getattr(settings, name)
-        if value not in set(known):
-            why = f"; {UNDEFINED_POLICIES[value]}" if value in UNDEFINED_POLICIES else ""
-            raise error(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why}")

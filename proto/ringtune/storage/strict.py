@@ -5,6 +5,11 @@ is converted, except a whole number where a float is asked for. Only regular fil
 pointer that git leaves where Git LFS was not installed is recognised. Two parties that hold equal values get equal
 digests.
 
+The values that a field may have are metadata of its type; ``check_fields`` and the reference of a job read them there::
+
+    rounds: Annotated[int | None, Bounds(ge=1, le=1000)] = None
+    turns: Annotated[str, OneOf(("equal", "rows"))] = "equal"
+
 Source: the specification of Git LFS, version 1.
 """
 
@@ -17,9 +22,11 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -243,9 +250,130 @@ def _example(name: str, hint: Any) -> str:
     return f"it: {name} = {examples.get(hint, '...')}"
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """The range of a number; an end that is None is open.
+
+    Attributes:
+        ge: least value.
+        gt: the value is above it.
+        le: greatest value.
+        lt: the value is below it; infinity = it has to be finite.
+        advice: what to do instead; empty = nothing.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """The range in words: ``1 to 1,000`` of whole numbers, ``at least 0, below 1`` of others."""
+        if isinstance(self.ge, int) and isinstance(self.le, int):
+            return f"{self.ge:,} to {self.le:,}"
+        return ", ".join(_end_text(name, end) for name, end, _ in self._ends())
+
+    def _ends(self) -> Iterator[tuple[str, float, Callable[[float, float], bool]]]:
+        for name, holds in _ENDS.items():
+            if (end := getattr(self, name)) is not None:
+                yield name, end, holds
+
+    def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
+        """Refuse a value out of the range.
+
+        Raises:
+            InvalidInputError: as ``error``; names the end that it passed.
+        """
+        if isinstance(value, bool):
+            raise error(f"{name} is {str(value).lower()}, it has to be a number")
+        for end_name, end, holds in self._ends():
+            if not holds(value, end):
+                advice = f"; {self.advice}" if self.advice else ""
+                raise error(f"{name} is {value}, it has to be {_end_text(end_name, end)}{advice}")
+
+
+_ENDS: Final = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
+_END_TEXTS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _end_text(name: str, end: float) -> str:
+    if end == math.inf:
+        return "finite"
+    return f"{_END_TEXTS[name]} {end:,.10g}" if isinstance(end, float) else f"{_END_TEXTS[name]} {end:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The words that a text, or each text of a list, may be.
+
+    Attributes:
+        words: all of them.
+        reasons: why there is no such word, by words that others have.
+    """
+
+    words: Collection[str]
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The words, with commas."""
+        return ", ".join(self.words)
+
+    def check(self, name: str, value: str | tuple[str, ...], error: type[InvalidInputError]) -> None:
+        """Refuse another word.
+
+        Raises:
+            InvalidInputError: as ``error``; names the nearest word, or why there is none.
+        """
+        for word in (value,) if isinstance(value, str) else value:
+            if word not in self.words:
+                advice = self.reasons.get(word) or nearest(word, self.words)
+                close = f"; {advice}" if not advice.startswith("known here") else ""
+                raise error(f"{name} = {word!r} is not one of {self.text}{close}")
+
+
+@dataclass(frozen=True, slots=True)
+class InWords:
+    """The values of a field in words, for people; the class of the field checks them itself."""
+
+    text: str
+
+    def check(self, name: str, value: object, error: type[InvalidInputError]) -> None:
+        """Refuse nothing."""
+
+
+Rule = Bounds | OneOf | InWords
+
+
+@functools.cache
+def field_rules(cls: type[Any]) -> dict[str, tuple[Rule, ...]]:
+    """The rules of each field of a dataclass that has some, as they stand in its type."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    rules = {
+        name: tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Rule))
+        for name, hint in hints.items()
+    }
+    return {name: found for name, found in rules.items() if found}
+
+
+def check_fields(settings: object, *, where: str, error: type[InvalidInputError]) -> None:
+    """Refuse values of a dataclass that break the rules of its fields; None breaks none.
+
+    Raises:
+        InvalidInputError: as ``error``, with the dotted name of the field.
+    """
+    cls: Any = type(settings)
+    for name, rules in field_rules(cls).items():
+        if (value := getattr(settings, name)) is not None:
+            for rule in rules:
+                rule.check(join(where, name), value, error)
 
 
 _MAX_GIVEN_BYTES: Final = 1 << 30

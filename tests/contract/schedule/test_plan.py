@@ -167,7 +167,7 @@ def test_method_refuses_more_than_one_form(settings: dict[str, Any], message: st
     ("settings", "message"),
     [
         ({"patience_steps": 0}, "patience_steps is 0"),
-        ({"min_improvement": -0.1}, "min_improvement is -0.1, it has to be in [0, 1)"),
+        ({"min_improvement": -0.1}, "min_improvement is -0.1, it has to be at least 0"),
         ({"min_improvement": 1.0}, "min_improvement is 1.0"),
     ],
 )

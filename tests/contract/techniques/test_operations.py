@@ -88,8 +88,8 @@ def test_operations_left_alone_keep_the_digests_of_older_jobs() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "two_stage"}, "operations.policy = 'two_stage' is not one of standard, two-stage"),
-    ({"policy": "two-stage", "compute": 0.0}, "operations.compute is 0.0, it has to be above 0 and at most 1"),
-    ({"policy": "two-stage", "compute": 1.5}, "operations.compute is 1.5, it has to be above 0 and at most 1"),
+    ({"policy": "two-stage", "compute": 0.0}, "operations.compute is 0.0, it has to be above 0"),
+    ({"policy": "two-stage", "compute": 1.5}, "operations.compute is 1.5, it has to be at most 1"),
     ({"policy": "two-stage", "compute": -0.1}, "operations.compute is -0.1, it has to be above 0"),
     ({"policy": "two-stage"}, "operations.policy = 'two-stage' needs operations.compute or operations.full"),
     ({"compute": 0.6}, "operations.compute = 0.6 has no meaning with operations.policy = 'standard'"),

@@ -15,13 +15,13 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from ringtune.errors import JobError, PlanError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units
-from ringtune.storage.strict import nearest, read_dataclass
+from ringtune.storage.strict import Bounds, OneOf, check_fields, read_dataclass
 
 PATIENCE_STEPS: Final = 20
 MIN_IMPROVEMENT: Final = 0.01
@@ -38,15 +38,12 @@ class Patience:
         min_improvement: how far the loss has to fall to count as improved, as a share of the best loss.
     """
 
-    patience_steps: int = PATIENCE_STEPS
-    min_improvement: float = MIN_IMPROVEMENT
+    patience_steps: Annotated[int, Bounds(ge=1)] = PATIENCE_STEPS
+    min_improvement: Annotated[float, Bounds(ge=0, lt=1)] = MIN_IMPROVEMENT
 
     def __post_init__(self) -> None:
         """Refuse a patience below one step, and an improvement outside ``[0, 1)``."""
-        if self.patience_steps < 1:
-            raise PlanError(f"patience_steps is {self.patience_steps}, it has to be at least 1")
-        if not 0 <= self.min_improvement < 1:
-            raise PlanError(f"min_improvement is {self.min_improvement}, it has to be in [0, 1)")
+        check_fields(self, where="", error=PlanError)
 
 
 M = TypeVar("M", bound="type[Method]")
@@ -195,12 +192,8 @@ def method_class(name: str, *, where: str = "method", error: type[PlanError | Jo
     Raises:
         PlanError: there is none (or ``error``); names the nearest.
     """
-    found = _METHODS.get(name)
-    if found is None:
-        advice = nearest(name, _METHODS)
-        close = f"; {advice}" if advice.startswith("did") else ""
-        raise error(f"{where} = {name!r} is not one of {', '.join(_METHODS)}{close}")
-    return found
+    OneOf(method_names()).check(where, name, error)
+    return _METHODS[name]
 
 
 def method_from_json(value: object) -> Method:
