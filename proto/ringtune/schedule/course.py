@@ -28,19 +28,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream, num_batches
-from ringtune.schedule.methods import Method, method_from_json
-from ringtune.schedule.operation_tables import Choice, Operations, TableOrigin, block_row
+from ringtune.schedule.methods import Method
+from ringtune.schedule.operation_tables import Choice, Operations, OwnerRows, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import EQUAL, TURNS, Extent, Owner, check_owners
-from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges, ranges_from_json, ranges_to_json
+from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges
 from ringtune.schedule.units import EMBEDDING, Range, Units
-from ringtune.storage.strict import json_digest, read_dataclass
+from ringtune.storage.strict import LATER, json_digest, read_dataclass, to_table
 
 BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
@@ -70,10 +70,6 @@ class FrozenWeights:
         """
         if self.dtype not in FROZEN_DTYPES:
             raise PlanError(f"frozen.dtype = {self.dtype!r} is not one of {', '.join(FROZEN_DTYPES)}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Write both fields as a JSON-able table."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         """Print type and products: ``bfloat16 native`` or ``int8 widened``."""
@@ -206,22 +202,6 @@ class Offload(HelperSettings):
         """The position of the learning rate at a helper's update: updates before it, and updates of the whole run."""
         return step // self.interval, -(-num_steps // self.interval)
 
-    def to_json(self) -> dict[str, Any]:
-        """Write the record as a JSON-able table."""
-        return {**dataclasses.asdict(self), "blocks": ranges_to_json(self.blocks)}
-
-    @staticmethod
-    def from_json(value: object, *, where: str = "offload") -> Offload:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
-        given: dict[str, object] = {}
-        if isinstance(value, Mapping) and "blocks" in value:
-            given["blocks"] = ranges_from_json(value["blocks"], where=f"{where}.blocks")
-        return read_dataclass(Offload, value, where=where, error=PlanError, given=given)
-
 
 TABLES_AT_ONCE: Final = 8
 """Chosen tables of which views are kept; turns under way have two at most."""
@@ -267,14 +247,14 @@ class Course(Extent):
     wire_dtype: str = "float32"
     labels: tuple[str, ...] = ()
     seed: int = 0
-    turns: str = EQUAL
-    operations: Operations | None = None
-    choice: Choice | None = None
-    velora: Velora | None = None
-    frozen: FrozenWeights | None = None
-    offload: Offload | None = None
-    head_tokens: int = 0
-    trims: bool = False
+    turns: Annotated[str, LATER] = EQUAL
+    operations: Annotated[Operations | None, LATER] = None
+    choice: Annotated[Choice | None, LATER] = None
+    velora: Annotated[Velora | None, LATER] = None
+    frozen: Annotated[FrozenWeights | None, LATER] = None
+    offload: Annotated[Offload | None, LATER] = None
+    head_tokens: Annotated[int, LATER] = 0
+    trims: Annotated[bool, LATER] = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -383,7 +363,7 @@ class Course(Extent):
             batch_size=self.batch_size,
             microbatches=self.microbatches,
             num_blocks=self.num_blocks,
-            owners=tuple(sorted((owner.node, owner.train_rows) for owner in self.owners)),
+            owners=tuple(sorted(OwnerRows(owner.node, owner.train_rows) for owner in self.owners)),
         )
 
     def batch_id(self, owner: str, batch: int) -> int:
@@ -446,24 +426,8 @@ class Course(Extent):
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Write the course as a JSON-able table.
-
-        What was added later is left out where it says nothing, so that the digests of courses without it last.
-        """
-        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
-        value["method"] = self.method.to_json()
-        value |= {name: [one.to_json() for one in value[name]] for name in ("owners", "left_out")}
-        if self.turns == EQUAL:
-            del value["turns"]
-        for name in ("head_tokens", "trims", "left_out"):
-            if not value[name]:
-                del value[name]
-        for name in ("operations", "choice", "velora", "frozen", "offload"):
-            if value[name] is None:
-                del value[name]
-            else:
-                value[name] = value[name].to_json()
-        return value
+        """Write the course as a JSON-able table."""
+        return to_table(self)
 
     @staticmethod
     def from_json(value: object) -> Course:
@@ -472,18 +436,7 @@ class Course(Extent):
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
-        given: dict[str, object] = {"method": None}
-        if isinstance(value, Mapping):
-            given["method"] = method_from_json(value.get("method"))
-            if value.get("operations") is not None:
-                given["operations"] = Operations.from_json(value["operations"], where="course.operations")
-            if value.get("choice") is not None:
-                given["choice"] = Choice.from_json(value["choice"], where="course.choice")
-            if value.get("velora") is not None:
-                given["velora"] = Velora.from_json(value["velora"], where="course.velora")
-            if value.get("offload") is not None:
-                given["offload"] = Offload.from_json(value["offload"], where="course.offload")
-        return read_dataclass(Course, value, where="course", error=PlanError, given=given)
+        return read_dataclass(Course, value, where="course", error=PlanError)
 
     @property
     def digest(self) -> str:

@@ -47,7 +47,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import PlanError
-from ringtune.storage.strict import Bounds, OneOf, check_fields, check_keys, json_digest, read_dataclass, read_value
+from ringtune.storage.strict import (
+    LATER,
+    Bounds,
+    OneOf,
+    check_fields,
+    check_keys,
+    json_digest,
+    read_dataclass,
+    read_value,
+    to_table,
+)
 
 FULL: Final = "1"
 FORWARD_ONLY: Final = "2"
@@ -234,6 +244,13 @@ class BlockScores(NamedTuple):
     values: tuple[tuple[float, ...], ...]
 
 
+class OwnerRows(NamedTuple):
+    """An owner and the rows that it trains on."""
+
+    node: str
+    train_rows: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOrigin:
     """The values of a run from which its batches and their micro-batches follow.
@@ -250,7 +267,7 @@ class TableOrigin:
     batch_size: int
     microbatches: int
     num_blocks: int
-    owners: tuple[tuple[str, int], ...]
+    owners: tuple[OwnerRows, ...]
 
     def require(self, run: TableOrigin) -> None:
         """Refuse a run with other batches.
@@ -274,7 +291,7 @@ class TableOrigin:
 
     def to_json(self) -> dict[str, Any]:
         """Write it as a JSON-able table."""
-        return {**dataclasses.asdict(self), "owners": dict(self.owners)}
+        return {**to_table(self), "owners": dict(self.owners)}
 
     @staticmethod
     def from_json(value: object, *, where: str) -> TableOrigin:
@@ -284,13 +301,10 @@ class TableOrigin:
             PlanError: a field is missing, unknown, or of another type.
         """
         owners = value.get("owners") if isinstance(value, Mapping) else None
-        if not isinstance(owners, Mapping):
+        if not isinstance(value, Mapping) or not isinstance(owners, Mapping):
             raise PlanError(f"{where} has to be an object with owners and their train rows; take another file")
-        pairs = [
-            (str(node), read_value(int, rows, where=f"{where}.owners.{node}", error=PlanError))
-            for node, rows in sorted(owners.items())
-        ]
-        return read_dataclass(TableOrigin, value, where=where, error=PlanError, given={"owners": tuple(pairs)})
+        rows: dict[str, int] = read_value(dict[str, int], owners, where=f"{where}.owners", error=PlanError)
+        return read_dataclass(TableOrigin, {**value, "owners": sorted(rows.items())}, where=where, error=PlanError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -447,12 +461,11 @@ class ScheduledTable:
 
     step: int
     operations: Operations
-    origin: TableOrigin | None = None
+    origin: Annotated[TableOrigin | None, LATER] = None
 
     def to_json(self) -> dict[str, Any]:
         """Write it as a JSON-able table."""
-        value = {"step": self.step, "operations": self.operations.to_json()}
-        return value if self.origin is None else {**value, "origin": self.origin.to_json()}
+        return to_table(self)
 
     @staticmethod
     def from_json(value: object, *, where: str = "the table") -> ScheduledTable:
@@ -463,11 +476,7 @@ class ScheduledTable:
         """
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be an object with step and operations; take another file")
-        check_keys(value, ("step", "operations", "origin"), where=where, error=PlanError)
-        step = read_value(int, value.get("step"), where=f"{where}.step", error=PlanError)
-        origin = TableOrigin.from_json(value["origin"], where=f"{where}.origin") if "origin" in value else None
-        operations = Operations.from_json(value.get("operations"), where=f"{where}.operations")
-        return ScheduledTable(step=step, operations=operations, origin=origin)
+        return read_dataclass(ScheduledTable, value, where=where, error=PlanError)
 
 
 def check_tables(tables: Sequence[ScheduledTable]) -> None:
@@ -630,7 +639,7 @@ class Choice:
     groups: tuple[tuple[int, ...], ...] = ()
     ties: TieWord = TieBreak.SPREAD.value
     is_counted: bool = False
-    tables: tuple[ScheduledTable, ...] = ()
+    tables: Annotated[tuple[ScheduledTable, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
@@ -692,34 +701,6 @@ class Choice:
     def given_at(self, step: int) -> Operations | None:
         """The table that was given for a step; None if none begins to hold there."""
         return next((table.operations for table in self.tables if table.step == step), None)
-
-    # ---- files ------------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """Write the choice as a JSON-able table; without ``tables`` where none are given."""
-        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        value["capacities"] = [dataclasses.asdict(capacity) for capacity in self.capacities]
-        value["tables"] = [table.to_json() for table in self.tables]
-        if not self.tables:
-            del value["tables"]
-        return value
-
-    @staticmethod
-    def from_json(value: object, *, where: str = "choice") -> Choice:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
-        given: dict[str, object] = {}
-        if isinstance(value, Mapping) and "tables" in value:
-            entries = value["tables"]
-            if not isinstance(entries, list):
-                raise PlanError(f"{where}.tables has to be a list; plan anew")
-            given["tables"] = tuple(
-                ScheduledTable.from_json(entry, where=f"{where}.tables[{at}]") for at, entry in enumerate(entries)
-            )
-        return read_dataclass(Choice, value, where=where, error=PlanError, given=given)
 
 
 def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:

@@ -29,13 +29,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Leg, Op
-from ringtune.schedule.saved_activations import check_ranges, in_ranges, ranges_from_json, ranges_to_json
+from ringtune.schedule.saved_activations import check_ranges, in_ranges
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import json_digest, read_dataclass, with_renamed_key
+from ringtune.storage.strict import LATER, json_digest, read_dataclass, to_table, with_renamed_key
 
 EXACT: Final = "float32"
 ROUNDED: Final = "bfloat16"
@@ -160,24 +160,7 @@ def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, in
         at = helper.stop
 
 
-def helpers_from_json(value: object, *, where: str) -> tuple[Helper, ...]:
-    """Read what ``helpers_to_json`` wrote.
-
-    Raises:
-        PlanError: it is no list, or a field is missing or unknown.
-    """
-    if not isinstance(value, list):
-        raise PlanError(f"{where} has to be a list of tables")
-    return tuple(read_dataclass(Helper, one, where=f"{where}[{at}]", error=PlanError) for at, one in enumerate(value))
-
-
-def helpers_to_json(helpers: Iterable[Helper]) -> list[dict[str, Any]]:
-    """Write helpers as JSON-able tables."""
-    return [dataclasses.asdict(helper) for helper in helpers]
-
-
 CREDITS = 8
-_LEFT_OUT = ("recompute", "state_on_disk", "helpers", "cache", "copies")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +177,7 @@ class Slice:
     node: str
     start: int
     stop: int
-    share: int = 1
+    share: Annotated[int, LATER] = 1
 
     @property
     def num_blocks(self) -> int:
@@ -205,11 +188,6 @@ class Slice:
     def text(self) -> str:
         """The blocks of the slice, in words: ``[2, 4)``, or ``none``."""
         return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
-
-    def to_json(self) -> dict[str, Any]:
-        """Write the slice as a JSON-able table; ``share`` is left out where it is 1, so that digests last."""
-        value = dataclasses.asdict(self)
-        return value if self.share != 1 else {key: item for key, item in value.items() if key != "share"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,11 +214,11 @@ class Placement:
     credits: int = CREDITS
     placement_number: int = 0
     first_turn: int = 0
-    recompute: tuple[Range, ...] = ()
-    state_on_disk: bool = False
-    helpers: tuple[Helper, ...] = ()
-    cache: ActivationCacheSettings | None = None
-    copies: bool = False
+    recompute: Annotated[tuple[Range, ...], LATER] = ()
+    state_on_disk: Annotated[bool, LATER] = False
+    helpers: Annotated[tuple[Helper, ...], LATER] = ()
+    cache: Annotated[ActivationCacheSettings | None, LATER] = None
+    copies: Annotated[bool, LATER] = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -328,17 +306,8 @@ class Placement:
         return next((piece.node for piece in self.hosts if piece.start <= block < piece.stop), "")
 
     def to_json(self) -> dict[str, Any]:
-        """Write the placement as a JSON-able table.
-
-        ``recompute``, ``state_on_disk``, ``helpers``, ``cache`` and ``copies`` are left out where they have their
-        defaults, so that the digests of placements without them last.
-        """
-        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
-        value["slices"] = [piece.to_json() for piece in self.slices]
-        value["recompute"] = ranges_to_json(self.recompute)
-        value["helpers"] = helpers_to_json(self.helpers)
-        value["cache"] = None if self.cache is None else dataclasses.asdict(self.cache)
-        return {key: item for key, item in value.items() if item or key not in _LEFT_OUT}
+        """Write the placement as a JSON-able table."""
+        return to_table(self)
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
@@ -347,14 +316,9 @@ class Placement:
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
-        given: dict[str, object] = {}
         if isinstance(value, Mapping):
             value = with_renamed_key(value, "epoch", "placement_number")
-        if isinstance(value, Mapping) and "recompute" in value:
-            given["recompute"] = ranges_from_json(value["recompute"], where=f"{where}.recompute")
-        if isinstance(value, Mapping) and "helpers" in value:
-            given["helpers"] = helpers_from_json(value["helpers"], where=f"{where}.helpers")
-        return read_dataclass(Placement, value, where=where, error=PlanError, given=given)
+        return read_dataclass(Placement, value, where=where, error=PlanError)
 
     def to_wire(self) -> dict[str, Any]:
         """Write the table with the keys that nodes and digests know: ``placement_number`` is ``epoch`` in it."""

@@ -28,7 +28,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ringtune.errors import IntegrityError, InvalidInputError
 
@@ -111,23 +111,15 @@ def _finite(text: str) -> float:
     return number
 
 
-def read_dataclass(
-    cls: type[T],
-    value: object,
-    *,
-    where: str,
-    error: type[InvalidInputError],
-    given: Mapping[str, object] = types.MappingProxyType({}),
-) -> T:
+def read_dataclass(cls: type[T], value: object, *, where: str, error: type[InvalidInputError]) -> T:
     """Build ``cls`` from a dictionary with exactly its fields as keys; fields with a default may be absent.
 
     Args:
         cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with or without
-            ``| str``, and such dataclasses.
+            ``| str``, named tuples, such dataclasses, and classes that read themselves by ``from_json(value, where=)``.
         value: what was read; anything but a dictionary is refused.
         where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
         error: which error to raise.
-        given: fields that the caller has read already, because they need more than their type says.
 
     Returns:
         The dataclass; its own checks have run.
@@ -137,18 +129,14 @@ def read_dataclass(
     """
     if not isinstance(value, Mapping):
         raise error(f"{where or 'the file'} has to be a table, but is {describe_value(value)}")
-    hints = _hints(typing.cast(Any, cls))
-    fields = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
-    check_keys(value, [field.name for field in fields], where=where, error=error)
+    entries = _entries(typing.cast(Any, cls))
+    check_keys(value, entries, where=where, error=error)
     found: dict[str, Any] = {}
-    for field in fields:
-        name = join(where, field.name)
-        if field.name in given:
-            found[field.name] = given[field.name]
-        elif field.name in value:
-            found[field.name] = read_value(hints[field.name], value[field.name], where=name, error=error)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise error(f"{name} is missing; add {_example(field.name, hints[field.name])}")
+    for name, entry in entries.items():
+        if name in value:
+            found[name] = read_value(entry.hint, value[name], where=join(where, name), error=error)
+        elif entry.is_required:
+            raise error(f"{join(where, name)} is missing; add {_example(name, entry.hint)}")
     return cls(**found)
 
 
@@ -158,9 +146,9 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
     Raises:
         InvalidInputError: as ``error``, with the expected and the found type.
     """
+    if hint in _SCALARS:
+        return _read_scalar(hint, value, where=where, error=error)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return read_dataclass(typing.cast(type[Any], hint), value, where=where, error=error)
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
@@ -173,6 +161,15 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
     if origin is dict:
         return _read_table(args[1], value, where=where, error=error)
+    if hasattr(hint, "from_json"):
+        return hint.from_json(value, where=where)
+    if hasattr(hint, "_fields"):
+        return _read_named_tuple(hint, value, where=where, error=error)
+    return read_dataclass(hint, value, where=where, error=error)
+
+
+def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Read a text, a number, or true or false."""
     if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
         raise error(f"{where} is too large for a number")
     if hint is float and type(value) is int:
@@ -184,11 +181,67 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
     return value
 
 
+def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Read a list with a value for each name."""
+    if not isinstance(value, list | tuple) or len(value) != len(hint._fields):
+        raise error(f"{where} has to be [{', '.join(hint._fields)}], but is {json.dumps(value, default=repr)}")
+    kinds = _hints(hint).values()
+    items = enumerate(zip(kinds, value, strict=True))
+    return hint(*(read_value(kind, item, where=f"{where}[{at}]", error=error) for at, (kind, item) in items))
+
+
 def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
     """Read a table with any keys, and values of one type."""
     if not isinstance(value, Mapping):
         raise error(f"{where} has to be a table, but is {describe_value(value)}")
     return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
+
+
+_SCALARS: Final = (int, float, str, bool)
+LATER: Final = "later"
+"""In the type of a field of a later version: ``to_table`` leaves it out where it is its default, so digests last."""
+
+
+def to_table(value: Any) -> dict[str, Any]:
+    """Write a dataclass as a JSON-able table, as ``read_dataclass`` reads it: the fields that its constructor has."""
+    cls: Any = type(value)
+    items = ((name, getattr(value, name), entry) for name, entry in _entries(cls).items())
+    return {name: _to_json(item) for name, item, entry in items if item != entry.left_out}
+
+
+def _to_json(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if dataclasses.is_dataclass(value):
+        return to_table(value)
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    return {key: _to_json(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+class _Entry(NamedTuple):
+    """A field of a dataclass that its constructor has: its type, and the value that is left out when it is written."""
+
+    hint: Any
+    is_required: bool
+    left_out: object
+
+
+_NOTHING: Final = object()
+
+
+@functools.cache
+def _entries(cls: type[Any]) -> dict[str, _Entry]:
+    hints, whole = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    return {
+        field.name: _Entry(
+            hint=hints[field.name],
+            is_required=field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            left_out=field.default if LATER in getattr(whole[field.name], "__metadata__", ()) else _NOTHING,
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
 
 
 def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:

@@ -10,7 +10,6 @@ A method is one file with one frozen record, registered by its name. No other mo
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units
-from ringtune.storage.strict import Bounds, OneOf, check_fields, read_dataclass
+from ringtune.storage.strict import Bounds, OneOf, check_fields, read_dataclass, to_table
 
 PATIENCE_STEPS: Final = 20
 MIN_IMPROVEMENT: Final = 0.01
@@ -172,7 +171,19 @@ class Method(abc.ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Write the method's name and settings as a JSON-able table."""
-        return {"name": self.name, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+        return {"name": self.name, **to_table(self)}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "method") -> Method:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: an unknown method, or settings that it does not have.
+        """
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise PlanError(f"{where} has to be a table with a name")
+        settings = {key: item for key, item in value.items() if key != "name"}
+        return read_dataclass(method_class(value["name"]), settings, where="method", error=PlanError)
 
 
 def method(cls: M) -> M:
@@ -194,18 +205,6 @@ def method_class(name: str, *, where: str = "method", error: type[PlanError | Jo
     """
     OneOf(method_names()).check(where, name, error)
     return _METHODS[name]
-
-
-def method_from_json(value: object) -> Method:
-    """Read what ``Method.to_json`` wrote.
-
-    Raises:
-        PlanError: an unknown method, or settings that it does not have.
-    """
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise PlanError("method has to be a table with a name")
-    settings = {key: item for key, item in value.items() if key != "name"}
-    return read_dataclass(method_class(value["name"]), settings, where="method", error=PlanError)
 
 
 @functools.lru_cache(maxsize=4096)
