@@ -37,10 +37,10 @@ from ringtune.schedule.batches import BatchStream, num_batches
 from ringtune.schedule.methods import Method
 from ringtune.schedule.operation_tables import Choice, Operations, OwnerRows, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
-from ringtune.schedule.run_shape import EQUAL, TURNS, Extent, Owner, check_owners
+from ringtune.schedule.run_shape import EQUAL, MAX_COUNT, TURNS, Count, Extent, Owner, check_owners
 from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges
 from ringtune.schedule.units import EMBEDDING, Range, Units
-from ringtune.storage.strict import LATER, json_digest, read_dataclass, to_table
+from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, json_digest, read_dataclass, to_table
 
 BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
@@ -59,7 +59,7 @@ class FrozenWeights:
             widened to float32, and the product is one of float32.
     """
 
-    dtype: str
+    dtype: Annotated[str, OneOf(FROZEN_DTYPES)]
     native: bool = False
 
     def __post_init__(self) -> None:
@@ -68,8 +68,7 @@ class FrozenWeights:
         Raises:
             PlanError: names it.
         """
-        if self.dtype not in FROZEN_DTYPES:
-            raise PlanError(f"frozen.dtype = {self.dtype!r} is not one of {', '.join(FROZEN_DTYPES)}")
+        check_fields(self, where="frozen", error=PlanError)
 
     def __str__(self) -> str:
         """Print type and products: ``bfloat16 native`` or ``int8 widened``."""
@@ -115,11 +114,11 @@ class HelperSettings:
         users: one of ``USERS``; which rows are whose is in ``techniques.offload``.
     """
 
-    interval: int = 1
-    pairs: str = EXACT
+    interval: Annotated[int, Bounds(ge=1)] = 1
+    pairs: Annotated[str, OneOf(PAIRS)] = EXACT
     merged: bool = False
     overlap: bool = False
-    users: str = JOINT
+    users: Annotated[str, OneOf(USERS)] = JOINT
 
     def __post_init__(self) -> None:
         """Refuse an unknown word, an interval below 1, and users with adapters that can't be merged so, or have to be.
@@ -127,12 +126,7 @@ class HelperSettings:
         Raises:
             PlanError: names the value.
         """
-        if self.interval < 1:
-            raise PlanError(f"offload.interval is {self.interval}, it has to be at least 1")
-        if self.pairs not in PAIRS:
-            raise PlanError(f"offload.pairs = {self.pairs!r} is not one of {', '.join(PAIRS)}")
-        if self.users not in USERS:
-            raise PlanError(f"offload.users = {self.users!r} is not one of {', '.join(USERS)}")
+        check_fields(self, where="offload", error=PlanError)
         if self.users != JOINT and self.merged != (self.users == COLLABORATION):
             raise PlanError(
                 f"offload.users = {self.users!r} {_MERGING[self.users]}; set offload.merged = "
@@ -208,8 +202,7 @@ TABLES_AT_ONCE: Final = 8
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
-_MOST: Final = 1 << 31
-_MAX_BLOCKS: Final = 4096
+Size = Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,22 +231,22 @@ class Course(Extent):
     """
 
     method: Method
-    batch_size: int
-    microbatches: int
-    max_length: int
-    hidden_size: int
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    wire_dtype: str = "float32"
+    batch_size: Size
+    microbatches: Size
+    max_length: Size
+    hidden_size: Size
+    eval_every: Count = 0
+    checkpoint_every: Count = 0
+    wire_dtype: Annotated[str, OneOf(WIRE_DTYPES)] = "float32"
     labels: tuple[str, ...] = ()
     seed: int = 0
-    turns: Annotated[str, LATER] = EQUAL
+    turns: Annotated[str, LATER, OneOf(TURNS)] = EQUAL
     operations: Annotated[Operations | None, LATER] = None
     choice: Annotated[Choice | None, LATER] = None
     velora: Annotated[Velora | None, LATER] = None
     frozen: Annotated[FrozenWeights | None, LATER] = None
     offload: Annotated[Offload | None, LATER] = None
-    head_tokens: Annotated[int, LATER] = 0
+    head_tokens: Annotated[Count, LATER] = 0
     trims: Annotated[bool, LATER] = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
@@ -474,14 +467,7 @@ def stream_of(course: Course, node: str) -> BatchStream:
 
 
 def _check(course: Course) -> None:
-    if course.wire_dtype not in WIRE_DTYPES:
-        raise PlanError(f"wire dtype {course.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}")
-    if course.turns not in TURNS:
-        raise PlanError(f"turns = {course.turns!r} is not one of {', '.join(TURNS)}")
-    for name in ("num_blocks", "local_iterations", "batch_size", "microbatches", "max_length", "hidden_size"):
-        _check_at_least(course, name, 1)
-    for name in ("num_steps", "eval_every", "checkpoint_every", "frozen_blocks", "head_tokens"):
-        _check_at_least(course, name, 0)
+    check_fields(course, where="", error=PlanError)
     if course.microbatches > course.batch_size:
         raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")
     if course.frozen_blocks >= course.num_blocks:
@@ -537,11 +523,3 @@ def _check_table(course: Course, operations: Operations) -> None:
         )
     batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
     operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
-
-
-def _check_at_least(course: Course, name: str, least: int) -> None:
-    value, most = getattr(course, name), _MAX_BLOCKS if name == "num_blocks" else _MOST
-    if value < least:
-        raise PlanError(f"{name} is {value}, it has to be at least {least}")
-    if value > most:  # a course may come from another machine, and each block is looked at
-        raise PlanError(f"{name} is {value}, it has to be at most {most}")

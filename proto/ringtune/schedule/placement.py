@@ -35,7 +35,16 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Leg, Op
 from ringtune.schedule.saved_activations import check_ranges, in_ranges
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import LATER, json_digest, read_dataclass, to_table, with_renamed_key
+from ringtune.storage.strict import (
+    LATER,
+    Bounds,
+    OneOf,
+    check_fields,
+    json_digest,
+    read_dataclass,
+    to_table,
+    with_renamed_key,
+)
 
 EXACT: Final = "float32"
 ROUNDED: Final = "bfloat16"
@@ -70,8 +79,8 @@ class ActivationCacheSettings:
         dtype: in which it keeps them, one of ``ITEM_BYTES``; that of the computation changes no result.
     """
 
-    max_bytes: int = DEFAULT_MAX_BYTES
-    dtype: str = EXACT
+    max_bytes: Annotated[int, Bounds(ge=0)] = DEFAULT_MAX_BYTES
+    dtype: Annotated[str, OneOf(ITEM_BYTES)] = EXACT
 
     def __post_init__(self) -> None:
         """Refuse a limit that is negative, and an unknown dtype.
@@ -79,10 +88,7 @@ class ActivationCacheSettings:
         Raises:
             PlanError: names it.
         """
-        if self.max_bytes < 0:
-            raise PlanError(f"the cache's max_bytes is {self.max_bytes}, it has to be at least 0")
-        if self.dtype not in ITEM_BYTES:
-            raise PlanError(f"the cache's dtype {self.dtype!r} is not one of {', '.join(ITEM_BYTES)}")
+        check_fields(self, where="cache", error=PlanError)
 
 
 def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
@@ -210,10 +216,10 @@ class Placement:
     """
 
     slices: tuple[Slice, ...]
-    private_blocks: int = 0
-    credits: int = CREDITS
-    placement_number: int = 0
-    first_turn: int = 0
+    private_blocks: Annotated[int, Bounds(ge=0)] = 0
+    credits: Annotated[int, Bounds(ge=1)] = CREDITS
+    placement_number: Annotated[int, Bounds(ge=0)] = 0
+    first_turn: Annotated[int, Bounds(ge=0)] = 0
     recompute: Annotated[tuple[Range, ...], LATER] = ()
     state_on_disk: Annotated[bool, LATER] = False
     helpers: Annotated[tuple[Helper, ...], LATER] = ()
@@ -331,9 +337,7 @@ class Placement:
 
 
 def _check(placement: Placement) -> None:
-    for name, least in (("private_blocks", 0), ("credits", 1), ("placement_number", 0), ("first_turn", 0)):
-        if getattr(placement, name) < least:
-            raise PlanError(f"{name} is {getattr(placement, name)}, it has to be at least {least}")
+    check_fields(placement, where="", error=PlanError)
     names = [piece.node for piece in placement.slices]
     if len(set(names)) != len(names) or not all(names):
         raise PlanError(f"every slice needs a node of its own, with a name; these have {names}")

@@ -25,7 +25,7 @@ from typing import Annotated, Final
 from ringtune.errors import PlanError
 from ringtune.ids import NODE_NAME
 from ringtune.schedule.units import Range, Units, head_of
-from ringtune.storage.strict import LATER
+from ringtune.storage.strict import LATER, Bounds
 
 _MAX_TOLD = 8
 
@@ -124,6 +124,13 @@ class DroppedOwner:
     turns: int
 
 
+_MAX_BLOCKS: Final = 4096
+MAX_COUNT: Final = 1 << 31
+"""Most of anything that is counted: a course may come from another machine, and each block is looked at."""
+
+Count = Annotated[int, Bounds(ge=0, le=MAX_COUNT)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
     """The part of a course that says which unit may train at which step.
@@ -137,11 +144,11 @@ class Extent:
         left_out: owners whose turns are left out, in the order in which they were lost.
     """
 
-    num_blocks: int
+    num_blocks: Annotated[int, Bounds(ge=1, le=_MAX_BLOCKS)]
     owners: tuple[Owner, ...]
-    num_steps: int
-    local_iterations: int
-    frozen_blocks: int = 0
+    num_steps: Count
+    local_iterations: Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
+    frozen_blocks: Count = 0
     left_out: Annotated[tuple[DroppedOwner, ...], LATER] = ()
 
     def turns_of(self, num_steps: int) -> int:

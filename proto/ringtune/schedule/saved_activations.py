@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import nearest
+from ringtune.storage.strict import Bounds, OneOf, check_fields, nearest
 
 LAYERS: Final = ("query", "key", "value", "attention_out", "up", "gate", "down", "adapter_down")
 """Linear layers of a block by what they compute; ``adapter_down`` is the first matrix of each bottleneck and LoRA."""
@@ -48,8 +48,8 @@ class Velora:
 
     blocks: tuple[Range, ...]
     layers: tuple[str, ...]
-    parts: int = DEFAULT_PARTS
-    init: str = "average"
+    parts: Annotated[int, Bounds(ge=1)] = DEFAULT_PARTS
+    init: Annotated[str, OneOf(INITS)] = "average"
 
     def __post_init__(self) -> None:
         """Refuse unknown words, layers that read a tensor which another layer keeps, and ranges that are none.
@@ -57,14 +57,11 @@ class Velora:
         Raises:
             PlanError: names the value.
         """
+        check_fields(self, where="velora", error=PlanError)
         check_ranges(self.blocks, where="velora.blocks")
         if not self.blocks:
             raise PlanError("velora.blocks is empty; name blocks, or leave velora out")
         _check_layers(self.layers)
-        if self.parts < 1:
-            raise PlanError(f"velora.parts is {self.parts}, it has to be at least 1")
-        if self.init not in INITS:
-            raise PlanError(f"velora.init = {self.init!r} is not one of {', '.join(INITS)}")
 
     def has_block(self, block: int) -> bool:
         """Whether the layers of a block keep projections."""

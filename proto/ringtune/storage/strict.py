@@ -25,7 +25,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -325,18 +325,20 @@ class Bounds:
     le: float | None = None
     lt: float | None = None
     advice: str = ""
+    _ends: tuple[tuple[str, float, Callable[[Any, Any], bool]], ...] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Write each end in words."""
+        given = ((getattr(self, name), words, holds) for name, (words, holds) in _ENDS.items())
+        ends = tuple((_end_text(words, end), end, holds) for end, words, holds in given if end is not None)
+        object.__setattr__(self, "_ends", ends)
 
     @property
     def text(self) -> str:
         """The range in words: ``1 to 1,000`` of whole numbers, ``at least 0, below 1`` of others."""
         if isinstance(self.ge, int) and isinstance(self.le, int):
             return f"{self.ge:,} to {self.le:,}"
-        return ", ".join(_end_text(name, end) for name, end, _ in self._ends())
-
-    def _ends(self) -> Iterator[tuple[str, float, Callable[[float, float], bool]]]:
-        for name, holds in _ENDS.items():
-            if (end := getattr(self, name)) is not None:
-                yield name, end, holds
+        return ", ".join(words for words, _, _ in self._ends)
 
     def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
         """Refuse a value out of the range.
@@ -346,20 +348,24 @@ class Bounds:
         """
         if isinstance(value, bool):
             raise error(f"{name} is {str(value).lower()}, it has to be a number")
-        for end_name, end, holds in self._ends():
+        for words, end, holds in self._ends:
             if not holds(value, end):
                 advice = f"; {self.advice}" if self.advice else ""
-                raise error(f"{name} is {value}, it has to be {_end_text(end_name, end)}{advice}")
+                raise error(f"{name} is {value}, it has to be {words}{advice}")
 
 
-_ENDS: Final = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
-_END_TEXTS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_ENDS: Final = {
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
+}
 
 
-def _end_text(name: str, end: float) -> str:
+def _end_text(words: str, end: float) -> str:
     if end == math.inf:
         return "finite"
-    return f"{_END_TEXTS[name]} {end:,.10g}" if isinstance(end, float) else f"{_END_TEXTS[name]} {end:,}"
+    return f"{words} {end:,.10g}" if isinstance(end, float) else f"{words} {end:,}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def test_plan_allows_empty_slices_anywhere() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("wire_dtype", "int4", "wire dtype 'int4' is not one of"),
+        ("wire_dtype", "int4", "wire_dtype = 'int4' is not one of"),
         ("num_steps", -1, "num_steps is -1, it has to be at least 0"),
         ("local_iterations", 0, "local_iterations is 0"),
         ("microbatches", 0, "microbatches is 0"),

@@ -164,5 +164,5 @@ def test_cache_is_refused_where_it_can_not_work() -> None:
         changed(plan, cache=ActivationCacheSettings(), operations=table)
     with pytest.raises(PlanError, match="max_bytes is -1"):
         ActivationCacheSettings(max_bytes=-1)
-    with pytest.raises(PlanError, match="dtype 'int8' is not one of float64, float32, bfloat16"):
+    with pytest.raises(PlanError, match="dtype = 'int8' is not one of float64, float32, bfloat16"):
         ActivationCacheSettings(dtype="int8")
