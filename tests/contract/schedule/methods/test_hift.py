@@ -125,9 +125,6 @@ def test_a_course_of_hift_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"group_size": 0}, "group_size is 0"),
-        ({"order": "up"}, "order = 'up' is not one of bottom2up, top2down, random"),
-        ({"always_active": ("block",)}, "always_active = 'block' is not one of embedding, head"),
         ({"always_active": ("head", "head")}, "always_active has a unit twice"),
     ],
 )
