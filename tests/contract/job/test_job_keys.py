@@ -135,9 +135,3 @@ def test_what_stands_beside_a_key_is_a_job_without_it() -> None:
         assert KEYS[name]
         for other, value in others.items():
             assert refusal(other, value) == "" or "operations" in other, other
-
-
-def test_job_needs_its_model_and_no_other_key() -> None:
-    """The message has the line to be added."""
-    assert Job.from_tables({"model": {"path": "m"}}) == Job.from_tables({"model": {"path": "m"}, "train": {}})
-    assert refusal("train.seed", 1) == ""
