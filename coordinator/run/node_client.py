@@ -537,7 +537,7 @@ def read_facts(facts: Facts) -> NodeFacts:
         IntegrityError: not JSON, or the facts of another node.
         PlanError: another schema.
     """
-    found = NodeFacts.from_json(read_object(facts.facts_json, f"the facts of node {facts.node}"))
+    found = NodeFacts.from_message(read_object(facts.facts_json, f"the facts of node {facts.node}"))
     if found.node != facts.node:
         raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
     return found

@@ -143,7 +143,7 @@ def inspect(
         state_disk="" if options.is_guest or options.state is None else disk_of(options.state),
         load=load,
     )
-    return node.to_json(), dataset
+    return node.to_message(), dataset
 
 
 def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:

@@ -13,12 +13,12 @@ its timings are measured again.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ from edge.profiler.timing import CpuClock, MeasuredWork, Timer, TimingRequest, w
 from edge.profiler.works import Bench
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.model_facts import job_subnets
-from ringtune.costs.profile import ModelFacts, Work, WorkTime
+from ringtune.costs.profile import Measured, ModelFacts, Work, WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_quota
 from ringtune.storage.durable import write_durably
-from ringtune.storage.strict import parse_json, read_value
+from ringtune.storage.strict import check_fields, parse_json, read_dataclass, to_table
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,6 +121,28 @@ def cache_key(**parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """Timings with their budget and time; see ``MeasuredWork``."""
+
+    budget_s: float
+    at_unix_s: float
+    activation_token_bytes: Measured
+    rested_s: float
+    handling_s: float
+    lowest_token_bytes: float = 0.0
+    work_times: tuple[WorkTime, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse bytes that are negative."""
+        check_fields(self, where="", error=InvalidInputError)
+
+    @property
+    def measured(self) -> MeasuredWork:
+        """The timings."""
+        return MeasuredWork(**{name: getattr(self, name) for name in MeasuredWork._fields})
+
+
 class ProfileCache:
     """The remembered timings of one node.
 
@@ -139,37 +161,18 @@ class ProfileCache:
         if entry is None:
             return None
         try:
-            if _read(float, entry, "budget_s") < budget_s:
-                return None
-            token_bytes = _read(float, entry, "activation_token_bytes")
-            if token_bytes < 0:
-                raise InvalidInputError(f"activation_token_bytes is {token_bytes}, it has to be at least 0")
-            found = MeasuredWork(
-                _read(tuple[WorkTime, ...], entry, "work_times"),
-                token_bytes,
-                _read(float, entry, "rested_s"),
-                _read(float, entry, "handling_s"),
-                _read(float, {"lowest_token_bytes": 0.0, **entry}, "lowest_token_bytes"),
-            )
-            age_s = self._clock() - _read(float, entry, "at_unix_s")
-            return found if 0 <= age_s <= LONGEST_AGE_S else None
-        except (KeyError, InvalidInputError) as error:
+            found = read_dataclass(_Entry, entry, where="", error=InvalidInputError)
+        except InvalidInputError as error:
             _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
             return None
+        is_young = 0 <= self._clock() - found.at_unix_s <= LONGEST_AGE_S
+        return found.measured if is_young and found.budget_s >= budget_s else None
 
     def put(self, key: str, measured: MeasuredWork, *, budget_s: float) -> None:
         """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a full disk only gives a warning."""
         entries = self._entries()
         entries.pop(key, None)
-        entries[key] = {
-            "budget_s": budget_s,
-            "at_unix_s": self._clock(),
-            "activation_token_bytes": measured.activation_token_bytes,
-            "rested_s": measured.rested_s,
-            "handling_s": measured.handling_s,
-            "lowest_token_bytes": measured.lowest_token_bytes,
-            "work_times": [dataclasses.asdict(point) for point in measured.work_times],
-        }
+        entries[key] = to_table(_Entry(budget_s=budget_s, at_unix_s=self._clock(), **measured._asdict()))
         newest = dict(list(entries.items())[-KEPT_ENTRIES:])
         try:
             write_durably(self.path, json.dumps({"schema": SCHEMA, "entries": newest}, indent=1).encode())
@@ -187,7 +190,3 @@ class ProfileCache:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _LOG.warning("%s is not readable (%s: %s); it is measured again", self.path, type(error).__name__, error)
             return {}
-
-
-def _read(hint: Any, entry: dict[str, Any], key: str) -> Any:
-    return read_value(hint, entry[key], where=key, error=InvalidInputError)

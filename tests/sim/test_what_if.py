@@ -235,7 +235,7 @@ def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: i
         ("microbatches=2.5", "'2.5' is no whole number"),
         ("microbatches=0", "microbatches is 0, it has to be at least 1"),
         ("microbatches=9", "9 micro-batches do not fit a batch of 8 rows"),
-        ("wire_dtype=int7", "wire dtype 'int7' is not one of"),
+        ("wire_dtype=int7", "wire_dtype = 'int7' is not one of"),
         ("method=single", "give --replan JOB"),
     ],
 )

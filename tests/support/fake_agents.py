@@ -221,7 +221,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             )
             for shard in request.shards
         ]
-        return control_pb2.InspectReply(facts_json=json.dumps(made.to_json()), shards=states)
+        return control_pb2.InspectReply(facts_json=json.dumps(made.to_message()), shards=states)
 
     def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:
         """A made-up rate."""

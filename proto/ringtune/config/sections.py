@@ -7,19 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Annotated, Final
 
 from ringtune.config.optimizers import MOMENTUM, OPTIMIZERS
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.family import MAX_BLOCKS, TASKS
-from ringtune.schedule.batches import num_batches, split_alpha
+from ringtune.schedule.batches import SPLITS, num_batches, split_alpha
 from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, WIRE_DTYPES
-from ringtune.schedule.methods import method_class
+from ringtune.schedule.methods import method_names
 from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
 from ringtune.schedule.run_shape import EQUAL, TURNS
-from ringtune.storage.strict import nearest
+from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields
 from ringtune.storage.text_files import AUTO as AUTO_ENCODING
 from ringtune.storage.text_files import is_encoding
 from ringtune.texts import shown
@@ -71,22 +71,14 @@ MAX_HELD_OUT = 0.9
 MIN_TOKENS = 3
 """Fewest tokens of a row: one of the text between the two that mark its ends."""
 
-_TRAIN_RANGES: dict[str, tuple[float, float]] = {
-    "learning_rate": (0, 1000),
-    "warmup_steps": (0, MAX_STEPS),
-    "weight_decay": (0, 1000),
-    "batch_size": (1, 1 << 31),
-    "microbatches": (1, 1 << 31),
-    "max_length": (MIN_TOKENS, MAX_TOKENS),
-    "local_iterations": (1, MAX_STEPS),
-    "rounds": (1, MAX_STEPS),
-    "max_steps": (1, MAX_STEPS),
-    "eval_every": (0, MAX_STEPS),
-    "patience_evals": (0, MAX_STEPS),
-    "checkpoint_every": (0, MAX_STEPS),
-    "seed": (0, (1 << 63) - 1),
-}
 MAX_WAIT_S = 1_000_000
+MAX_ROWS = 1 << 31
+MAX_SEED = (1 << 63) - 1
+Steps = Annotated[int, Bounds(ge=0, le=MAX_STEPS)]
+Count = Annotated[int, Bounds(ge=1, le=MAX_STEPS)]
+GivenCount = Annotated[int | None, Bounds(ge=1, le=MAX_STEPS)]
+Rate = Annotated[float, Bounds(ge=0.0, le=1000.0)]
+WaitSeconds = Annotated[float, Bounds(ge=0.1, le=MAX_WAIT_S)]
 DEFAULT_ROUNDS = 5
 ERROR, SKIP = "error", "skip"
 MISSING = (ERROR, SKIP)
@@ -107,14 +99,13 @@ class Model:
     """
 
     path: str
-    task: str = "sequence-classification"
-    dtype: str = "float32"
+    task: Annotated[str, OneOf(TASKS)] = "sequence-classification"
+    dtype: Annotated[str, OneOf(MODEL_DTYPES)] = "float32"
 
     def __post_init__(self) -> None:
         """Refuse an empty path, and an unknown task or dtype."""
         check_text("model.path", self.path)
-        check_choice("model.task", self.task, TASKS)
-        check_choice("model.dtype", self.dtype, MODEL_DTYPES)
+        check_fields(self, where="model", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +141,7 @@ class Data:
 
     train: str = ""
     eval: str = ""
-    held_out: float = 0.0
+    held_out: Annotated[float, Bounds(ge=0, le=MAX_HELD_OUT)] = 0.0
     text: str = "text"
     text_pair: str = ""
     label: str = "label"
@@ -162,39 +153,32 @@ class Data:
     answer: str = "answer"
     image: str = "image"
     user: str = ""
-    missing: str = ERROR
+    missing: Annotated[str, OneOf(MISSING)] = ERROR
     encoding: str = AUTO_ENCODING
-    stride: int = 0
-    split: str = "iid"
-    owners: int = 0
+    stride: Annotated[int, Bounds(ge=0, le=MAX_TOKENS)] = 0
+    split: Annotated[str, InWords(SPLITS)] = "iid"
+    owners: Annotated[int, Bounds(ge=0, le=MAX_OWNERS)] = 0
 
     def __post_init__(self) -> None:
         """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
+        check_fields(self, where="data", error=JobError)
         for names in (("text", "label"), ("image", "label"), ("words", "tags"), ("question", "context", "answer")):
             self._check_columns(names)
         if self.text_pair:
             self._check_columns(("text", "label", "text_pair"))
         check_path("data.train", self.train)
         check_path("data.eval", self.eval)
-        self._check_held_out()
-        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
-            raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
-        if not all(name.strip() for name in self.labels):
-            raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
-        check_choice("data.missing", self.missing, MISSING)
-        if not is_encoding(self.encoding):
-            raise JobError(f"data.encoding = {self.encoding!r} is no encoding; set 'auto', 'utf-8' or 'cp1252', say")
-        check_range("data.stride", self.stride, 0, MAX_TOKENS)
-        check_range("data.owners", self.owners, 0, MAX_OWNERS)
-        split_alpha(self.split)
-
-    def _check_held_out(self) -> None:
-        """Refuse a share that leaves too little to train on, and one beside a file for evaluation."""
-        check_range("data.held_out", self.held_out, 0, MAX_HELD_OUT)
         if self.held_out and self.eval:
             raise JobError(
                 f"data.eval = {self.eval!r} and data.held_out = {self.held_out} both say what is evaluated; keep one"
             )
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
+            raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
+        if not all(name.strip() for name in self.labels):
+            raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
+        if not is_encoding(self.encoding):
+            raise JobError(f"data.encoding = {self.encoding!r} is no encoding; set 'auto', 'utf-8' or 'cp1252', say")
+        split_alpha(self.split)
 
     def _check_columns(self, names: tuple[str, ...]) -> None:
         """Refuse columns of one task that are empty or the same."""
@@ -261,48 +245,38 @@ class Train:
         seed: of everything random: shares, order of rows, initial values, dropout.
     """
 
-    method: str = "ringada"
-    optimizer: str = "adamw"
-    momentum: float | None = None
-    learning_rate: float = 1e-3
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    dropout: float = 0.0
-    batch_size: int = 16
-    microbatches: int = 4
-    max_length: int = 128
-    local_iterations: int = 10
-    turns: str = EQUAL
-    rounds: int | None = None
-    epochs: float | None = None
-    max_steps: int | None = None
-    eval_every: int = 0
-    patience_evals: int = 0
+    method: Annotated[str, OneOf(method_names())] = "ringada"
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
+    momentum: Annotated[float | None, Bounds(gt=0, lt=1, advice="without any use 'sgd'")] = None
+    learning_rate: Rate = 1e-3
+    lr_schedule: Annotated[str, OneOf(LR_SCHEDULES)] = "constant"
+    warmup_steps: Steps = 0
+    weight_decay: Rate = 0.0
+    dropout: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    batch_size: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 16
+    microbatches: Annotated[int, Bounds(ge=1, le=MAX_ROWS), InWords("1 to train.batch_size, or 'auto'")] = 4
+    max_length: Annotated[int, Bounds(ge=MIN_TOKENS, le=MAX_TOKENS)] = 128
+    local_iterations: Count = 10
+    turns: Annotated[str, OneOf(TURNS)] = EQUAL
+    rounds: GivenCount = None
+    epochs: Annotated[float | None, Bounds(gt=0, le=MAX_STEPS)] = None
+    max_steps: GivenCount = None
+    eval_every: Steps = 0
+    patience_evals: Steps = 0
     keep_best: bool = False
     sample_prompt: str = ""
-    checkpoint_every: int = 100
-    seed: int = 0
+    checkpoint_every: Steps = 100
+    seed: Annotated[int, Bounds(ge=0, le=MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
         """Refuse values out of range; without any of ``LENGTHS`` there are ``DEFAULT_ROUNDS`` rounds."""
+        check_fields(self, where="train", error=JobError)
         lengths = [f"train.{name} = {value}" for name in LENGTHS if (value := getattr(self, name)) is not None]
         if not lengths:
             object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
         if len(lengths) > 1:
             raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
-        if self.epochs is not None and not 0 < self.epochs <= MAX_STEPS:
-            raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MAX_STEPS}")
-        method_class(self.method, where="train.method", error=JobError)
-        check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
         self._settle_momentum()
-        check_choice("train.turns", self.turns, TURNS)
-        check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
-        for name, (least, most) in _TRAIN_RANGES.items():
-            if getattr(self, name) is not None:
-                check_range(f"train.{name}", getattr(self, name), least, most)
-        if not 0 <= self.dropout < 1:
-            raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
         if len(self.sample_prompt) > MAX_PROMPT or (self.sample_prompt and not self.sample_prompt.strip()):
             raise JobError(
                 f"train.sample_prompt has {len(self.sample_prompt):,} characters, it has to be a text of at most "
@@ -325,18 +299,14 @@ class Train:
             )
 
     def _settle_momentum(self) -> None:
-        """Fill the momentum in, and refuse one out of range or of another optimizer."""
-        if self.optimizer != "momentum":
-            if self.momentum is not None:
-                raise JobError(
-                    f"train.momentum = {self.momentum} has no meaning for train.optimizer = {self.optimizer!r}; remove "
-                    "it, or use optimizer = 'momentum'"
-                )
-            return
-        if self.momentum is None:
-            object.__setattr__(self, "momentum", MOMENTUM)
-        elif not 0 < self.momentum < 1:
-            raise JobError(f"train.momentum is {self.momentum}, it has to be in (0, 1); without any use 'sgd'")
+        """Fill the momentum in, and refuse one of another optimizer."""
+        if self.optimizer == "momentum":
+            object.__setattr__(self, "momentum", MOMENTUM if self.momentum is None else self.momentum)
+        elif self.momentum is not None:
+            raise JobError(
+                f"train.momentum = {self.momentum} has no meaning for train.optimizer = {self.optimizer!r}; remove "
+                "it, or use optimizer = 'momentum'"
+            )
 
     def num_steps(self, rows: Sequence[int]) -> int:
         """How many optimizer steps the whole run has with owners of so many rows.
@@ -370,11 +340,11 @@ class Wire:
         dtype: number type in which tensors travel; a smaller one sends fewer bytes and rounds.
     """
 
-    dtype: str = "float32"
+    dtype: Annotated[str, OneOf(WIRE_DTYPES)] = "float32"
 
     def __post_init__(self) -> None:
         """Refuse an unknown dtype."""
-        check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+        check_fields(self, where="wire", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,11 +355,11 @@ class Privacy:
         private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
     """
 
-    private_blocks: int = 0
+    private_blocks: Annotated[int, Bounds(ge=0, le=MAX_BLOCKS)] = 0
 
     def __post_init__(self) -> None:
         """Refuse a negative number of blocks."""
-        check_range("privacy.private_blocks", self.private_blocks, 0, MAX_BLOCKS)
+        check_fields(self, where="privacy", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -406,43 +376,16 @@ class Runtime:
             them; auto = the first of float32, bfloat16, int8 with which the job fits the nodes.
     """
 
-    threads: int = 0
-    lease_s: float = 10.0
-    wait_s: float = 300.0
-    plan_s: float = 60.0
+    threads: Annotated[int, Bounds(ge=0, le=MAX_THREADS)] = 0
+    lease_s: WaitSeconds = 10.0
+    wait_s: WaitSeconds = 300.0
+    plan_s: Annotated[float, Bounds(ge=0.001, le=MAX_WAIT_S)] = 60.0
     record: bool = False
-    frozen: str = AS_COMPUTED
+    frozen: Annotated[str, OneOf(FROZEN)] = AS_COMPUTED
 
     def __post_init__(self) -> None:
         """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
-        check_choice("runtime.frozen", self.frozen, FROZEN)
-        check_range("runtime.threads", self.threads, 0, MAX_THREADS)
-        for name, min_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
-            check_range(f"runtime.{name}", getattr(self, name), min_s, MAX_WAIT_S)
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of some, with the nearest one.
-
-    Raises:
-        JobError: names the key.
-    """
-    if value not in choices:
-        advice = nearest(value, choices)
-        close = f"; {advice}" if advice.startswith("did") else ""
-        raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}{close}")
-
-
-def check_range(name: str, value: float, least: float, most: float) -> None:
-    """Refuse a number out of a range, both ends of which are allowed.
-
-    Raises:
-        JobError: names the key and the end that it passed.
-    """
-    if not value >= least:
-        raise JobError(f"{name} is {value}, it has to be at least {least:,}")
-    if value > most:
-        raise JobError(f"{name} is {value}, it has to be at most {most:,}")
+        check_fields(self, where="runtime", error=JobError)
 
 
 def learning_rate(train: Train, step: int, num_steps: int) -> float:
@@ -472,6 +415,7 @@ def learning_rate(train: Train, step: int, num_steps: int) -> float:
 
 AUTO_PLACEMENT: Final = "auto"
 NEVER: Final = "never"
+AutoOrNever = Annotated[str, OneOf((AUTO_PLACEMENT, NEVER))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -489,15 +433,14 @@ class PlacementSettings:
             of two up to 16: where it predicts that this is faster, or never. ``train.microbatches = "auto"`` is this.
     """
 
-    replicas: str = AUTO_PLACEMENT
-    follow: str = NEVER
-    replan: str = AUTO_PLACEMENT
-    microbatches: str = NEVER
+    replicas: AutoOrNever = AUTO_PLACEMENT
+    follow: AutoOrNever = NEVER
+    replan: AutoOrNever = AUTO_PLACEMENT
+    microbatches: AutoOrNever = NEVER
 
     def __post_init__(self) -> None:
         """Refuse unknown words."""
-        for name in ("replicas", "follow", "replan", "microbatches"):
-            check_choice(f"placement.{name}", getattr(self, name), (AUTO_PLACEMENT, NEVER))
+        check_fields(self, where="placement", error=JobError)
 
 
 def with_free_microbatches(tables: Mapping[str, object], default: int, batch_size: int) -> Mapping[str, object]:
@@ -550,15 +493,13 @@ class RecoverySettings:
             once, as it does where no copies are kept, and with --local, whose nodes nobody starts again.
     """
 
-    copies: str = AUTO_COPIES
-    owners: str = WAIT
-    wait_s: float = 300.0
+    copies: Annotated[str, OneOf((AUTO_COPIES, NEXT, NONE))] = AUTO_COPIES
+    owners: Annotated[str, OneOf((WAIT, SKIP_OWNER))] = WAIT
+    wait_s: Annotated[float, Bounds(ge=0.0, le=MAX_WAIT_S)] = 300.0
 
     def __post_init__(self) -> None:
         """Refuse unknown words."""
-        check_choice("recovery.copies", self.copies, (AUTO_COPIES, NEXT, NONE))
-        check_choice("recovery.owners", self.owners, (WAIT, SKIP_OWNER))
-        check_range("recovery.wait_s", self.wait_s, 0, MAX_WAIT_S)
+        check_fields(self, where="recovery", error=JobError)
         if self.owners == SKIP_OWNER and self.copies == NONE:
             raise JobError(
                 "recovery.owners = 'skip' goes on from copies, but recovery.copies = 'none' keeps none; leave one out"
@@ -577,21 +518,20 @@ class Unfreeze:
             loss; 0.01 if not given.
     """
 
-    every_steps: int | None = None
-    at: tuple[int, ...] | str | None = None
-    patience_steps: int | None = None
-    min_improvement: float | None = None
+    every_steps: GivenCount = None
+    at: Annotated[tuple[int, ...] | str | None, InWords("a list of steps or 'auto'")] = None
+    patience_steps: GivenCount = None
+    min_improvement: Annotated[float | None, Bounds(ge=0, lt=1)] = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and fill in what was left out."""
+        check_fields(self, where="unfreeze", error=JobError)
         if self.every_steps is not None and self.at is not None:
             raise JobError(
                 f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
             )
         if self.every_steps is None and self.at is None:
             object.__setattr__(self, "every_steps", EVERY_STEPS)
-        if self.every_steps is not None:
-            check_range("unfreeze.every_steps", self.every_steps, 1, MAX_STEPS)
         if isinstance(self.at, str):
             self._check_auto()
             return
@@ -601,7 +541,7 @@ class Unfreeze:
         if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
             raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
         if self.at:
-            check_range("unfreeze.at", self.at[-1], 1, MAX_STEPS)
+            Bounds(le=MAX_STEPS).check("unfreeze.at", self.at[-1], JobError)
 
     def _check_auto(self) -> None:
         if self.at != "auto":
@@ -610,6 +550,3 @@ class Unfreeze:
             object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
         if self.min_improvement is None:
             object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
-        check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MAX_STEPS)
-        if not 0 <= (self.min_improvement or 0) < 1:
-            raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")

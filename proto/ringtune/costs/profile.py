@@ -9,18 +9,21 @@ subnets, between a measured part of them and the whole; norms, adapters and mask
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import enum
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.course import AS_COMPUTED
 from ringtune.schedule.run_shape import UserRows
-from ringtune.storage.strict import read_dataclass
+from ringtune.storage.strict import Bounds, check_fields, read_dataclass, to_table
+
+Amount = Annotated[int, Bounds(ge=0)]
+Size = Annotated[int, Bounds(ge=1)]
+Measured = Annotated[float, Bounds(ge=0, lt=math.inf)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,12 +108,12 @@ class WorkTime:
     """
 
     work: str
-    rows: int
-    tokens: int
-    median_s: float
-    low_s: float
-    high_s: float
-    samples: int
+    rows: Amount
+    tokens: Amount
+    median_s: Measured
+    low_s: Measured
+    high_s: Measured
+    samples: Size
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -120,15 +123,11 @@ class WorkTime:
         """
         if self.work not in set(Work):
             raise InvalidInputError(f"work {self.work!r} is not one of {', '.join(Work)}; measure anew")
-        for name in ("rows", "tokens", "median_s", "low_s", "high_s"):
-            if not getattr(self, name) >= 0:
-                raise InvalidInputError(f"{self.work}.{name} is {getattr(self, name)}, it has to be at least 0")
+        check_fields(self, where=self.work, error=InvalidInputError)
         if not self.low_s <= self.median_s <= self.high_s:
             raise InvalidInputError(
                 f"{self.work}: quartiles {self.low_s} and {self.high_s} do not enclose the median {self.median_s}"
             )
-        if self.samples < 1:
-            raise InvalidInputError(f"{self.work}.samples is {self.samples}, it has to be at least 1")
         is_part = self.work in PART_OF.values()
         if not (0 < self.share < 1 if is_part else self.share == 1):
             wanted = "above 0 and below 1" if is_part else "1"
@@ -253,52 +252,49 @@ class ModelFacts:
     """
 
     model_type: str
-    num_blocks: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    vocab_size: int
-    block_bytes: int
-    embedding_bytes: int
-    head_bytes: int
-    adapter_block_bytes: int
+    num_blocks: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_heads: Size
+    vocab_size: Amount
+    block_bytes: Amount
+    embedding_bytes: Amount
+    head_bytes: Amount
+    adapter_block_bytes: Amount
     digest: str
-    head_class_bytes: int = 0
-    head_token_logits: int = 0
-    head_class_token_logits: int = 0
-    inner_kept: int = 1
-    fixed_tokens: int = 0
-    num_kv_heads: int = 0
-    block_matrix_params: int = 0
-    block_matrix_rows: int = 0
-    embedding_matrix_params: int = 0
-    embedding_matrix_rows: int = 0
-    largest_matrix_params: int = 0
-    adapter_block_factor_bytes: int = 0
-    embedding_factor_bytes: int = 0
-    head_factor_bytes: int = 0
-    head_class_factor_bytes: int = 0
+    head_class_bytes: Amount = 0
+    head_token_logits: Amount = 0
+    head_class_token_logits: Amount = 0
+    inner_kept: Size = 1
+    fixed_tokens: Amount = 0
+    num_kv_heads: Amount = 0
+    block_matrix_params: Amount = 0
+    block_matrix_rows: Amount = 0
+    embedding_matrix_params: Amount = 0
+    embedding_matrix_rows: Amount = 0
+    largest_matrix_params: Amount = 0
+    adapter_block_factor_bytes: Amount = 0
+    embedding_factor_bytes: Amount = 0
+    head_factor_bytes: Amount = 0
+    head_class_factor_bytes: Amount = 0
     kept_inputs: tuple[KeptInput, ...] = ()
-    embedding_train_bytes: int = 0
-    token_table_bytes: int = 0
+    embedding_train_bytes: Amount = 0
+    token_table_bytes: Amount = 0
     is_tied: bool = False
-    pair_token_bytes: int = 0
-    pair_rounded_token_bytes: int = 0
-    pair_projected_token_bytes: int = 0
+    pair_token_bytes: Amount = 0
+    pair_rounded_token_bytes: Amount = 0
+    pair_projected_token_bytes: Amount = 0
     kinds: tuple[KindFacts, ...] = ()
-    beside_block_bytes: int = 0
-    attention_width: int = 0
-    more_kept_values: int = 0
-    kept_scores: int = 0
+    beside_block_bytes: Amount = 0
+    attention_width: Amount = 0
+    more_kept_values: Amount = 0
+    kept_scores: Amount = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
-        for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "inner_kept"):
-            _check_at_least(f"model.{name}", getattr(self, name), 1)
-        _check_at_least("model.block_bytes", self.block_bytes, 0 if self.embedding_train_bytes else 1)
-        for field in dataclasses.fields(self):
-            if isinstance(value := getattr(self, field.name), int):
-                _check_at_least(f"model.{field.name}", value, 0)
+        check_fields(self, where="model", error=InvalidInputError)
+        if not (self.block_bytes or self.embedding_train_bytes):
+            raise InvalidInputError("model.block_bytes is 0, it has to be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -355,14 +351,14 @@ class LinkFacts:
 
     source: str
     target: str
-    rate_bytes_per_s: float
-    latency_s: float
-    rate_low_bytes_per_s: float = 0.0
-    rate_high_bytes_per_s: float = 0.0
-    send_cpu_s_per_byte: float = 0.0
-    receive_cpu_s_per_byte: float = 0.0
-    busy_source_s: float = 0.0
-    busy_target_s: float = 0.0
+    rate_bytes_per_s: Annotated[float, Bounds(gt=0, lt=math.inf)]
+    latency_s: Measured
+    rate_low_bytes_per_s: Measured = 0.0
+    rate_high_bytes_per_s: Measured = 0.0
+    send_cpu_s_per_byte: Measured = 0.0
+    receive_cpu_s_per_byte: Measured = 0.0
+    busy_source_s: Measured = 0.0
+    busy_target_s: Measured = 0.0
     is_assumed: bool = False
 
     def __post_init__(self) -> None:
@@ -370,18 +366,7 @@ class LinkFacts:
         name = f"link.{self.source}.{self.target}"
         if self.source == self.target:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
-        if not 0 < self.rate_bytes_per_s < math.inf:
-            raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0, finite")
-        for key in (
-            "latency_s",
-            "rate_low_bytes_per_s",
-            "rate_high_bytes_per_s",
-            "send_cpu_s_per_byte",
-            "receive_cpu_s_per_byte",
-            "busy_source_s",
-            "busy_target_s",
-        ):
-            _check_at_least(f"{name}.{key}", getattr(self, key), 0)
+        check_fields(self, where=name, error=InvalidInputError)
 
     def seconds(self, num_bytes: float) -> float:
         """Seconds that a message of so many bytes takes, from the first byte sent to the last one received.
@@ -441,69 +426,51 @@ class NodeFacts:
     """
 
     node: str
-    train_rows: int
-    eval_rows: int
+    train_rows: Amount
+    eval_rows: Amount
     labels: tuple[str, ...]
     eval_labels: tuple[str, ...]
-    memory_bytes: int
-    threads: int
+    memory_bytes: Amount
+    threads: Annotated[int, Bounds(ge=1)]
     device: str
-    block_forward_s: float
-    block_graph_s: float
-    block_backward_s: float
-    activation_token_bytes: float
+    block_forward_s: Measured
+    block_graph_s: Measured
+    block_backward_s: Measured
+    activation_token_bytes: Measured
     model: ModelFacts
-    data_bytes: int = 0
-    skipped_rows: int = 0
+    data_bytes: Amount = 0
+    skipped_rows: Amount = 0
     hardware: str = ""
-    cpu_cores: float = 0.0
-    train_tokens: float = 0.0
-    eval_tokens: float = 0.0
+    cpu_cores: Measured = 0.0
+    train_tokens: Measured = 0.0
+    eval_tokens: Measured = 0.0
     shape: TimedShape = TimedShape()
     work_times: tuple[WorkTime, ...] = ()
     has_messages: bool = False
-    rested_s: float = 0.0
-    handling_s: float = 0.0
-    message_s_per_byte: float = 0.0
-    lowest_token_bytes: float = 0.0
+    rested_s: Measured = 0.0
+    handling_s: Measured = 0.0
+    message_s_per_byte: Measured = 0.0
+    lowest_token_bytes: Measured = 0.0
     fast_bfloat16: bool = False
-    state_free_bytes: int | None = None
+    state_free_bytes: Annotated[int | None, Bounds(ge=0)] = None
     state_disk: str = ""
     users: tuple[UserRows, ...] = ()
     numerics: str = ""
-    load: float = 0.0
+    load: Measured = 0.0
     left_out: tuple[SkippedRows, ...] = ()
-    cut_rows: int = 0
+    cut_rows: Amount = 0
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
-        for name in ("train_rows", "eval_rows", "skipped_rows", "cut_rows", "memory_bytes", "data_bytes"):
-            _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
-        for name in (
-            "block_forward_s",
-            "block_graph_s",
-            "block_backward_s",
-            "activation_token_bytes",
-            "cpu_cores",
-            "rested_s",
-            "handling_s",
-            "message_s_per_byte",
-            "lowest_token_bytes",
-            "train_tokens",
-            "eval_tokens",
-            "load",
-        ):
-            _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
-        _check_at_least(f"{self.node}.state_free_bytes", self.state_free_bytes or 0, 0)
-        _check_at_least(f"{self.node}.threads", self.threads, 1)
+        check_fields(self, where=self.node, error=InvalidInputError)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """Write the node as a JSON-able table with its schema version."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+        return {"schema": SCHEMA, **to_table(self)}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> NodeFacts:
-        """Read what ``to_json`` wrote.
+    def from_message(value: Mapping[str, Any]) -> NodeFacts:
+        """Read what ``to_message`` wrote.
 
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
@@ -550,8 +517,8 @@ class Profile:
         """Write the profile as a JSON-able table with its schema version."""
         return {
             "schema": self.schema,
-            "nodes": [dataclasses.asdict(node) for node in self.nodes],
-            "links": [dataclasses.asdict(link) for link in self.links],
+            "nodes": [to_table(node) for node in self.nodes],
+            "links": [to_table(link) for link in self.links],
         }
 
     @staticmethod
@@ -575,8 +542,3 @@ def _fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
     if (schema := value.get("schema")) != SCHEMA:
         raise PlanError(f"profile schema {schema!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
     return {key: item for key, item in value.items() if key != "schema"}
-
-
-def _check_at_least(name: str, value: float, least: float) -> None:
-    if not least <= value < math.inf:
-        raise InvalidInputError(f"{name} is {value}, it has to be at least {least} and finite")

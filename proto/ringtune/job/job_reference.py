@@ -1,7 +1,6 @@
 """The reference of a job: type, default, range and meaning of every key, and the text of a job file to begin with.
 
-The meaning of a key stands in the docstring of its section. Its range is found by trial: the section is built with
-values until it refuses them, so that no range is written down twice.
+The meaning of a key stands in the docstring of its section, its range in the type of its field.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tomli_w
 
-from ringtune.errors import JobError
 from ringtune.job.job import Job, section_class
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -28,48 +26,11 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
+from ringtune.storage.strict import field_rules
 from ringtune.texts import printable
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
-_HUGE = 1 << 70
-_POWERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 300)
-_TINY = 1e-12
-_MAX_HALVINGS = 200
-# What else has to be in a job before a key may have other values.
-_BESIDES: Mapping[str, Mapping[str, object]] = {
-    "train.batch_size": {"train.microbatches": 1},
-    "train.microbatches": {"train.batch_size": 1024},
-    "train.patience_evals": {"train.eval_every": 10},
-    "train.keep_best": {"train.eval_every": 10},
-    "train.sample_prompt": {"model.task": "causal-lm"},
-    "train.momentum": {"train.optimizer": "momentum"},
-    "unfreeze.patience_steps": {"unfreeze.at": "auto"},
-    "unfreeze.min_improvement": {"unfreeze.at": "auto"},
-    **{f"hift.{name}": {"train.method": "hift"} for name in ("group_size", "order", "always_active", "state")},
-    "operations.policy": {"operations.compute": 0.6},
-    "operations.compute": {"operations.policy": "two-stage"},
-    "operations.full": {"operations.policy": "two-stage"},
-    "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
-    **{f"offload.{name}": {"offload.mode": "auto"} for name in ("interval", "pairs")},
-    "offload.users": {"offload.mode": "auto"},
-    "offload.adapters": {"offload.mode": "auto", "offload.users": "alone"},
-    "data.user": {"offload.mode": "auto", "offload.users": "alone"},
-    **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
-    **{
-        f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
-        for name in ("by_slice", "balance", "refresh_rounds")
-    },
-}
-_IN_WORDS_ELSEWHERE = ("adapter.config",)
-_ASKED_OTHERWISE = {
-    "train.microbatches": "1 to train.batch_size, or 'auto'",
-    "offload.mode": "off, auto, or a table of host = helper",
-    "offload.adapters": "a table of user = adapter.config",
-    "hift.always_active": "embedding, head",
-    "operations.full": "0 to train.microbatches",
-    "operations.forward_only": "0 to what operations.full leaves of train.microbatches",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,13 +72,13 @@ def _section(name: str, hint: Any) -> SectionFacts:
     cls = section_class(hint)
     text = inspect.getdoc(cls) or ""
     meanings = _attributes(text)
-    hints = typing.get_type_hints(cls)
+    hints, rules = typing.get_type_hints(cls), field_rules(cls)
     keys = tuple(
         KeyFacts(
             name=f"{name}.{field.name}",
             kind=_kind(hints[field.name]),
             default="" if field.default in (dataclasses.MISSING, None) else toml_value(field.default),
-            allowed=_allowed(f"{name}.{field.name}", hints[field.name], field.default),
+            allowed=rules[field.name][-1].text if field.name in rules else "",
             meaning=meanings[field.name],
         )
         for field in dataclasses.fields(cls)
@@ -150,84 +111,6 @@ def _kind(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
         return f"table of {_PLURALS[args[1]]}"
     return f"list of {_PLURALS[args[0]]}" if typing.get_origin(hint) is tuple else _KINDS[hint]
-
-
-# ---- which values are allowed ----------------------------------------------------------------------
-
-
-def refusal(name: str, value: object) -> str:
-    """Why a job can't have this value of a key; empty if it can."""
-    tables: dict[str, dict[str, object]] = {"model": {"path": "model"}}
-    for key, item in {**_BESIDES.get(name, {}), name: value}.items():
-        section, _, option = key.partition(".")
-        tables.setdefault(section, {})[option] = item
-    try:
-        Job.from_tables(tables)
-    except JobError as error:
-        return str(error)
-    return ""
-
-
-def _allowed(name: str, hint: Any, default: Any) -> str:
-    kinds = {hint, *typing.get_args(hint)}
-    if name in _ASKED_OTHERWISE:
-        return _ASKED_OTHERWISE[name]
-    if name in _IN_WORDS_ELSEWHERE or bool in kinds or typing.get_origin(hint) is tuple:
-        return ""
-    if int in kinds or float in kinds:
-        accepts: Callable[[float], bool] = lambda value: not refusal(name, value)  # noqa: E731
-        start = next(value for value in (default, 5, 0.5, 1.0) if value is not None and accepts(value))
-        return _whole_range(accepts, int(start)) if int in kinds else _range(accepts, start)
-    return _choices(refusal(name, "\N{REPLACEMENT CHARACTER}"))
-
-
-def _choices(said: str) -> str:
-    """The choices that a refusal of a text names."""
-    found = re.search(r"is not one of ([^;]*)|it has to be ([^;]*)|is neither ([^;]*)|known here: (.*)", said)
-    return next(filter(None, found.groups()), "").replace(" nor ", " or ") if found else ""
-
-
-def _whole_range(accepts: Callable[[int], bool], start: int) -> str:
-    least = None if accepts(-_HUGE) else _edge(accepts, start, -_HUGE)
-    most = None if accepts(_HUGE) else _edge(accepts, start, _HUGE)
-    return _words(least, most)
-
-
-def _edge(accepts: Callable[[int], bool], inside: int, outside: int) -> int:
-    """The last accepted number on the way to one that is refused."""
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        inside, outside = (middle, outside) if accepts(middle) else (inside, middle)
-    return inside
-
-
-def _range(accepts: Callable[[float], bool], start: float) -> str:
-    if accepts(-_TINY):
-        least = "any number"
-    else:
-        edge = _float_edge(accepts, start, -_TINY) if not accepts(0.0) else 0.0
-        least = "above 0" if 0 < edge < 1e-9 else f"at least {edge:,.6g}"
-    beyond = next((10.0**power for power in _POWERS if 10.0**power > start and not accepts(10.0**power)), None)
-    if beyond is None:
-        return least
-    edge = float(f"{_float_edge(accepts, start, beyond):.6g}")
-    return f"{least}, {'at most' if accepts(edge) else 'below'} {edge:,.10g}"
-
-
-def _float_edge(accepts: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Nearly the last accepted number on the way to one that is refused."""
-    for _ in range(_MAX_HALVINGS):
-        middle = (inside + outside) / 2
-        inside, outside = (middle, outside) if accepts(middle) else (inside, middle)
-        if abs(outside - inside) <= _TINY * max(1.0, abs(inside)):
-            break
-    return inside
-
-
-def _words(least: int | None, most: int | None) -> str:
-    if least is None:
-        return "" if most is None else f"at most {most:,}"
-    return f"at least {least:,}" if most is None else f"{least:,} to {most:,}"
 
 
 _COLUMNS = {

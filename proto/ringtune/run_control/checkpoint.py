@@ -18,11 +18,10 @@ may reach this step with other weights, for example without an owner, and the tw
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.ids import check_node_name, check_run_id
@@ -35,7 +34,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, Evaluations, StartPoint, Unfreezing
 from ringtune.schedule.versions import weight_version
-from ringtune.storage.strict import json_digest, parse_json, read_dataclass, with_renamed_key
+from ringtune.storage.strict import LATER, json_digest, parse_json, read_dataclass, to_table, with_renamed_key
 from ringtune.techniques.operations import check_in_force
 
 SCHEMA: Final = 1
@@ -73,10 +72,10 @@ class CheckpointManifest:
         shards: one for each node of that part, in its order; none = it is no checkpoint, but the end of a turn that
             every node kept in memory, and that may be on their disks since the coordinator ended.
         unfreezing: what is known of the losses, so that the run continues with the very decisions it would have made.
-        operations: the table in force, if the run chooses its tables.
         placement_number: of the placement that held.
         attempt: the run that had trained so far: ``run_id``, or one that continues it; empty = it is not known.
         evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
+        operations: the table in force, if the run chooses its tables.
     """
 
     run_id: str
@@ -88,10 +87,10 @@ class CheckpointManifest:
     shards: tuple[Shard, ...]
     schema: int = SCHEMA
     unfreezing: Unfreezing = NOTHING_KNOWN
-    operations: Operations | None = None
-    placement_number: int = 0
-    attempt: str = ""
-    evaluations: Evaluations = NONE_DONE
+    placement_number: Annotated[int, LATER] = 0
+    attempt: Annotated[str, LATER] = ""
+    evaluations: Annotated[Evaluations, LATER] = NONE_DONE
+    operations: Annotated[Operations | None, LATER] = None
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
@@ -105,26 +104,11 @@ class CheckpointManifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
-
-        The number of the first placement is left out as well, an unknown attempt, and evaluations of which none was
-        done.
-        """
-        value = with_renamed_key(self._fields(), "placement_number", "epoch")  # so that earlier digests hold
+        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses."""
+        value = with_renamed_key(to_table(self), "placement_number", "epoch")  # so that earlier digests hold
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
         return json_digest(value)
-
-    def _fields(self) -> dict[str, Any]:
-        value = dataclasses.asdict(dataclasses.replace(self, operations=None))
-        del value["operations"]
-        if not self.placement_number:
-            del value["placement_number"]
-        if not self.attempt:
-            del value["attempt"]
-        if self.evaluations == NONE_DONE:
-            del value["evaluations"]
-        return value if self.operations is None else value | {"operations": self.operations.to_json()}
 
     @property
     def name(self) -> str:
@@ -144,7 +128,7 @@ class CheckpointManifest:
 
     def to_json(self) -> dict[str, Any]:
         """Write the manifest as a JSON-able table, with its digest."""
-        return {**self._fields(), "digest": self.digest}
+        return {**to_table(self), "digest": self.digest}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
@@ -156,10 +140,7 @@ class CheckpointManifest:
         fields = {key: item for key, item in value.items() if key != "digest"}
         fields = with_renamed_key(fields, "epoch", "placement_number")
         try:
-            given = {
-                "operations": Operations.from_json(table) if (table := fields.get("operations")) is not None else None
-            }
-            manifest = read_dataclass(CheckpointManifest, fields, where="", error=PlanError, given=given)
+            manifest = read_dataclass(CheckpointManifest, fields, where="", error=PlanError)
         except (InvalidInputError, UsageError) as error:
             raise IntegrityError(f"the manifest is damaged: {error}") from error
         if value.get("digest") != manifest.digest:
@@ -198,7 +179,7 @@ class Resume:
 
     def to_text(self) -> str:
         """Write plan and manifests as JSON text."""
-        lengths = [dataclasses.asdict(length) for length in self.lengths]
+        lengths = [to_table(length) for length in self.lengths]
         manifests = [entry.to_json() for entry in self.manifests]
         return json.dumps({"plan": self.plan.to_json(), "manifests": manifests, "lengths": lengths})
 

@@ -171,6 +171,9 @@ def eval_rows(num_rows: int, batch_size: int, batch_index: int) -> tuple[int, ..
     return tuple(range(first, min(first + batch_size, num_rows)))
 
 
+SPLITS: Final = "'iid' or 'dirichlet:ALPHA' with ALPHA above 0"
+
+
 def split_alpha(split: str) -> float | None:
     """The concentration of ``dirichlet:ALPHA``; None for ``iid``.
 
@@ -185,7 +188,7 @@ def split_alpha(split: str) -> float | None:
     except ValueError:
         alpha = 0.0
     if not 0 < alpha < float("inf"):
-        raise JobError(f"data.split is {split!r}, it has to be 'iid' or 'dirichlet:ALPHA' with ALPHA above 0")
+        raise JobError(f"data.split is {split!r}, it has to be {SPLITS}")
     return alpha
 
 

@@ -28,19 +28,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream, num_batches
-from ringtune.schedule.methods import Method, method_from_json
-from ringtune.schedule.operation_tables import Choice, Operations, TableOrigin, block_row
+from ringtune.schedule.methods import Method
+from ringtune.schedule.operation_tables import Choice, Operations, OwnerRows, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
-from ringtune.schedule.run_shape import EQUAL, TURNS, Extent, Owner, check_owners
-from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges, ranges_from_json, ranges_to_json
+from ringtune.schedule.run_shape import EQUAL, MAX_COUNT, TURNS, Count, Extent, Owner, check_owners
+from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges
 from ringtune.schedule.units import EMBEDDING, Range, Units
-from ringtune.storage.strict import json_digest, read_dataclass
+from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, json_digest, read_dataclass, to_table
 
 BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
@@ -59,7 +59,7 @@ class FrozenWeights:
             widened to float32, and the product is one of float32.
     """
 
-    dtype: str
+    dtype: Annotated[str, OneOf(FROZEN_DTYPES)]
     native: bool = False
 
     def __post_init__(self) -> None:
@@ -68,12 +68,7 @@ class FrozenWeights:
         Raises:
             PlanError: names it.
         """
-        if self.dtype not in FROZEN_DTYPES:
-            raise PlanError(f"frozen.dtype = {self.dtype!r} is not one of {', '.join(FROZEN_DTYPES)}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Write both fields as a JSON-able table."""
-        return dataclasses.asdict(self)
+        check_fields(self, where="frozen", error=PlanError)
 
     def __str__(self) -> str:
         """Print type and products: ``bfloat16 native`` or ``int8 widened``."""
@@ -119,11 +114,11 @@ class HelperSettings:
         users: one of ``USERS``; which rows are whose is in ``techniques.offload``.
     """
 
-    interval: int = 1
-    pairs: str = EXACT
+    interval: Annotated[int, Bounds(ge=1)] = 1
+    pairs: Annotated[str, OneOf(PAIRS)] = EXACT
     merged: bool = False
     overlap: bool = False
-    users: str = JOINT
+    users: Annotated[str, OneOf(USERS)] = JOINT
 
     def __post_init__(self) -> None:
         """Refuse an unknown word, an interval below 1, and users with adapters that can't be merged so, or have to be.
@@ -131,12 +126,7 @@ class HelperSettings:
         Raises:
             PlanError: names the value.
         """
-        if self.interval < 1:
-            raise PlanError(f"offload.interval is {self.interval}, it has to be at least 1")
-        if self.pairs not in PAIRS:
-            raise PlanError(f"offload.pairs = {self.pairs!r} is not one of {', '.join(PAIRS)}")
-        if self.users not in USERS:
-            raise PlanError(f"offload.users = {self.users!r} is not one of {', '.join(USERS)}")
+        check_fields(self, where="offload", error=PlanError)
         if self.users != JOINT and self.merged != (self.users == COLLABORATION):
             raise PlanError(
                 f"offload.users = {self.users!r} {_MERGING[self.users]}; set offload.merged = "
@@ -206,30 +196,13 @@ class Offload(HelperSettings):
         """The position of the learning rate at a helper's update: updates before it, and updates of the whole run."""
         return step // self.interval, -(-num_steps // self.interval)
 
-    def to_json(self) -> dict[str, Any]:
-        """Write the record as a JSON-able table."""
-        return {**dataclasses.asdict(self), "blocks": ranges_to_json(self.blocks)}
-
-    @staticmethod
-    def from_json(value: object, *, where: str = "offload") -> Offload:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
-        given: dict[str, object] = {}
-        if isinstance(value, Mapping) and "blocks" in value:
-            given["blocks"] = ranges_from_json(value["blocks"], where=f"{where}.blocks")
-        return read_dataclass(Offload, value, where=where, error=PlanError, given=given)
-
 
 TABLES_AT_ONCE: Final = 8
 """Chosen tables of which views are kept; turns under way have two at most."""
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
-_MOST: Final = 1 << 31
-_MAX_BLOCKS: Final = 4096
+Size = Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,23 +231,23 @@ class Course(Extent):
     """
 
     method: Method
-    batch_size: int
-    microbatches: int
-    max_length: int
-    hidden_size: int
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    wire_dtype: str = "float32"
+    batch_size: Size
+    microbatches: Size
+    max_length: Size
+    hidden_size: Size
+    eval_every: Count = 0
+    checkpoint_every: Count = 0
+    wire_dtype: Annotated[str, OneOf(WIRE_DTYPES)] = "float32"
     labels: tuple[str, ...] = ()
     seed: int = 0
-    turns: str = EQUAL
-    operations: Operations | None = None
-    choice: Choice | None = None
-    velora: Velora | None = None
-    frozen: FrozenWeights | None = None
-    offload: Offload | None = None
-    head_tokens: int = 0
-    trims: bool = False
+    turns: Annotated[str, LATER, OneOf(TURNS)] = EQUAL
+    operations: Annotated[Operations | None, LATER] = None
+    choice: Annotated[Choice | None, LATER] = None
+    velora: Annotated[Velora | None, LATER] = None
+    frozen: Annotated[FrozenWeights | None, LATER] = None
+    offload: Annotated[Offload | None, LATER] = None
+    head_tokens: Annotated[Count, LATER] = 0
+    trims: Annotated[bool, LATER] = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -383,7 +356,7 @@ class Course(Extent):
             batch_size=self.batch_size,
             microbatches=self.microbatches,
             num_blocks=self.num_blocks,
-            owners=tuple(sorted((owner.node, owner.train_rows) for owner in self.owners)),
+            owners=tuple(sorted(OwnerRows(owner.node, owner.train_rows) for owner in self.owners)),
         )
 
     def batch_id(self, owner: str, batch: int) -> int:
@@ -446,24 +419,8 @@ class Course(Extent):
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Write the course as a JSON-able table.
-
-        What was added later is left out where it says nothing, so that the digests of courses without it last.
-        """
-        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
-        value["method"] = self.method.to_json()
-        value |= {name: [one.to_json() for one in value[name]] for name in ("owners", "left_out")}
-        if self.turns == EQUAL:
-            del value["turns"]
-        for name in ("head_tokens", "trims", "left_out"):
-            if not value[name]:
-                del value[name]
-        for name in ("operations", "choice", "velora", "frozen", "offload"):
-            if value[name] is None:
-                del value[name]
-            else:
-                value[name] = value[name].to_json()
-        return value
+        """Write the course as a JSON-able table."""
+        return to_table(self)
 
     @staticmethod
     def from_json(value: object) -> Course:
@@ -472,18 +429,7 @@ class Course(Extent):
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
-        given: dict[str, object] = {"method": None}
-        if isinstance(value, Mapping):
-            given["method"] = method_from_json(value.get("method"))
-            if value.get("operations") is not None:
-                given["operations"] = Operations.from_json(value["operations"], where="course.operations")
-            if value.get("choice") is not None:
-                given["choice"] = Choice.from_json(value["choice"], where="course.choice")
-            if value.get("velora") is not None:
-                given["velora"] = Velora.from_json(value["velora"], where="course.velora")
-            if value.get("offload") is not None:
-                given["offload"] = Offload.from_json(value["offload"], where="course.offload")
-        return read_dataclass(Course, value, where="course", error=PlanError, given=given)
+        return read_dataclass(Course, value, where="course", error=PlanError)
 
     @property
     def digest(self) -> str:
@@ -521,14 +467,7 @@ def stream_of(course: Course, node: str) -> BatchStream:
 
 
 def _check(course: Course) -> None:
-    if course.wire_dtype not in WIRE_DTYPES:
-        raise PlanError(f"wire dtype {course.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}")
-    if course.turns not in TURNS:
-        raise PlanError(f"turns = {course.turns!r} is not one of {', '.join(TURNS)}")
-    for name in ("num_blocks", "local_iterations", "batch_size", "microbatches", "max_length", "hidden_size"):
-        _check_at_least(course, name, 1)
-    for name in ("num_steps", "eval_every", "checkpoint_every", "frozen_blocks", "head_tokens"):
-        _check_at_least(course, name, 0)
+    check_fields(course, where="", error=PlanError)
     if course.microbatches > course.batch_size:
         raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")
     if course.frozen_blocks >= course.num_blocks:
@@ -584,11 +523,3 @@ def _check_table(course: Course, operations: Operations) -> None:
         )
     batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
     operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
-
-
-def _check_at_least(course: Course, name: str, least: int) -> None:
-    value, most = getattr(course, name), _MAX_BLOCKS if name == "num_blocks" else _MOST
-    if value < least:
-        raise PlanError(f"{name} is {value}, it has to be at least {least}")
-    if value > most:  # a course may come from another machine, and each block is looked at
-        raise PlanError(f"{name} is {value}, it has to be at most {most}")

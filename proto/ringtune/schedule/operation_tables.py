@@ -44,10 +44,20 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.errors import PlanError, RingTuneError
-from ringtune.storage.strict import check_keys, json_digest, read_dataclass, read_value
+from ringtune.errors import PlanError
+from ringtune.storage.strict import (
+    LATER,
+    Bounds,
+    OneOf,
+    check_fields,
+    check_keys,
+    json_digest,
+    read_dataclass,
+    read_value,
+    to_table,
+)
 
 FULL: Final = "1"
 FORWARD_ONLY: Final = "2"
@@ -234,6 +244,13 @@ class BlockScores(NamedTuple):
     values: tuple[tuple[float, ...], ...]
 
 
+class OwnerRows(NamedTuple):
+    """An owner and the rows that it trains on."""
+
+    node: str
+    train_rows: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOrigin:
     """The values of a run from which its batches and their micro-batches follow.
@@ -250,7 +267,7 @@ class TableOrigin:
     batch_size: int
     microbatches: int
     num_blocks: int
-    owners: tuple[tuple[str, int], ...]
+    owners: tuple[OwnerRows, ...]
 
     def require(self, run: TableOrigin) -> None:
         """Refuse a run with other batches.
@@ -274,7 +291,7 @@ class TableOrigin:
 
     def to_json(self) -> dict[str, Any]:
         """Write it as a JSON-able table."""
-        return {**dataclasses.asdict(self), "owners": dict(self.owners)}
+        return {**to_table(self), "owners": dict(self.owners)}
 
     @staticmethod
     def from_json(value: object, *, where: str) -> TableOrigin:
@@ -284,13 +301,10 @@ class TableOrigin:
             PlanError: a field is missing, unknown, or of another type.
         """
         owners = value.get("owners") if isinstance(value, Mapping) else None
-        if not isinstance(owners, Mapping):
+        if not isinstance(value, Mapping) or not isinstance(owners, Mapping):
             raise PlanError(f"{where} has to be an object with owners and their train rows; take another file")
-        pairs = [
-            (str(node), read_value(int, rows, where=f"{where}.owners.{node}", error=PlanError))
-            for node, rows in sorted(owners.items())
-        ]
-        return read_dataclass(TableOrigin, value, where=where, error=PlanError, given={"owners": tuple(pairs)})
+        rows: dict[str, int] = read_value(dict[str, int], owners, where=f"{where}.owners", error=PlanError)
+        return read_dataclass(TableOrigin, {**value, "owners": sorted(rows.items())}, where=where, error=PlanError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -447,12 +461,11 @@ class ScheduledTable:
 
     step: int
     operations: Operations
-    origin: TableOrigin | None = None
+    origin: Annotated[TableOrigin | None, LATER] = None
 
     def to_json(self) -> dict[str, Any]:
         """Write it as a JSON-able table."""
-        value = {"step": self.step, "operations": self.operations.to_json()}
-        return value if self.origin is None else {**value, "origin": self.origin.to_json()}
+        return to_table(self)
 
     @staticmethod
     def from_json(value: object, *, where: str = "the table") -> ScheduledTable:
@@ -463,11 +476,7 @@ class ScheduledTable:
         """
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be an object with step and operations; take another file")
-        check_keys(value, ("step", "operations", "origin"), where=where, error=PlanError)
-        step = read_value(int, value.get("step"), where=f"{where}.step", error=PlanError)
-        origin = TableOrigin.from_json(value["origin"], where=f"{where}.origin") if "origin" in value else None
-        operations = Operations.from_json(value.get("operations"), where=f"{where}.operations")
-        return ScheduledTable(step=step, operations=operations, origin=origin)
+        return read_dataclass(ScheduledTable, value, where=where, error=PlanError)
 
 
 def check_tables(tables: Sequence[ScheduledTable]) -> None:
@@ -566,13 +575,9 @@ class TieBreak(enum.StrEnum):
     TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
 
 
-WORDS: Final[Mapping[str, type[enum.StrEnum]]] = {
-    "policy": Policy,
-    "backward_score": Score,
-    "forward_score": Score,
-    "ties": TieBreak,
-}
-"""The keys of operations that are words, and the words that each may be."""
+PolicyWord = Annotated[str, OneOf(tuple(word.value for word in Policy), UNDEFINED_POLICIES)]
+ScoreWord = Annotated[str, OneOf(tuple(word.value for word in Score))]
+TieWord = Annotated[str, OneOf(tuple(word.value for word in TieBreak))]
 
 PRUNING_STEPS: Final = 16
 """Steps after which the pruning policies choose anew (D2FT, section III-A)."""
@@ -624,28 +629,26 @@ class Choice:
         tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
     """
 
-    policy: str
+    policy: PolicyWord
     subnets: int
     capacities: tuple[BlockCapacity, ...]
-    backward_score: str = Score.WEIGHT_MAGNITUDE.value
-    forward_score: str = Score.FISHER.value
-    score_scale: float = 1.0
+    backward_score: ScoreWord = Score.WEIGHT_MAGNITUDE.value
+    forward_score: ScoreWord = Score.FISHER.value
+    score_scale: Annotated[float, Bounds(gt=0, lt=math.inf)] = 1.0
     refresh_steps: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
-    ties: str = TieBreak.SPREAD.value
+    ties: TieWord = TieBreak.SPREAD.value
     is_counted: bool = False
-    tables: tuple[ScheduledTable, ...] = ()
+    tables: Annotated[tuple[ScheduledTable, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
-        check_words(self, PlanError)
+        check_fields(self, where="operations", error=PlanError)
         if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
         if self.tables:
             check_tables(self.tables)
         object.__setattr__(self, "score_scale", float(self.score_scale))
-        if not (math.isfinite(self.score_scale) and self.score_scale > 0):
-            raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
         _check_groups(self.groups, self.subnets)
 
     @property
@@ -699,34 +702,6 @@ class Choice:
         """The table that was given for a step; None if none begins to hold there."""
         return next((table.operations for table in self.tables if table.step == step), None)
 
-    # ---- files ------------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """Write the choice as a JSON-able table; without ``tables`` where none are given."""
-        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        value["capacities"] = [dataclasses.asdict(capacity) for capacity in self.capacities]
-        value["tables"] = [table.to_json() for table in self.tables]
-        if not self.tables:
-            del value["tables"]
-        return value
-
-    @staticmethod
-    def from_json(value: object, *, where: str = "choice") -> Choice:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
-        given: dict[str, object] = {}
-        if isinstance(value, Mapping) and "tables" in value:
-            entries = value["tables"]
-            if not isinstance(entries, list):
-                raise PlanError(f"{where}.tables has to be a list; plan anew")
-            given["tables"] = tuple(
-                ScheduledTable.from_json(entry, where=f"{where}.tables[{at}]") for at, entry in enumerate(entries)
-            )
-        return read_dataclass(Choice, value, where=where, error=PlanError, given=given)
-
 
 def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
     if groups and subnets != 1:
@@ -736,20 +711,3 @@ def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
         if len(group) != 2 or not at <= group[0] < group[1]:
             raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
         at = group[1]
-
-
-def check_words(settings: object, error: type[RingTuneError]) -> None:
-    """Refuse settings of operations with a word that means nothing.
-
-    Args:
-        settings: with a field for each of ``WORDS``.
-        error: to raise.
-
-    Raises:
-        RingTuneError: of the given kind; names the key, the words that there are, and why a policy of a paper is none.
-    """
-    for name, known in WORDS.items():
-        value = getattr(settings, name)
-        if value not in set(known):
-            why = f"; {UNDEFINED_POLICIES[value]}" if value in UNDEFINED_POLICIES else ""
-            raise error(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why}")

@@ -29,13 +29,22 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Leg, Op
-from ringtune.schedule.saved_activations import check_ranges, in_ranges, ranges_from_json, ranges_to_json
+from ringtune.schedule.saved_activations import check_ranges, in_ranges
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import json_digest, read_dataclass, with_renamed_key
+from ringtune.storage.strict import (
+    LATER,
+    Bounds,
+    OneOf,
+    check_fields,
+    json_digest,
+    read_dataclass,
+    to_table,
+    with_renamed_key,
+)
 
 EXACT: Final = "float32"
 ROUNDED: Final = "bfloat16"
@@ -70,8 +79,8 @@ class ActivationCacheSettings:
         dtype: in which it keeps them, one of ``ITEM_BYTES``; that of the computation changes no result.
     """
 
-    max_bytes: int = DEFAULT_MAX_BYTES
-    dtype: str = EXACT
+    max_bytes: Annotated[int, Bounds(ge=0)] = DEFAULT_MAX_BYTES
+    dtype: Annotated[str, OneOf(ITEM_BYTES)] = EXACT
 
     def __post_init__(self) -> None:
         """Refuse a limit that is negative, and an unknown dtype.
@@ -79,10 +88,7 @@ class ActivationCacheSettings:
         Raises:
             PlanError: names it.
         """
-        if self.max_bytes < 0:
-            raise PlanError(f"the cache's max_bytes is {self.max_bytes}, it has to be at least 0")
-        if self.dtype not in ITEM_BYTES:
-            raise PlanError(f"the cache's dtype {self.dtype!r} is not one of {', '.join(ITEM_BYTES)}")
+        check_fields(self, where="cache", error=PlanError)
 
 
 def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
@@ -160,24 +166,7 @@ def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, in
         at = helper.stop
 
 
-def helpers_from_json(value: object, *, where: str) -> tuple[Helper, ...]:
-    """Read what ``helpers_to_json`` wrote.
-
-    Raises:
-        PlanError: it is no list, or a field is missing or unknown.
-    """
-    if not isinstance(value, list):
-        raise PlanError(f"{where} has to be a list of tables")
-    return tuple(read_dataclass(Helper, one, where=f"{where}[{at}]", error=PlanError) for at, one in enumerate(value))
-
-
-def helpers_to_json(helpers: Iterable[Helper]) -> list[dict[str, Any]]:
-    """Write helpers as JSON-able tables."""
-    return [dataclasses.asdict(helper) for helper in helpers]
-
-
 CREDITS = 8
-_LEFT_OUT = ("recompute", "state_on_disk", "helpers", "cache", "copies")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +183,7 @@ class Slice:
     node: str
     start: int
     stop: int
-    share: int = 1
+    share: Annotated[int, LATER] = 1
 
     @property
     def num_blocks(self) -> int:
@@ -205,11 +194,6 @@ class Slice:
     def text(self) -> str:
         """The blocks of the slice, in words: ``[2, 4)``, or ``none``."""
         return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
-
-    def to_json(self) -> dict[str, Any]:
-        """Write the slice as a JSON-able table; ``share`` is left out where it is 1, so that digests last."""
-        value = dataclasses.asdict(self)
-        return value if self.share != 1 else {key: item for key, item in value.items() if key != "share"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,15 +216,15 @@ class Placement:
     """
 
     slices: tuple[Slice, ...]
-    private_blocks: int = 0
-    credits: int = CREDITS
-    placement_number: int = 0
-    first_turn: int = 0
-    recompute: tuple[Range, ...] = ()
-    state_on_disk: bool = False
-    helpers: tuple[Helper, ...] = ()
-    cache: ActivationCacheSettings | None = None
-    copies: bool = False
+    private_blocks: Annotated[int, Bounds(ge=0)] = 0
+    credits: Annotated[int, Bounds(ge=1)] = CREDITS
+    placement_number: Annotated[int, Bounds(ge=0)] = 0
+    first_turn: Annotated[int, Bounds(ge=0)] = 0
+    recompute: Annotated[tuple[Range, ...], LATER] = ()
+    state_on_disk: Annotated[bool, LATER] = False
+    helpers: Annotated[tuple[Helper, ...], LATER] = ()
+    cache: Annotated[ActivationCacheSettings | None, LATER] = None
+    copies: Annotated[bool, LATER] = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -328,17 +312,8 @@ class Placement:
         return next((piece.node for piece in self.hosts if piece.start <= block < piece.stop), "")
 
     def to_json(self) -> dict[str, Any]:
-        """Write the placement as a JSON-able table.
-
-        ``recompute``, ``state_on_disk``, ``helpers``, ``cache`` and ``copies`` are left out where they have their
-        defaults, so that the digests of placements without them last.
-        """
-        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
-        value["slices"] = [piece.to_json() for piece in self.slices]
-        value["recompute"] = ranges_to_json(self.recompute)
-        value["helpers"] = helpers_to_json(self.helpers)
-        value["cache"] = None if self.cache is None else dataclasses.asdict(self.cache)
-        return {key: item for key, item in value.items() if item or key not in _LEFT_OUT}
+        """Write the placement as a JSON-able table."""
+        return to_table(self)
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
@@ -347,14 +322,9 @@ class Placement:
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
-        given: dict[str, object] = {}
         if isinstance(value, Mapping):
             value = with_renamed_key(value, "epoch", "placement_number")
-        if isinstance(value, Mapping) and "recompute" in value:
-            given["recompute"] = ranges_from_json(value["recompute"], where=f"{where}.recompute")
-        if isinstance(value, Mapping) and "helpers" in value:
-            given["helpers"] = helpers_from_json(value["helpers"], where=f"{where}.helpers")
-        return read_dataclass(Placement, value, where=where, error=PlanError, given=given)
+        return read_dataclass(Placement, value, where=where, error=PlanError)
 
     def to_wire(self) -> dict[str, Any]:
         """Write the table with the keys that nodes and digests know: ``placement_number`` is ``epoch`` in it."""
@@ -367,9 +337,7 @@ class Placement:
 
 
 def _check(placement: Placement) -> None:
-    for name, least in (("private_blocks", 0), ("credits", 1), ("placement_number", 0), ("first_turn", 0)):
-        if getattr(placement, name) < least:
-            raise PlanError(f"{name} is {getattr(placement, name)}, it has to be at least {least}")
+    check_fields(placement, where="", error=PlanError)
     names = [piece.node for piece in placement.slices]
     if len(set(names)) != len(names) or not all(names):
         raise PlanError(f"every slice needs a node of its own, with a name; these have {names}")

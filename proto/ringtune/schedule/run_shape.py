@@ -15,17 +15,17 @@ Source: the method of Webster (Sainte-Laguë), which shares seats out with the l
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Annotated, Final
 
 from ringtune.errors import PlanError
 from ringtune.ids import NODE_NAME
 from ringtune.schedule.units import Range, Units, head_of
+from ringtune.storage.strict import LATER, Bounds
 
 _MAX_TOLD = 8
 
@@ -79,7 +79,7 @@ class Owner:
     node: str
     train_rows: int
     eval_rows: int = 0
-    users: tuple[UserRows, ...] = ()
+    users: Annotated[tuple[UserRows, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse users who do not have all rows between them, have none, or have one name.
@@ -108,13 +108,6 @@ class Owner:
         """The users of these rows, in the order of the rows."""
         return self.users or (UserRows(name=self.node, train_rows=self.train_rows, eval_rows=self.eval_rows),)
 
-    def to_json(self) -> dict[str, Any]:
-        """Write the record as a JSON-able table; ``users`` is left out where there are none."""
-        value = dataclasses.asdict(self)
-        if not self.users:
-            del value["users"]
-        return value
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DroppedOwner:
@@ -130,9 +123,12 @@ class DroppedOwner:
     at: int
     turns: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Write the record as a JSON-able table."""
-        return {"owner": self.owner.to_json(), "at": self.at, "turns": self.turns}
+
+_MAX_BLOCKS: Final = 4096
+MAX_COUNT: Final = 1 << 31
+"""Most of anything that is counted: a course may come from another machine, and each block is looked at."""
+
+Count = Annotated[int, Bounds(ge=0, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,12 +144,12 @@ class Extent:
         left_out: owners whose turns are left out, in the order in which they were lost.
     """
 
-    num_blocks: int
+    num_blocks: Annotated[int, Bounds(ge=1, le=_MAX_BLOCKS)]
     owners: tuple[Owner, ...]
-    num_steps: int
-    local_iterations: int
-    frozen_blocks: int = 0
-    left_out: tuple[DroppedOwner, ...] = ()
+    num_steps: Count
+    local_iterations: Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
+    frozen_blocks: Count = 0
+    left_out: Annotated[tuple[DroppedOwner, ...], LATER] = ()
 
     def turns_of(self, num_steps: int) -> int:
         """How many train turns the first so many steps are; the last one may be short."""

@@ -14,14 +14,13 @@ Source: VeLoRA, sections 3.1 and 5, Algorithm 1.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import nearest, read_dataclass, read_value
+from ringtune.storage.strict import Bounds, OneOf, check_fields, nearest
 
 LAYERS: Final = ("query", "key", "value", "attention_out", "up", "gate", "down", "adapter_down")
 """Linear layers of a block by what they compute; ``adapter_down`` is the first matrix of each bottleneck and LoRA."""
@@ -49,8 +48,8 @@ class Velora:
 
     blocks: tuple[Range, ...]
     layers: tuple[str, ...]
-    parts: int = DEFAULT_PARTS
-    init: str = "average"
+    parts: Annotated[int, Bounds(ge=1)] = DEFAULT_PARTS
+    init: Annotated[str, OneOf(INITS)] = "average"
 
     def __post_init__(self) -> None:
         """Refuse unknown words, layers that read a tensor which another layer keeps, and ranges that are none.
@@ -58,14 +57,11 @@ class Velora:
         Raises:
             PlanError: names the value.
         """
+        check_fields(self, where="velora", error=PlanError)
         check_ranges(self.blocks, where="velora.blocks")
         if not self.blocks:
             raise PlanError("velora.blocks is empty; name blocks, or leave velora out")
         _check_layers(self.layers)
-        if self.parts < 1:
-            raise PlanError(f"velora.parts is {self.parts}, it has to be at least 1")
-        if self.init not in INITS:
-            raise PlanError(f"velora.init = {self.init!r} is not one of {', '.join(INITS)}")
 
     def has_block(self, block: int) -> bool:
         """Whether the layers of a block keep projections."""
@@ -82,22 +78,6 @@ class Velora:
             raise PlanError(
                 f"velora.parts is {self.parts}, but a token has {hidden_size} values; set it to at most {hidden_size}"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Write the record as a JSON-able table."""
-        return {**dataclasses.asdict(self), "blocks": ranges_to_json(self.blocks), "layers": list(self.layers)}
-
-    @staticmethod
-    def from_json(value: object, *, where: str = "velora") -> Velora:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
-        given: dict[str, object] = {}
-        if isinstance(value, Mapping) and "blocks" in value:
-            given["blocks"] = ranges_from_json(value["blocks"], where=f"{where}.blocks")
-        return read_dataclass(Velora, value, where=where, error=PlanError, given=given)
 
 
 def subtoken_size(inputs: int, parts: int) -> int:
@@ -161,19 +141,6 @@ def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None
 def ranges_to_json(ranges: Iterable[Range]) -> list[list[int]]:
     """Write ranges as pairs of numbers."""
     return [list(one) for one in ranges]
-
-
-def ranges_from_json(value: object, *, where: str) -> tuple[Range, ...]:
-    """Read what ``ranges_to_json`` wrote.
-
-    Raises:
-        PlanError: anything but pairs of whole numbers.
-    """
-    found: tuple[tuple[int, ...], ...] = read_value(tuple[tuple[int, ...], ...], value, where=where, error=PlanError)
-    for pair in found:
-        if len(pair) != 2:
-            raise PlanError(f"{where} has {list(pair)}, it has to be [start, stop]")
-    return tuple(Range(*pair) for pair in found)
 
 
 def _check_layers(layers: tuple[str, ...]) -> None:

@@ -5,6 +5,11 @@ is converted, except a whole number where a float is asked for. Only regular fil
 pointer that git leaves where Git LFS was not installed is recognised. Two parties that hold equal values get equal
 digests.
 
+The values that a field may have are metadata of its type; ``check_fields`` and the reference of a job read them there::
+
+    rounds: Annotated[int | None, Bounds(ge=1, le=1000)] = None
+    turns: Annotated[str, OneOf(("equal", "rows"))] = "equal"
+
 Source: the specification of Git LFS, version 1.
 """
 
@@ -17,11 +22,13 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ringtune.errors import IntegrityError, InvalidInputError
 
@@ -104,23 +111,15 @@ def _finite(text: str) -> float:
     return number
 
 
-def read_dataclass(
-    cls: type[T],
-    value: object,
-    *,
-    where: str,
-    error: type[InvalidInputError],
-    given: Mapping[str, object] = types.MappingProxyType({}),
-) -> T:
+def read_dataclass(cls: type[T], value: object, *, where: str, error: type[InvalidInputError]) -> T:
     """Build ``cls`` from a dictionary with exactly its fields as keys; fields with a default may be absent.
 
     Args:
         cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with or without
-            ``| str``, and such dataclasses.
+            ``| str``, named tuples, such dataclasses, and classes that read themselves by ``from_json(value, where=)``.
         value: what was read; anything but a dictionary is refused.
         where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
         error: which error to raise.
-        given: fields that the caller has read already, because they need more than their type says.
 
     Returns:
         The dataclass; its own checks have run.
@@ -130,18 +129,14 @@ def read_dataclass(
     """
     if not isinstance(value, Mapping):
         raise error(f"{where or 'the file'} has to be a table, but is {describe_value(value)}")
-    hints = _hints(typing.cast(Any, cls))
-    fields = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
-    check_keys(value, [field.name for field in fields], where=where, error=error)
+    entries = _entries(typing.cast(Any, cls))
+    check_keys(value, entries, where=where, error=error)
     found: dict[str, Any] = {}
-    for field in fields:
-        name = join(where, field.name)
-        if field.name in given:
-            found[field.name] = given[field.name]
-        elif field.name in value:
-            found[field.name] = read_value(hints[field.name], value[field.name], where=name, error=error)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise error(f"{name} is missing; add {_example(field.name, hints[field.name])}")
+    for name, entry in entries.items():
+        if name in value:
+            found[name] = read_value(entry.hint, value[name], where=join(where, name), error=error)
+        elif entry.is_required:
+            raise error(f"{join(where, name)} is missing; add {_example(name, entry.hint)}")
     return cls(**found)
 
 
@@ -151,9 +146,9 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
     Raises:
         InvalidInputError: as ``error``, with the expected and the found type.
     """
+    if hint in _SCALARS:
+        return _read_scalar(hint, value, where=where, error=error)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return read_dataclass(typing.cast(type[Any], hint), value, where=where, error=error)
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
@@ -166,6 +161,15 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
     if origin is dict:
         return _read_table(args[1], value, where=where, error=error)
+    if hasattr(hint, "from_json"):
+        return hint.from_json(value, where=where)
+    if hasattr(hint, "_fields"):
+        return _read_named_tuple(hint, value, where=where, error=error)
+    return read_dataclass(hint, value, where=where, error=error)
+
+
+def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Read a text, a number, or true or false."""
     if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
         raise error(f"{where} is too large for a number")
     if hint is float and type(value) is int:
@@ -177,11 +181,67 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
     return value
 
 
+def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Read a list with a value for each name."""
+    if not isinstance(value, list | tuple) or len(value) != len(hint._fields):
+        raise error(f"{where} has to be [{', '.join(hint._fields)}], but is {json.dumps(value, default=repr)}")
+    kinds = _hints(hint).values()
+    items = enumerate(zip(kinds, value, strict=True))
+    return hint(*(read_value(kind, item, where=f"{where}[{at}]", error=error) for at, (kind, item) in items))
+
+
 def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
     """Read a table with any keys, and values of one type."""
     if not isinstance(value, Mapping):
         raise error(f"{where} has to be a table, but is {describe_value(value)}")
     return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
+
+
+_SCALARS: Final = (int, float, str, bool)
+LATER: Final = "later"
+"""In the type of a field of a later version: ``to_table`` leaves it out where it is its default, so digests last."""
+
+
+def to_table(value: Any) -> dict[str, Any]:
+    """Write a dataclass as a JSON-able table, as ``read_dataclass`` reads it: the fields that its constructor has."""
+    cls: Any = type(value)
+    items = ((name, getattr(value, name), entry) for name, entry in _entries(cls).items())
+    return {name: _to_json(item) for name, item, entry in items if item != entry.left_out}
+
+
+def _to_json(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if dataclasses.is_dataclass(value):
+        return to_table(value)
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    return {key: _to_json(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+class _Entry(NamedTuple):
+    """A field of a dataclass that its constructor has: its type, and the value that is left out when it is written."""
+
+    hint: Any
+    is_required: bool
+    left_out: object
+
+
+_NOTHING: Final = object()
+
+
+@functools.cache
+def _entries(cls: type[Any]) -> dict[str, _Entry]:
+    hints, whole = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    return {
+        field.name: _Entry(
+            hint=hints[field.name],
+            is_required=field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            left_out=field.default if LATER in getattr(whole[field.name], "__metadata__", ()) else _NOTHING,
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
 
 
 def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:
@@ -243,9 +303,136 @@ def _example(name: str, hint: Any) -> str:
     return f"it: {name} = {examples.get(hint, '...')}"
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """The range of a number; an end that is None is open.
+
+    Attributes:
+        ge: least value.
+        gt: the value is above it.
+        le: greatest value.
+        lt: the value is below it; infinity = it has to be finite.
+        advice: what to do instead; empty = nothing.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    advice: str = ""
+    _ends: tuple[tuple[str, float, Callable[[Any, Any], bool]], ...] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Write each end in words."""
+        given = ((getattr(self, name), words, holds) for name, (words, holds) in _ENDS.items())
+        ends = tuple((_end_text(words, end), end, holds) for end, words, holds in given if end is not None)
+        object.__setattr__(self, "_ends", ends)
+
+    @property
+    def text(self) -> str:
+        """The range in words: ``1 to 1,000`` of whole numbers, ``at least 0, below 1`` of others."""
+        if isinstance(self.ge, int) and isinstance(self.le, int):
+            return f"{self.ge:,} to {self.le:,}"
+        return ", ".join(words for words, _, _ in self._ends)
+
+    def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
+        """Refuse a value out of the range.
+
+        Raises:
+            InvalidInputError: as ``error``; names the end that it passed.
+        """
+        if isinstance(value, bool):
+            raise error(f"{name} is {str(value).lower()}, it has to be a number")
+        for words, end, holds in self._ends:
+            if not holds(value, end):
+                advice = f"; {self.advice}" if self.advice else ""
+                raise error(f"{name} is {value}, it has to be {words}{advice}")
+
+
+_ENDS: Final = {
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
+}
+
+
+def _end_text(words: str, end: float) -> str:
+    if end == math.inf:
+        return "finite"
+    return f"{words} {end:,.10g}" if isinstance(end, float) else f"{words} {end:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The words that a text, or each text of a list, may be.
+
+    Attributes:
+        words: all of them.
+        reasons: why there is no such word, by words that others have.
+    """
+
+    words: Collection[str]
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The words, with commas."""
+        return ", ".join(self.words)
+
+    def check(self, name: str, value: str | tuple[str, ...], error: type[InvalidInputError]) -> None:
+        """Refuse another word.
+
+        Raises:
+            InvalidInputError: as ``error``; names the nearest word, or why there is none.
+        """
+        for word in (value,) if isinstance(value, str) else value:
+            if word not in self.words:
+                advice = self.reasons.get(word) or nearest(word, self.words)
+                close = f"; {advice}" if not advice.startswith("known here") else ""
+                raise error(f"{name} = {word!r} is not one of {self.text}{close}")
+
+
+@dataclass(frozen=True, slots=True)
+class InWords:
+    """The values of a field in words, for people; the class of the field checks them itself."""
+
+    text: str
+
+    def check(self, name: str, value: object, error: type[InvalidInputError]) -> None:
+        """Refuse nothing."""
+
+
+Rule = Bounds | OneOf | InWords
+
+
+@functools.cache
+def field_rules(cls: type[Any]) -> dict[str, tuple[Rule, ...]]:
+    """The rules of each field of a dataclass that has some, as they stand in its type."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    rules = {
+        name: tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Rule))
+        for name, hint in hints.items()
+    }
+    return {name: found for name, found in rules.items() if found}
+
+
+def check_fields(settings: object, *, where: str, error: type[InvalidInputError]) -> None:
+    """Refuse values of a dataclass that break the rules of its fields; None breaks none.
+
+    Raises:
+        InvalidInputError: as ``error``, with the dotted name of the field.
+    """
+    cls: Any = type(settings)
+    for name, rules in field_rules(cls).items():
+        if (value := getattr(settings, name)) is not None:
+            for rule in rules:
+                rule.check(join(where, name), value, error)
 
 
 _MAX_GIVEN_BYTES: Final = 1 << 30

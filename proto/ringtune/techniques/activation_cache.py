@@ -35,9 +35,9 @@ import operator
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
-from ringtune.config.sections import AUTO, Model, check_choice
+from ringtune.config.sections import AUTO, Model
 from ringtune.errors import JobError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.batches import num_batches
@@ -67,11 +67,10 @@ from ringtune.schedule.turns import (
     turn_sequence,
 )
 from ringtune.schedule.versions import trained, weight_version
+from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import DiskTerm, Technique
 
 OFF: Final = "off"
-_PREFIXES: Final = (OFF, AUTO)
-_DTYPES: Final = (EXACT, ROUNDED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,16 +84,13 @@ class CacheSettings:
         dtype: number type in which they are kept; float32 changes no result, bfloat16 takes half the room and rounds.
     """
 
-    prefix: str = OFF
-    max_bytes: int = DEFAULT_MAX_BYTES
-    dtype: str = EXACT
+    prefix: Annotated[str, OneOf((OFF, AUTO))] = OFF
+    max_bytes: Annotated[int, Bounds(ge=0)] = DEFAULT_MAX_BYTES
+    dtype: Annotated[str, OneOf((EXACT, ROUNDED))] = EXACT
 
     def __post_init__(self) -> None:
         """Refuse an unknown word, and a negative limit."""
-        check_choice("cache.prefix", self.prefix, _PREFIXES)
-        check_choice("cache.dtype", self.dtype, _DTYPES)
-        if self.max_bytes < 0:
-            raise JobError(f"cache.max_bytes is {self.max_bytes}, it has to be at least 0")
+        check_fields(self, where="cache", error=JobError)
 
     def of_placement(self, computed: str) -> ActivationCacheSettings | None:
         """The settings of hosts that keep hidden states, computed in a type; None if they do not."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from ringtune.config.sections import Adapter, check_choice
+from ringtune.config.sections import Adapter
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, INITS, LAYERS, ranges_to_json, within
 from ringtune.schedule.units import Range
+from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Technique
 
 NONE: Final = "none"
@@ -87,11 +88,11 @@ class Memory:
             to run it again, both, or what makes each slice fit and the step fastest.
     """
 
-    activations: str = NONE
+    activations: Annotated[str, OneOf(ACTIVATIONS)] = NONE
 
     def __post_init__(self) -> None:
         """Refuse an unknown word."""
-        check_choice("memory.activations", self.activations, ACTIVATIONS)
+        check_fields(self, where="memory", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,20 +110,15 @@ class VeloraSettings:
             all so far, the first singular vector, or the seed.
     """
 
-    layers: tuple[str, ...] = ()
-    parts: int = DEFAULT_PARTS
-    init: str = INITS[0]
+    layers: Annotated[tuple[str, ...], OneOf(LAYERS)] = ()
+    parts: Annotated[int, Bounds(ge=1, le=MAX_PARTS)] = DEFAULT_PARTS
+    init: Annotated[str, OneOf(INITS)] = INITS[0]
 
     def __post_init__(self) -> None:
         """Refuse unknown words, layers that are named twice, and a number of parts out of range."""
-        for layer in self.layers:
-            check_choice("velora.layers", layer, LAYERS)
+        check_fields(self, where="velora", error=JobError)
         if len(set(self.layers)) != len(self.layers):
             raise JobError(f"velora.layers names a layer twice: {', '.join(self.layers)}; keep one")
-        if not 1 <= self.parts <= MAX_PARTS:
-            end = "least 1" if self.parts < 1 else f"most {MAX_PARTS:,}"
-            raise JobError(f"velora.parts is {self.parts}, it has to be at {end}")
-        check_choice("velora.init", self.init, INITS)
 
     def check_trained(self, adapter: Adapter) -> None:
         """Refuse layers of which no model has one that trains with an adapter.

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from ringtune.config.sections import Adapter, Privacy, Train
 from ringtune.errors import JobError
@@ -25,7 +25,7 @@ from ringtune.schedule.methods import method_class, method_names
 from ringtune.schedule.methods.hift import ALWAYS, BOTTOM_UP, DISK, MEMORY, ORDERS, STATES
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weights
-from ringtune.storage.strict import nearest
+from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Copies, Technique
 from ringtune.techniques.operations import OperationsSettings
 
@@ -45,20 +45,14 @@ class HiftSettings:
             zero again.
     """
 
-    group_size: int = 1
-    order: str = BOTTOM_UP
-    always_active: tuple[str, ...] = ()
-    state: str = MEMORY
+    group_size: Annotated[int, Bounds(ge=1, le=MAX_UNITS)] = 1
+    order: Annotated[str, OneOf(ORDERS)] = BOTTOM_UP
+    always_active: Annotated[tuple[str, ...], OneOf(ALWAYS)] = ()
+    state: Annotated[str, OneOf(STATES)] = MEMORY
 
     def __post_init__(self) -> None:
         """Refuse values out of range, unknown words, and a unit that stands twice."""
-        if not 1 <= self.group_size <= MAX_UNITS:
-            edge = "at least 1" if self.group_size < 1 else f"at most {MAX_UNITS:,}"
-            raise JobError(f"hift.group_size is {self.group_size}, it has to be {edge}")
-        for name, value, known in (("order", self.order, ORDERS), ("state", self.state, STATES)):
-            _check_word(f"hift.{name}", value, known)
-        for unit in self.always_active:
-            _check_word("hift.always_active", unit, ALWAYS)
+        check_fields(self, where="hift", error=JobError)
         if len(set(self.always_active)) < len(self.always_active):
             raise JobError(f"hift.always_active has a unit twice: {list(self.always_active)}; name each once")
 
@@ -149,13 +143,6 @@ def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
             f"{train.method!r}, but the run's {num_steps} steps are within the first sweep, so that the learning rate "
             "would be 0 at each of them; set train.warmup_steps = 0, or train for more steps"
         )
-
-
-def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        advice = nearest(value, known)
-        close = f"; {advice}" if advice.startswith("did") else ""
-        raise JobError(f"{name} = {value!r} is not one of {', '.join(known)}{close}")
 
 
 _MAX_FOLLOWED = 20_000

@@ -13,9 +13,9 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-from ringtune.config.sections import MAX_STEPS, Adapter, Train, check_choice
+from ringtune.config.sections import MAX_STEPS, Adapter, Train
 from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
@@ -40,7 +40,7 @@ from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
 from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import nearest
+from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest
 from ringtune.techniques.activation_checkpointing import BOTH, VELORA, Memory, VeloraSettings
 from ringtune.techniques.base import Technique
 from ringtune.techniques.operations import OperationsSettings
@@ -70,13 +70,13 @@ class OffloadSettings:
             ``adapter.config``.
     """
 
-    mode: str | dict[str, str] = field(default=OFF)
-    interval: int = 1
-    pairs: str = EXACT
+    mode: Annotated[str | dict[str, str], InWords("off, auto, or a table of host = helper")] = field(default=OFF)
+    interval: Annotated[int, Bounds(ge=1, le=MAX_STEPS)] = 1
+    pairs: Annotated[str, OneOf(PAIRS)] = EXACT
     merged: bool = False
     overlap: bool = False
-    users: str = JOINT
-    adapters: dict[str, str] | None = None
+    users: Annotated[str, OneOf(USERS)] = JOINT
+    adapters: Annotated[dict[str, str] | None, InWords("a table of user = adapter.config")] = None
 
     def __post_init__(self) -> None:
         """Refuse unknown words, an interval out of range, odd tables, and hosts that would help themselves."""
@@ -84,11 +84,7 @@ class OffloadSettings:
             _check_mode(self.mode)
         else:
             _check_map(self.mode)
-        if isinstance(self.interval, bool) or not 1 <= self.interval <= MAX_STEPS:
-            edge = f"at most {MAX_STEPS:,}" if self.interval > MAX_STEPS else "at least 1"
-            raise JobError(f"offload.interval is {self.interval}, it has to be {edge}")
-        check_choice("offload.pairs", self.pairs, PAIRS)
-        check_choice("offload.users", self.users, USERS)
+        check_fields(self, where="offload", error=JobError)
         odd = [name for name, value in dataclasses.asdict(IN_STEP).items() if getattr(self, name) != value]
         if not self.is_on and odd:
             name = odd[0]
@@ -227,7 +223,7 @@ def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
 
 def _check_mode(mode: str) -> None:
     try:
-        check_choice("offload.mode", mode, MODES)
+        OneOf(MODES).check("offload.mode", mode, JobError)
     except JobError as error:
         raise JobError(f"{error}; a table names helpers: offload.mode = {{{mode!r} = 'laptop'}}") from error
 

@@ -49,7 +49,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Privacy, Train
 from ringtune.errors import IntegrityError, JobError, PlanError
@@ -65,16 +65,18 @@ from ringtune.schedule.operation_tables import (
     BlockScores,
     Operations,
     Policy,
+    PolicyWord,
     ScheduledTable,
     Score,
+    ScoreWord,
     TieBreak,
-    check_words,
+    TieWord,
     tables_from_json,
     tables_to_json,
 )
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due
-from ringtune.storage.strict import read_given
+from ringtune.storage.strict import Bounds, InWords, check_fields, read_given
 from ringtune.techniques.base import Technique
 
 
@@ -102,39 +104,29 @@ class OperationsSettings:
             table without ``origin``, made by hand or taken out of a plan, only owners, numbers and codes are checked.
     """
 
-    policy: str = Policy.STANDARD.value
-    heads: int = 1
+    policy: PolicyWord = Policy.STANDARD.value
+    heads: Annotated[int, Bounds(ge=0)] = 1
     by_slice: bool = False
-    compute: float | None = None
-    full: int | None = None
-    forward_only: int | None = None
+    compute: Annotated[float | None, Bounds(gt=0, le=1)] = None
+    full: Annotated[int | None, Bounds(ge=0), InWords("0 to train.microbatches")] = None
+    forward_only: Annotated[
+        int | None, Bounds(ge=0), InWords("0 to what operations.full leaves of train.microbatches")
+    ] = None
     balance: bool = False
-    backward_score: str = Score.WEIGHT_MAGNITUDE.value
-    forward_score: str = Score.FISHER.value
-    score_scale: float = 1.0
-    ties: str = TieBreak.SPREAD.value
-    refresh_rounds: int = 0
+    backward_score: ScoreWord = Score.WEIGHT_MAGNITUDE.value
+    forward_score: ScoreWord = Score.FISHER.value
+    score_scale: Annotated[float, Bounds(gt=0, lt=math.inf)] = 1.0
+    ties: TieWord = TieBreak.SPREAD.value
+    refresh_rounds: Annotated[int, Bounds(ge=0, le=MAX_STEPS)] = 0
     table: str = ""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and two ways of saying how much is done."""
-        check_words(self, JobError)
-        for name in ("heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"):
-            if isinstance(getattr(self, name), bool):
-                raise JobError(f"operations.{name} is {str(getattr(self, name)).lower()}, it has to be a number")
-        for name in ("heads", "full", "forward_only", "refresh_rounds"):
-            if (getattr(self, name) or 0) < 0:
-                raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")
-        if self.refresh_rounds > MAX_STEPS:
-            raise JobError(f"operations.refresh_rounds is {self.refresh_rounds}, it has to be at most {MAX_STEPS:,}")
-        if self.compute is not None and not 0 < self.compute <= 1:
-            raise JobError(f"operations.compute is {self.compute}, it has to be above 0 and at most 1")
+        check_fields(self, where="operations", error=JobError)
         if self.compute is not None and (self.full is not None or self.forward_only is not None):
             raise JobError("operations.compute and operations.full both say how much is done; keep one")
         if self.forward_only is not None and self.full is None:
             raise JobError("operations.forward_only needs operations.full; add it, 0 if nothing shall be full")
-        if not 0 < self.score_scale < float("inf"):
-            raise JobError(f"operations.score_scale is {self.score_scale}, it has to be above 0 and finite")
 
     @property
     def is_chosen(self) -> bool:

@@ -265,7 +265,7 @@ def test_model_facts_have_the_sizes_of_the_adapters_that_users_chose(tmp_path: P
     assert facts.beside_block_bytes == 3 * 8 * 8 * 4
     assert facts.digest == model_facts(tmp_path, SHORT).digest
     facts_of_node = dataclasses.replace(node(make_plan([("a", 0, 4)], ["a"]), "a"), model=facts)
-    assert NodeFacts.from_json(json.loads(json.dumps(facts_of_node.to_json()))) == facts_of_node
+    assert NodeFacts.from_message(json.loads(json.dumps(facts_of_node.to_message()))) == facts_of_node
 
 
 def config_of(family: Family, **values: object) -> dict[str, object]:

@@ -124,9 +124,9 @@ def test_a_profile_keeps_parts_and_reads_points_without_a_share() -> None:
     """What an earlier version wrote has no share: the whole block."""
     facts = node(PLAN, "a")
     facts = dataclasses.replace(facts, work_times=(*facts.work_times, part(Work.GRAPH, 1.0, share=0.5)))
-    assert NodeFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-    old = json.loads(json.dumps(facts.to_json()))
+    assert NodeFacts.from_message(json.loads(json.dumps(facts.to_message()))) == facts
+    old = json.loads(json.dumps(facts.to_message()))
     old["work_times"] = [
         {key: value for key, value in entry.items() if key != "share"} for entry in old["work_times"][:-1]
     ]
-    assert NodeFacts.from_json(old).work_times == facts.work_times[:-1]
+    assert NodeFacts.from_message(old).work_times == facts.work_times[:-1]

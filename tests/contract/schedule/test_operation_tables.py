@@ -150,7 +150,7 @@ def test_given_tables_of_other_rows_are_refused(changes: dict[str, Any], message
         changed(PLAN, choice=Choice.given(_of_origin(PLAN.course)), **changes)
 
 
-@pytest.mark.parametrize("origin", [None, {}, {"owners": {"a": "3"}}, {"owners": {}}])
+@pytest.mark.parametrize("origin", [5, {}, {"owners": {"a": "3"}}, {"owners": {}}])
 def test_given_table_with_an_origin_that_is_none_is_refused(origin: object) -> None:
     """Each value has its type."""
     value = {**TABLES[0].to_json(), "origin": origin}

@@ -47,8 +47,6 @@ def test_velora_knows_its_blocks() -> None:
         ({"layers": ("down", "down")}, "velora.layers names a layer twice: down, down"),
         ({"layers": ("value", "down")}, "velora.layers has value without query, key: the three read one tensor"),
         ({"layers": ("gate",)}, "velora.layers has gate without up"),
-        ({"parts": 0}, "velora.parts is 0, it has to be at least 1"),
-        ({"init": "mean"}, "velora.init = 'mean' is not one of average, running, svd, random"),
         ({"blocks": ()}, "velora.blocks is empty"),
         ({"blocks": (Range(2, 2),)}, r"velora.blocks has \[2, 2\); ranges are not empty, ascending and apart"),
         ({"blocks": (Range(0, 2), Range(1, 3))}, r"velora.blocks has \[1, 3\); ranges are .* apart, from 2 on"),

@@ -43,12 +43,6 @@ def test_frozen_choices_multiply_natively_where_every_node_can() -> None:
     )
 
 
-def test_frozen_of_an_unknown_type_is_refused_with_the_nearest() -> None:
-    """One clear line."""
-    with pytest.raises(JobError, match=r"runtime\.frozen = 'bfloat' is not one of .*; did you mean 'bfloat16'\?"):
-        job(frozen="bfloat")
-
-
 def test_frozen_weights_are_exact_in_float64() -> None:
     """A job in float64 is a check; it has no rounded weights, and ``auto`` takes none."""
     with pytest.raises(JobError, match=r"runtime\.frozen = 'bfloat16' rounds weights that model\.dtype = 'float64'"):

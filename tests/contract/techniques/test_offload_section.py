@@ -73,7 +73,6 @@ TOGETHER = {"offload.mode": "auto", "offload.users": "collaboration", "adapter.c
     ("changes", "said"),
     [
         ({"offload.users": "alone"}, "offload.users = 'alone' has no meaning with offload.mode = 'off'"),
-        ({"offload.mode": "auto", "offload.users": "each"}, "offload.users = 'each' is not one of joint, alone, coll"),
         ({**ALONE, "offload.merged": True, "adapter.config": "linear"}, "set offload.merged = false"),
         (TOGETHER, "offload.users = 'collaboration' adds the adapters of all users to one matrix; set offload.merged"),
         (

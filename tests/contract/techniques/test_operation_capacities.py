@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ringtune.errors import JobError
+from ringtune.errors import JobError, PlanError
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
+from ringtune.storage.strict import read_dataclass, to_table
 from ringtune.techniques.operation_capacities import HostCost, balanced, choice_of, spread
 from ringtune.techniques.operations import OperationsSettings
 
@@ -74,7 +75,8 @@ def test_slices_share_their_operations() -> None:
     """By slice, a block is one subnet, and each host with blocks is one group."""
     found = choice(4, full=2, by_slice=True)
     assert (found.subnets, found.groups) == (1, ((0, 2), (2, 4)))
-    assert Choice.from_json(json.loads(json.dumps(found.to_json()))) == found
+    again = json.loads(json.dumps(to_table(found)))
+    assert read_dataclass(Choice, again, where="choice", error=PlanError) == found
 
 
 def test_pruning_has_one_budget_over_all_subnets() -> None:

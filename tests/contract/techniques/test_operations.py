@@ -27,13 +27,6 @@ TABLE = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131",
 GIVEN = ScheduledTable(step=0, operations=TABLE)
 
 
-@pytest.mark.parametrize("name", ["heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"])
-def test_true_is_no_number(name: str) -> None:
-    """``full = true`` is not one micro-batch."""
-    with pytest.raises(JobError, match=rf"operations.{name} is true, it has to be a number"):
-        OperationsSettings(**{"full": 2, name: True})  # type: ignore[arg-type]
-
-
 def test_operations_survive_toml_with_every_key() -> None:
     """Each key is written and read again."""
     settings = OperationsSettings(
@@ -87,10 +80,6 @@ def test_operations_left_alone_keep_the_digests_of_older_jobs() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"policy": "two_stage"}, "operations.policy = 'two_stage' is not one of standard, two-stage"),
-    ({"policy": "two-stage", "compute": 0.0}, "operations.compute is 0.0, it has to be above 0 and at most 1"),
-    ({"policy": "two-stage", "compute": 1.5}, "operations.compute is 1.5, it has to be above 0 and at most 1"),
-    ({"policy": "two-stage", "compute": -0.1}, "operations.compute is -0.1, it has to be above 0"),
     ({"policy": "two-stage"}, "operations.policy = 'two-stage' needs operations.compute or operations.full"),
     ({"compute": 0.6}, "operations.compute = 0.6 has no meaning with operations.policy = 'standard'"),
     ({"full": 3}, "operations.full = 3 has no meaning with operations.policy = 'standard'"),
@@ -102,13 +91,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"policy": "joint", "full": 3, "forward_only": 2},
         "operations.full + operations.forward_only is 5, a batch has train.microbatches = 4",
     ),
-    ({"policy": "joint", "full": -1}, "operations.full is -1, it has to be at least 0"),
     ({"policy": "joint", "forward_only": 1}, "operations.forward_only needs operations.full"),
     ({"policy": "joint", "full": 1, "compute": 0.5}, "both say how much is done; keep one"),
-    ({"policy": "joint", "compute": 0.5, "score_scale": 0.0}, "operations.score_scale is 0.0, it has to be above 0"),
-    ({"policy": "joint", "compute": 0.5, "heads": -1}, "operations.heads is -1"),
-    ({"policy": "joint", "compute": 0.5, "forward_score": "loss"}, "operations.forward_score = 'loss' is not one of"),
-    ({"refresh_rounds": 1_000_001}, "operations.refresh_rounds is 1000001, it has to be at most 1,000,000"),
     ({"table": "{}", "heads": 2}, "operations.table has the operations of an earlier run, operations.heads would"),
     ({"table": "{}", "policy": "joint"}, "operations.policy would choose others; remove one of them"),
 ]

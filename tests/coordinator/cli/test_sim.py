@@ -281,7 +281,7 @@ BAD_PLANS: list[tuple[Change, str, int]] = [
     (slices(("alice", 0, 2), ("bobby", 2, 4)), "names node 'bobby', which the profile lacks; did you mean 'bob'?", 5),
     (slices(("alice", 0, 2), ("alice", 2, 4)), "every slice needs a node of its own", 5),
     (put("course.batch_size", 6), "the plan's digest does not match its content", 5),
-    (put("course.wire_dtype", "int7"), "wire dtype 'int7' is not one of", 5),
+    (put("course.wire_dtype", "int7"), "wire_dtype = 'int7' is not one of", 5),
     (put("color", "red"), "unknown key 'color'", 5),
     (put("course.color", "red"), "unknown key 'course.color'", 5),
     (put("course.num_blocks", "four"), "num_blocks has to be a whole number", 5),

@@ -156,7 +156,7 @@ def inspect(
     state = {"state": tmp_path / "state", "memory_bytes": limit_bytes, **options}
     settings = AgentOptions(coordinator="127.0.0.1:9", name="a", data=rows, eval_data=held_out, threads=1, **state)
     value, _ = torch_backend.inspect(settings, job, timing=timing, memory_bytes=memory_bytes)
-    return NodeFacts.from_json(json.loads(json.dumps(value)))
+    return NodeFacts.from_message(json.loads(json.dumps(value)))
 
 
 def test_inspection_measures_once_and_then_remembers(

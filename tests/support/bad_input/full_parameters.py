@@ -26,20 +26,11 @@ def _hift(name: str, keys: str, *says: str, more: str = "") -> Case:
 
 def _settings() -> list[Case]:
     return [
-        _hift("groups of nothing", "group_size = 0", "hift.group_size is 0", "at least 1"),
-        _hift("groups of less than nothing", "group_size = -2", "hift.group_size is -2", "at least 1"),
-        _hift("groups of half a unit", "group_size = 1.5", "hift.group_size", "whole number"),
         _hift("groups larger than the model", "group_size = 99", "hift.group_size is 99", "units"),
-        _hift("groups larger than any model", "group_size = 9999999", "hift.group_size", "at most"),
         _hift("a misspelt order", 'order = "bottom_up"', "hift.order", "bottom2up"),
-        _hift("an order of numbers", "order = [0, 1]", "hift.order"),
-        _hift("an unknown unit", 'always_active = ["pooler"]', "hift.always_active", "embedding, head"),
         _hift("a misspelt unit", 'always_active = ["heads"]', "hift.always_active", "did you mean", "head"),
-        _hift("a block that is always active", "always_active = [3]", "hift.always_active"),
         _hift("a unit twice", 'always_active = ["head", "head"]', "hift.always_active", "twice"),
         _hift("a misspelt state", 'state = "dsik"', "hift.state", "did you mean", "disk"),
-        _hift("a state on a device", 'state = "cpu"', "hift.state", "memory, drop, disk"),
-        _hift("an unknown key", "m = 2", "hift.m"),
     ]
 
 

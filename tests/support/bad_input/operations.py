@@ -46,9 +46,6 @@ def _budgets() -> list[Case]:
     ia3 = ("[train]", '[adapter]\nconfig = "ia3"\n[train]')
     return [
         _job("nothing is said", "", "operations.compute", "operations.full"),
-        _job("a budget of 0", "compute = 0.0", "operations.compute", "above 0"),
-        _job("a budget beyond 1", "compute = 1.2", "operations.compute", "at most 1"),
-        _job("a budget of nan", "compute = nan", "operations.compute"),
         _job("two budgets", "compute = 0.5\nfull = 1", "operations.compute", "operations.full", "keep one"),
         _job("more than all full", "full = 3", "operations.full is 3", "train.microbatches = 2"),
         _job("more than all", "full = 1\nforward_only = 2", "operations.forward_only is 3", "train.microbatches = 2"),

@@ -1,6 +1,6 @@
 """The training methods, a file each; ``base`` has their common form."""
 
-from ringtune.schedule.methods.base import Method, method, method_class, method_from_json, method_names
+from ringtune.schedule.methods.base import Method, method, method_class, method_names
 from ringtune.schedule.methods.everything import Everything
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
@@ -16,6 +16,5 @@ __all__ = [
     "Single",
     "method",
     "method_class",
-    "method_from_json",
     "method_names",
 ]

@@ -10,18 +10,17 @@ A method is one file with one frozen record, registered by its name. No other mo
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from ringtune.errors import JobError, PlanError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units
-from ringtune.storage.strict import nearest, read_dataclass
+from ringtune.storage.strict import Bounds, OneOf, check_fields, read_dataclass, to_table
 
 PATIENCE_STEPS: Final = 20
 MIN_IMPROVEMENT: Final = 0.01
@@ -38,15 +37,12 @@ class Patience:
         min_improvement: how far the loss has to fall to count as improved, as a share of the best loss.
     """
 
-    patience_steps: int = PATIENCE_STEPS
-    min_improvement: float = MIN_IMPROVEMENT
+    patience_steps: Annotated[int, Bounds(ge=1)] = PATIENCE_STEPS
+    min_improvement: Annotated[float, Bounds(ge=0, lt=1)] = MIN_IMPROVEMENT
 
     def __post_init__(self) -> None:
         """Refuse a patience below one step, and an improvement outside ``[0, 1)``."""
-        if self.patience_steps < 1:
-            raise PlanError(f"patience_steps is {self.patience_steps}, it has to be at least 1")
-        if not 0 <= self.min_improvement < 1:
-            raise PlanError(f"min_improvement is {self.min_improvement}, it has to be in [0, 1)")
+        check_fields(self, where="", error=PlanError)
 
 
 M = TypeVar("M", bound="type[Method]")
@@ -175,7 +171,19 @@ class Method(abc.ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Write the method's name and settings as a JSON-able table."""
-        return {"name": self.name, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+        return {"name": self.name, **to_table(self)}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "method") -> Method:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: an unknown method, or settings that it does not have.
+        """
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise PlanError(f"{where} has to be a table with a name")
+        settings = {key: item for key, item in value.items() if key != "name"}
+        return read_dataclass(method_class(value["name"]), settings, where="method", error=PlanError)
 
 
 def method(cls: M) -> M:
@@ -195,24 +203,8 @@ def method_class(name: str, *, where: str = "method", error: type[PlanError | Jo
     Raises:
         PlanError: there is none (or ``error``); names the nearest.
     """
-    found = _METHODS.get(name)
-    if found is None:
-        advice = nearest(name, _METHODS)
-        close = f"; {advice}" if advice.startswith("did") else ""
-        raise error(f"{where} = {name!r} is not one of {', '.join(_METHODS)}{close}")
-    return found
-
-
-def method_from_json(value: object) -> Method:
-    """Read what ``Method.to_json`` wrote.
-
-    Raises:
-        PlanError: an unknown method, or settings that it does not have.
-    """
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise PlanError("method has to be a table with a name")
-    settings = {key: item for key, item in value.items() if key != "name"}
-    return read_dataclass(method_class(value["name"]), settings, where="method", error=PlanError)
+    OneOf(method_names()).check(where, name, error)
+    return _METHODS[name]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import RandomStream
 from ringtune.schedule.methods.base import Method, method
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import EMBEDDING, Units, head_of
+from ringtune.storage.strict import Bounds, OneOf, check_fields
 
 BOTTOM_UP: Final = "bottom2up"
 TOP_DOWN: Final = "top2down"
@@ -57,10 +58,10 @@ class Hift(Method):
     section = "hift"
     full_parameters = True
 
-    group_size: int = 1
-    order: str = BOTTOM_UP
+    group_size: Annotated[int, Bounds(ge=1)] = 1
+    order: Annotated[str, OneOf(ORDERS)] = BOTTOM_UP
     seed: int = 0
-    always_active: tuple[str, ...] = ()
+    always_active: Annotated[tuple[str, ...], OneOf(ALWAYS)] = ()
     drops_state: bool = False
 
     def __post_init__(self) -> None:
@@ -69,13 +70,7 @@ class Hift(Method):
         Raises:
             PlanError: says the setting.
         """
-        if self.group_size < 1:
-            raise PlanError(f"group_size is {self.group_size}, it has to be at least 1")
-        if self.order not in ORDERS:
-            raise PlanError(f"order = {self.order!r} is not one of {', '.join(ORDERS)}")
-        for unit in self.always_active:
-            if unit not in ALWAYS:
-                raise PlanError(f"always_active has {unit!r}, it may have {' and '.join(ALWAYS)}")
+        check_fields(self, where="", error=PlanError)
         if len(set(self.always_active)) != len(self.always_active):
             raise PlanError(f"always_active has a unit twice: {list(self.always_active)}")
 
