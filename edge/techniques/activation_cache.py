@@ -234,7 +234,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64"
 
 
 def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
-    """Write a hidden state (B, T, D) and its mask (B, T), both on the CPU; return the bytes of the file.
+    """Write a hidden state (B, T, D) and its mask (B, T), both on the CPU; return the file's bytes.
 
     Raises:
         OSError: the disk is full, or there is no folder; no partial file is left.

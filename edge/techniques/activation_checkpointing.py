@@ -333,7 +333,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
-    """List every tensor that the graph behind ``output`` keeps, parameters included.
+    """List every tensor that the graph of ``output`` keeps, parameters included.
 
     Walks ``grad_fn``; generated nodes expose kept tensors as ``_saved_*``.
     """

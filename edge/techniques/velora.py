@@ -348,7 +348,7 @@ class Vectors:
         return found
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors that ``tensors`` can't have given.
+        """Refuse tensors of other layers or sizes than those of ``tensors()``.
 
         Raises:
             IntegrityError: layers or sizes differ.
