@@ -122,7 +122,7 @@ class ModelCache:
     # ---- what loaders see ---------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
-        """Write the outline if it is not there yet; the config in it has to be there."""
+        """Write ``model.safetensors`` of the outline if it is missing: all headers and a sample of each tensor."""
         path = self.outline / WEIGHTS_FILE
         header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
         total_bytes = len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
@@ -142,7 +142,7 @@ class ModelCache:
         return self.outline
 
     def publish(self, files: Sequence[FileEntry]) -> Path:
-        """Write the index of all tensors that are complete, and put the small files beside it."""
+        """Write the index of all complete tensors, and copy the small files beside them; return this model folder."""
         complete = {
             entry.name: _file_name(entry)
             for entry in self.manifest.tensors
@@ -177,7 +177,7 @@ def file_header(entry: TensorEntry) -> bytes:
 
 
 class CheckedFile:
-    """A file of known size and digest that is complete, partial or absent.
+    """A file of known size and digest: complete, partial or absent.
 
     Args:
         what: for messages: ``tensor 'x'``.
@@ -244,7 +244,7 @@ class CheckedFile:
         self.origins.add(origin)
 
     def finish(self) -> None:
-        """Check the digest and put the file in its place.
+        """Check the digest of the received bytes and rename the partial file to ``path``.
 
         Raises:
             IntegrityError: the digest differs; the partial file is deleted.
