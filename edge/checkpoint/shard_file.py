@@ -42,7 +42,7 @@ class ExtraTensors(Protocol):
         """Return all of them, by name."""
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors that ``tensors`` can't have given.
+        """Refuse tensors with other names or shapes than those of ``tensors()``.
 
         Raises:
             IntegrityError: names or shapes differ.

@@ -249,7 +249,7 @@ def open_saver(
 def check_shards(
     state: Path | None, node: str, run_id: str, asked: Sequence[ShardRequest], *, timeout_s: float
 ) -> list[str]:
-    """Check each of these shards on the disk; return what is wrong with each, empty = intact.
+    """Check shards on the disk; return a description of each one's damage, empty = intact.
 
     Raises:
         BusyError: another process has the folder.

@@ -125,10 +125,10 @@ class StateFolder:
         return RunShards(self.path / check_run_id(run_id))
 
     def drop_old_runs(self, current: str, kept: RetentionLimits = KEPT) -> None:
-        """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
+        """Delete the shards of finished runs beyond the limits ``kept``; never those of unfinished runs or ``current``.
 
-        Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
-        in a warning, because only their owner knows whether anybody will resume them.
+        Partial files of a crash are deleted too. Unfinished runs that take more than the allowed size are counted in a
+        warning, because only the user knows whether they will be resumed.
         """
         runs = {entry.name: RunShards(entry) for entry in self._run_folders()}
         for shards in runs.values():
@@ -226,7 +226,7 @@ def room_bytes(folder: Path) -> int | None:
 
 
 def disk_of(folder: Path) -> str:
-    """Name the disk of a node's folder, the same for all nodes of this machine; empty if that can't be found out.
+    """Name the disk of a node's folder, the same for all nodes of this machine; empty if it can't be determined.
 
     Example: ``0f3c...:65025``, the machine's boot id and the device number.
     """
@@ -278,7 +278,7 @@ class RunShards:
             return ""
 
     def keep_rows(self, digest: str) -> None:
-        """Keep the digest of the owner's rows, unless one is kept already.
+        """Keep the digest of the owner's rows, unless there is one already.
 
         Raises:
             StorageError: the disk is full.
@@ -287,7 +287,7 @@ class RunShards:
             write_durably(self.folder / _ROWS, digest.encode())
 
     def finish(self) -> None:
-        """Mark the run as finished: its shards may go when there is no more room or time for them.
+        """Mark the run as finished, so that the retention rule may remove its shards.
 
         Raises:
             StorageError: the disk is full.
@@ -312,7 +312,7 @@ class RunShards:
         return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
 
     def write(self, step: int, content: Pieces, *, node: str) -> Shard:
-        """Write a shard to the disk a piece at a time; once this returns, the shard survives a power cut.
+        """Write a shard to the disk piece by piece; after the return the shard survives a power cut.
 
         Raises:
             StorageError: the disk is full; earlier shards are intact.
@@ -391,7 +391,7 @@ class SavedParts:
     # ---- writing ----------------------------------------------------------------------------------
 
     def write(self, step: int, attempt: str, content: bytes, *, is_head: bool) -> None:
-        """Put trained blocks, or the head, on the disk; what is there already is not written again.
+        """Write trained blocks, or the head, to the disk, unless the same file is there.
 
         Raises:
             StorageError: the disk is full.
