@@ -48,7 +48,7 @@ class Examples(Protocol):
         """Padded length of a batch of the chosen examples, in tokens."""
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Judge predictions row by row.
+        """Score predictions row by row.
 
         Args:
             batch: rows of a micro-batch.

@@ -95,7 +95,7 @@ class Images:
         return ImageExamples(own, labels, self)
 
     def pixels(self, row: Array | ImageFile) -> torch.Tensor:
-        """Convert one image to what the model takes: (C, H, W), float32.
+        """Convert one image to the model's input: (C, H, W), float32.
 
         Raises:
             DataError: the file changed after its check, or it has numbers that are not finite.
@@ -133,7 +133,7 @@ class Images:
         return [ImageFile(file) for file in found.files]
 
     def images_of(self, path: Path) -> Array:
-        """Read the images of an npz file, which may be without labels.
+        """Read the images of an npz file, with or without labels.
 
         Raises:
             DataError: the file can't be used, lacks the array, or its images do not fit the model.
@@ -259,7 +259,7 @@ class ImageProcessor:
         self.steps = steps
 
     def decode(self, path: Path) -> Array:
-        """Read a picture's bytes, (H, W) or (H, W, 3).
+        """Decode a picture to bytes, (H, W) or (H, W, 3).
 
         Raises:
             DataError: the file is no picture, too large, or of a mode that viewers show differently.

@@ -150,7 +150,7 @@ class Encoder:
         return len(self._cut)
 
     def rows(self, rows: Sequence[int], *, max_length: int) -> list[TokenRow]:
-        """Encode these texts, special tokens included, cut at ``max_length``.
+        """Encode texts by index, special tokens included, cut at ``max_length``.
 
         Raises:
             NoTokenError: a text has no token.
