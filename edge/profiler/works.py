@@ -231,7 +231,7 @@ class Bench:
         for cycle in self._cycles(size):
             with self._forgetting():
                 found |= timer.measure(cycle, budget_s=each_s)
-        if self._block == 0:  # the only block is always the lowest; its cost bounds the other one
+        if self._block == 0:  # block 0 has no trainable block below it; its cost bounds the other works
             for work, lowest in _WITH_LOWEST.items():
                 if lowest in found:
                     found.setdefault(work, found[lowest])
