@@ -336,7 +336,7 @@ class NodeExecutor:
         self._owner(None)[0].drop_state()
 
     def load_head_blob(self, data: Pieces) -> None:
-        """Replace head, moments and step counts by those that ``head_blob`` gave at another owner.
+        """Replace the head and its optimizer state by ``head_blob`` of another owner.
 
         Raises:
             IntegrityError: the bytes are unreadable, or no head of this run.

@@ -273,7 +273,7 @@ class MicroBatches:
         flow.mask = None if mask is None else mask.to(device=self._device, dtype=torch.int64)
 
     def take(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
+        """Return a micro-batch's hidden state or gradient for sending, and drop it.
 
         Returns:
             A tensor (B, T, D) on the CPU in the compute dtype, cut to the sent tokens and not written to afterwards;

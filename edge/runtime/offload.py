@@ -234,7 +234,7 @@ class OffloadRunner:
         return self._shipped.pop(key)
 
     def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
-        """Take pairs or weights until their action.
+        """Keep received pairs or weights until their action.
 
         Raises:
             IntegrityError: the parcel is unreadable, or of another item or version.
