@@ -405,7 +405,7 @@ MAX_INCOMING = MAX_WORKERS - 64
 def open_links(
     active: ActiveRun, options: AgentOptions, backend: TorchBackend, addresses: Mapping[str, str], deadline_s: float
 ) -> None:
-    """Open a link to each node that this one sends to.
+    """Open a link to each node to which this one sends.
 
     Raises:
         ConnectionFailedError: a node can't be reached in time, or only without encryption; names it.
