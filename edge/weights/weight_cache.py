@@ -70,12 +70,10 @@ class ModelCache:
     def locked(self, *, deadline_s: float, stop: threading.Event) -> Iterator[None]:
         """Lock the model's folder against other processes of this device; the end of the process releases the lock.
 
-        Args:
-            deadline_s: monotonic seconds.
-            stop: set when the run is released.
+        ``stop`` is set when the run is released.
 
         Raises:
-            DeadlineError: another process held the lock until the deadline.
+            DeadlineError: another process held the lock until ``deadline_s`` (monotonic).
             InterruptedRunError: ``stop`` was set.
         """
         lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
