@@ -90,16 +90,9 @@ def load_shard(
     besides: Mapping[str, ExtraTensors] | None = None,
     installed: Tensors | None = None,
 ) -> Pieces | None:
-    """Replace parameters and optimizer state by those of a shard; other arguments as for ``to_shard``.
+    """Replace parameters, optimizer state and further tensors by those of a shard; arguments as for ``to_shard``.
 
-    Args:
-        data: the shard.
-        parameters: replaced in place.
-        optimizers: replaced in place.
-        metadata: required in the shard.
-        with_head: whether the node held the head at that step; the shard has to have a head exactly then.
-        besides: replaced in place.
-        installed: replaced in place.
+    The shard must have this metadata, and a head exactly if the node held it at that step (``with_head``).
 
     Returns:
         The bytes of the head; None if another node held it.

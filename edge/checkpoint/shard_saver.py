@@ -40,7 +40,6 @@ class Saver:
     """Saves and loads the shards of a run; locks the node's folder from the first use until ``close``.
 
     Args:
-        folder: of the node.
         run_id: names the folder of the shards; the first run's, if it was resumed.
         kept: limits for finished runs in the folder.
         rows: digest of the node's rows for this run; empty = it has none.
@@ -83,14 +82,10 @@ class Saver:
         return shards.write(step, content, node=self._node)
 
     def load(self, step: int, sha256: str, executor: ShardTarget, *, with_head: bool, plan_digest: str = "") -> None:
-        """Load the shard of ``step`` into the executor.
+        """Load the shard of ``step`` with this hex digest into the executor.
 
-        Args:
-            step: of the shard.
-            sha256: hex digest of its file.
-            executor: is changed.
-            with_head: whether this node held the head at that step.
-            plan_digest: of the plan under which the shard was written; empty = this run's plan.
+        ``with_head`` says whether this node held the head at that step; ``plan_digest`` is of the plan under which the
+        shard was written, empty = this run's plan.
 
         Raises:
             IntegrityError: the shard is missing, damaged, or of another run; names it.

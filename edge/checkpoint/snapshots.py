@@ -105,10 +105,8 @@ class TurnSnapshots:
     def save_at(self, step: int, save: Save, *, with_head: bool) -> None:
         """Save other nodes' files of ``step``: those in memory now, and those that arrive later.
 
-        Args:
-            step: optimizer steps done.
-            save: called for each file, on the thread that received it, before the file is acknowledged.
-            with_head: whether the head in memory is another owner's and has to be saved too.
+        ``save`` is called for each file, on the thread that received it, before the file is acknowledged. ``with_head``
+        says that the head in memory is another owner's.
         """
         with self._lock:
             newest = sorted({*self._saves, step})[-TURNS_KEPT:]

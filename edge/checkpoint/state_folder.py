@@ -426,14 +426,9 @@ class SavedParts:
             return None
 
     def part(self, step: int, attempt: str, start: int, stop: int, *, sha256: str = "") -> Pieces:
-        """Return the blocks ``[start, stop)`` as one file with attempt and step, read from the disk when iterated.
+        """Return the blocks ``[start, stop)`` of run ``attempt`` after ``step`` steps as one file, read when iterated.
 
-        Args:
-            step: optimizer steps done.
-            attempt: the run that trained them.
-            start: first block.
-            stop: one past the last block.
-            sha256: of the shard that has the blocks; empty = from copies.
+        They are in the shard with digest ``sha256``; empty = in copies.
 
         Raises:
             IntegrityError: a file is damaged, or some blocks are missing.

@@ -47,10 +47,7 @@ class TurnSnapshotter:
     """Keeps and copies the ends of the turns of one run at one node, in one placement.
 
     Args:
-        run_id: of the run.
-        node: this node.
         plan: part of the plan for this placement.
-        executor: of the node.
         kept: keeps the files in this node's memory.
         make_file: makes a file of the trained tensors of some blocks, from executor, blocks and metadata.
         addresses: ``host:port`` by node.
