@@ -275,14 +275,8 @@ class OwnerDataset:
     def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
         """Mean padded length of the owner's batches, over one pass of the training rows and an evaluation.
 
-        Texts are encoded and stay encoded for the run. When the budget is used up, the mean is over the batches so far,
-        a random sample: both passes are in random order.
-
-        Args:
-            batch_size: of the job.
-            seed: of the job.
-            owner: this node.
-            budget_s: seconds for each of the two passes.
+        Texts are encoded and stay encoded for the run. When ``budget_s`` seconds of a pass are used up, its mean is
+        over the batches so far, a random sample: both passes are in random order.
         """
         stream = BatchStream(self.train_rows, batch_size, seed, owner)
         with self._places[0].named():

@@ -37,26 +37,15 @@ class Examples(Protocol):
         """Number of examples cut at ``train.max_length``, among those encoded so far."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen examples, padded to the longest.
-
-        Args:
-            chosen: indices of examples.
-            targets: class name -> index.
-        """
+        """Make a batch of examples by index, padded to the longest; ``targets`` maps class names to indices."""
 
     def width(self, chosen: Sequence[int]) -> int:
         """Padded length of a batch of the chosen examples, in tokens."""
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Score predictions row by row.
+        """Score predictions of the task's head row by row; return numbers for the report, summed by name.
 
-        Args:
-            batch: rows of a micro-batch.
-            predictions: of the task's head for these rows.
-            key: of the evaluation; windows of one question may be in different calls.
-
-        Returns:
-            Numbers for the report, summed by name.
+        ``key`` is of the evaluation; windows of one question may be in different calls.
         """
 
     def forget_scores(self) -> None:

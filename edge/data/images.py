@@ -64,7 +64,6 @@ class Images:
 
     Args:
         job: names of the arrays.
-        folder: of the model.
 
     Raises:
         ModelError: the model takes no images, or its preprocessor is not readable.

@@ -163,12 +163,7 @@ class QuestionExamples:
         return max(len(self._windows[index].tokens.ids) for index in chosen)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Score the questions whose last window is in this micro-batch.
-
-        Args:
-            batch: rows of a micro-batch.
-            predictions: (B, T, 2) logits of start and end.
-            key: of the evaluation.
+        """Score the questions whose last window is in this micro-batch, by logits of start and end (B, T, 2).
 
         Returns:
             ``questions``, ``exact_sum`` and ``f1_sum`` of the complete questions.
@@ -226,13 +221,10 @@ class AnswerSpan:
 
 
 def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:
-    """Find the span of at most ``LONGEST_ANSWER`` tokens with the largest sum of start and end logit.
+    """Find the span of at most ``LONGEST_ANSWER`` context tokens with the largest sum of start and end logit (T, 2).
 
     Example: start logits 0, 3 and end logits 5, 0. From 1 to 0 the sum is 8, but that span ends before it starts, so
     the result is the span from 0 to 0 with the sum 5.
-
-    Args:
-        logits_T2: (T, 2) of start and end, for the context's tokens.
 
     Returns:
         The sum, first and last token; of equal spans the first one.

@@ -242,12 +242,7 @@ DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
-    """Refuse a fast tokenizer that behaves otherwise than a key of its settings says.
-
-    Args:
-        path: of ``tokenizer_config.json``.
-        saved: content of ``path``.
-        tokenizer: made of it by transformers.
+    """Refuse a fast tokenizer that behaves otherwise than a key of ``tokenizer_config.json`` (content ``saved``) says.
 
     Raises:
         ModelError: names the key and its value.
