@@ -92,7 +92,6 @@ class Bench:
     """One real block of a model, and an owner's embedding and head where there are rows, ready to be timed.
 
     Args:
-        folder: of the base model.
         job: sizes, adapter, optimizer, dtypes.
         dataset: the node's rows; None = it is no owner, so embedding and head are left out.
         model: facts of the folder.
