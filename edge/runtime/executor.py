@@ -462,12 +462,8 @@ class ForwardRunner:
     ) -> tuple[SavedActivations, torch.Tensor]:
         """Run the blocks of an F action; return their saved activations and the output of the last block.
 
-        Args:
-            action: the forward.
-            entry: its item.
-            hidden: (batch rows, tokens, model width), input of the first block.
-            mask: (batch rows, tokens).
-            context: of ``FamilyForward.context``.
+        hidden is (batch rows, tokens, model width), mask (batch rows, tokens), and context of
+        ``FamilyForward.context``.
         """
         blocks = self._hosted.blocks
         for kind in self._hosted.kinds:

@@ -183,8 +183,6 @@ class MicroBatches:
 
     Args:
         course: decides which tokens the head does not read; these are not sent, and have a gradient of zero.
-        dtype: of the computation.
-        device: of the computation.
     """
 
     def __init__(self, course: Course, *, dtype: torch.dtype, device: torch.device) -> None:

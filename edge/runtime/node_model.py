@@ -64,8 +64,6 @@ class HostedModel:
         blocks: runs hosted blocks.
         optimizers: of the trained tensors of the slice, and of the other hosts' blocks fitted here; one per block.
         owner: embedding and head; None at a node without data.
-        dtype: of the computation.
-        device: of the computation.
         hosted_bytes: of weights, adapters and head.
         captures: record the pairs of hosted blocks that helpers fit; None without helpers.
         helped: adapters of other hosts' blocks that are fitted here, one for each run of neighbouring blocks,
@@ -243,15 +241,9 @@ def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> 
 def sharing(
     first: Skeleton, folder: Path, job: Job, *, blocks: Iterable[int], dtype: torch.dtype, device: torch.device
 ) -> Skeleton:
-    """Build a model with the adapters of ``job`` on the frozen weights of another model.
+    """Build a model with the adapters of ``job`` on the frozen weights of ``first``, which is materialised.
 
-    Args:
-        first: after ``materialise``; embedding and head are shared.
-        folder: of the model; only its configuration is read.
-        job: with another ``adapter.config`` than that of ``first``.
-        blocks: real blocks of ``first``.
-        dtype: of the computation.
-        device: of the computation.
+    Embedding and head are shared too; of the folder only the configuration is read; ``blocks`` are real in ``first``.
 
     Raises:
         JobError: see ``build_skeleton``.

@@ -210,12 +210,8 @@ class OffloadRunner:
     def updated(self, action: Action, step: int, users: Collection[str]) -> None:
         """Prepare the weights of an update at this helper for their host; ignore updates of hosted blocks.
 
-        With overlap the next update may run before the sending, so the weights are copied.
-
-        Args:
-            action: the update.
-            step: of its item.
-            users: result of ``changing`` before the update.
+        ``users`` is the result of ``changing`` before the update. With overlap the next update may run before the
+        sending, so the weights are copied.
         """
         if self._fits(action):
             key, (models, _) = weights_key(action), self._models_of(action.start)
@@ -274,14 +270,7 @@ def other_kinds(
     """Return the hosted blocks with the adapters of each user of another kind than the job's own.
 
     Adapters that are merged or train nowhere are built anew with their initial values, except of ``fitted`` blocks, of
-    which the helpers return the sets.
-
-    Args:
-        hosted: blocks of a node.
-        job: of the run.
-        folder: of the model; only its configuration is read.
-        users: with adapters of their own.
-        fitted: hosted blocks with adapters that helpers fit.
+    which the helpers return the sets. Of the folder only the configuration is read.
     """
     found: dict[str, Skeleton] = {}
     there = {one.kind.number: one.skeleton for one in hosted.kinds}
