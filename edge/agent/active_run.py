@@ -357,16 +357,8 @@ def start_loop(
 ) -> None:
     """Start the loop of a run on the compute thread; its links are open.
 
-    Args:
-        active: the run; reporter and loop are set.
-        job: of the run.
-        backend: makes the clock of computing time.
-        ring: returns credits.
-        compute: the thread.
-        report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        on_refused: called with the reason for which the coordinator refuses reports.
-        clock: the coordinator's.
-        totals: of the run so far.
+    ``active`` gets reporter and loop. ``report`` delivers one report to the coordinator or raises ``grpc.RpcError``;
+    ``on_refused`` is called with the reason for which the coordinator refuses reports; ``totals`` are those so far.
     """
     active.reporter = Reporter(
         run_id=active.run_id,
@@ -474,15 +466,8 @@ def collect(
 ) -> dict[str, Pieces]:
     """Collect the trained tensors, and at the end of a run this node's totals, as files by name.
 
-    Nothing is copied: tensors are read during the sending, so nothing may train meanwhile.
-
-    Args:
-        active: the run.
-        run: its loop.
-        with_head: also the head.
-        with_private: also the private blocks.
-        goes_on: whether the run trains further afterwards.
-        timeout_s: longest wait for the tensors, in seconds.
+    Nothing is copied: tensors are read during the sending, so nothing may train meanwhile. With ``goes_on`` the run
+    trains further afterwards.
 
     Raises:
         DivergedError: a trained weight is not finite.

@@ -61,10 +61,7 @@ class NextPlacement(NamedTuple):
     """Arguments of a move to the next placement.
 
     Attributes:
-        run_id: of the run.
-        placement_number: of the placement.
         plan_json: the part of the plan.
-        job_toml: of the run.
         addresses: ``host:port`` of the nodes of both placements.
         shards_run: run id under which shards of checkpoints are kept.
         start: the item from which the run continues.
@@ -368,15 +365,9 @@ class ModelHolder(Protocol):
 
 
 def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
-    """Fetch the base weights that a node needs in another placement of its active run; read the slice's ahead.
+    """Fetch the base weights of a node's slice in another placement of its active run; read them ahead from the disk.
 
-    Args:
-        agent: of the node.
-        node: its name.
-        run_id: of the run.
-        plan_json: part of the plan for that placement.
-        job_toml: of the run.
-        timeout_s: for the fetch.
+    ``plan_json`` is the part of the plan for that placement.
 
     Returns:
         Bytes fetched from other nodes.

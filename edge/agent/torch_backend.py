@@ -326,10 +326,7 @@ class Snapshot:
 def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
     """Copy the trained tensors of some blocks, with optimizer state, into a file; the executor continues.
 
-    Args:
-        executor: of the node, between two turns.
-        blocks: trained ones.
-        of: run and step, for the file's metadata.
+    ``of`` is run and step, for the file's metadata.
 
     Raises:
         DivergedError: a tensor is not finite; no recovery may use it.
@@ -342,15 +339,10 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
 
 
 def load_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
-    """Replace trained tensors and optimizer state by parts of snapshots.
-
-    Args:
-        executor: of the next slice.
-        files: parts of snapshots, of different blocks.
-        metadata: required in each file.
+    """Replace trained tensors and optimizer state of the next slice by parts of snapshots, of different blocks.
 
     Raises:
-        IntegrityError: a file is unreadable, of another run, or its tensors are not those of this slice.
+        IntegrityError: a file is unreadable, has other metadata, or its tensors are not those of this slice.
     """
     tensors: dict[str, TensorPieces] = {}
     for content in files:
