@@ -41,9 +41,7 @@ class ActivationCache:
     """Cached hidden states of one node during one run.
 
     Args:
-        plan: of the run.
         cache: settings of the placement.
-        node: this node.
         flows: open micro-batches of the node.
     """
 
@@ -80,13 +78,7 @@ class ActivationCache:
         }
 
     def open(self, folder: Path | None, start: StartPoint | None = None, *, problem: str = "") -> None:
-        """Write hidden states to ``folder`` from now on.
-
-        Args:
-            folder: of the run; None = there is none.
-            start: the item from which the run continues; None = the first.
-            problem: reason for a missing folder.
-        """
+        """See ``NodeTechnique.open``."""
         self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
         try:
             if folder is not None:

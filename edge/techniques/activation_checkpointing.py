@@ -156,15 +156,7 @@ class SavedBlocks:
 def run_saving(
     forward: BlockForward, hidden: torch.Tensor, start: int, stop: int, placement: Placement
 ) -> tuple[SavedActivations, torch.Tensor]:
-    """Run blocks ``[start, stop)`` by the policy of each; return their saved activations and the last output.
-
-    Args:
-        forward: runs them.
-        hidden: input of block ``start``.
-        start: first block.
-        stop: one past the last block.
-        placement: names the blocks to be recomputed.
-    """
+    """Run blocks ``[start, stop)`` by the policy of each; return their saved activations and the last output."""
     parts: list[SavedActivations] = []
     for first, last, is_recomputed in _ranges(start, stop, placement):
         part: SavedActivations

@@ -46,13 +46,7 @@ class ScoreCollector:
 
     @contextmanager
     def watched(self, item: Item, action: Action, trained: Units) -> Iterator[None]:
-        """Let the subnets of a forward's blocks get gradients in its backward, if the item is a score item.
-
-        Args:
-            item: of the forward.
-            action: the forward.
-            trained: units that may train.
-        """
+        """Let the trained subnets of a forward's blocks get gradients in its backward, if the item is a score item."""
         places: list[tuple[nn.Module, str, nn.Parameter]] = []
         try:
             if item.kind is StepKind.SCORE and self._scores:

@@ -78,7 +78,6 @@ class Projections:
     """The chosen layers of a node's blocks with their vectors.
 
     Args:
-        velora: of the course.
         skeleton: with real blocks ``[start, stop)``.
 
     Raises:

@@ -227,10 +227,7 @@ class AdapterModules:
     ) -> None:
         """Refuse pairs that do not cover whole blocks here.
 
-        Args:
-            tensors: of ``Pairs.take``.
-            num_rows: required number of rows; None = any.
-            blocks: required blocks; None = the blocks that the pairs name.
+        ``num_rows`` None = any number; ``blocks`` None = the blocks that the pairs name.
 
         Raises:
             IntegrityError: other names, or inconsistent shapes.

@@ -84,7 +84,6 @@ class MergedMatrices:
         skeleton: with these blocks, real ones.
         blocks: with merged adapters.
         folder: of the model; read at every ``install``.
-        job: of the run.
         users: number of users of the job's kind; their sets begin equal and are summed (see ``sum_of``). None = all
             users have one set.
         others: for each other kind of adapters its model, which may lack other weights, and its number of users.
@@ -132,14 +131,9 @@ class MergedMatrices:
         self.install(self.initial, set(wanted), where="the initial adapters")
 
     def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
-        """Compute the matrices of some blocks anew with these adapters.
+        """Compute the matrices of some blocks anew with these adapters, of ``AuxiliaryModels.weights`` or ``sums``.
 
-        Graphs of the old matrices must have had their backward.
-
-        Args:
-            tensors: of ``AuxiliaryModels.weights`` or ``sums`` for these blocks.
-            blocks: their indices.
-            where: names the tensors in errors.
+        Graphs of the old matrices must have had their backward. ``where`` names the tensors in errors.
 
         Raises:
             IntegrityError: other names, shapes or types than those of the adapters; nothing was changed then.
@@ -390,9 +384,7 @@ def is_change(site: Site, users: int) -> bool:
 def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     """Return the sum of several users' sets for one site, by block and name; a copy if there are several sets.
 
-    Args:
-        site: of the adapter.
-        sets: tensors of this adapter by name in it, such as ``lora_A``; at least one.
+    Each set, at least one, has the tensors of the adapter by name in it, such as ``lora_A``.
     """
     if len(sets) == 1:
         return {f"{site.name}.{name}": value for name, value in sets[0].items()}

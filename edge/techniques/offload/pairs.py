@@ -159,12 +159,7 @@ def tap(
 ) -> torch.Tensor:
     """Return ``y`` with a backward that adds the pair of a site to ``pairs``.
 
-    Args:
-        y: the tapped tensor.
-        x: input of the adapter.
-        pairs: of the micro-batch.
-        facts: of the site.
-        signs: packed; None = not recorded.
+    x is the input of the adapter; ``signs`` are packed, or None if they are not recorded.
     """
     anchor = torch.empty(0, requires_grad=True)
     found: torch.Tensor = _Tap.apply(y, anchor, x.detach(), signs, pairs, facts)  # type: ignore[no-untyped-call]
@@ -340,9 +335,7 @@ class Captures:
     def recording(self, given: PairsByKind | None, rows: Sequence[RowsOfUser]) -> Iterator[PairsByKind]:
         """Record forwards with a graph inside the context; see ``Capture.recording``.
 
-        Args:
-            given: pairs of a micro-batch with blocks recorded before; None = new ones.
-            rows: of each user in the micro-batch; empty with one set for all users.
+        ``rows`` are those of each user in the micro-batch; empty with one set for all users.
         """
         pairs = given if given is not None else self._pairs(rows)
         with contextlib.ExitStack() as stack:
@@ -413,7 +406,6 @@ class PairWire:
         wire: one of ``WIRES``.
         inputs: width of each x, by the name of its site.
         parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
-        seed: of the run.
 
     Raises:
         PlanError: an unknown wire.
@@ -497,13 +489,9 @@ def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:
 def from_file(
     data: Pieces, metadata: Mapping[str, str], *, where: str, device: torch.device | None = None
 ) -> dict[str, torch.Tensor]:
-    """Read a file of ``to_file``; memory of ``data`` is freed while it is read.
+    """Read a file of ``to_file`` with this metadata to ``device``; None = the CPU.
 
-    Args:
-        data: the file.
-        metadata: required in the file.
-        where: names it in errors.
-        device: of the tensors; None = the CPU.
+    Memory of ``data`` is freed while it is read; ``where`` names it in errors.
 
     Raises:
         IntegrityError: the file is unreadable, or of another item or version.

@@ -100,12 +100,7 @@ class Site(ABC):
         return str(next(names))
 
     def move_to(self, block: nn.Module, own: nn.Module) -> None:
-        """Hook the same matrix in the same block of another model; only for sites with the matrix's input as x.
-
-        Args:
-            block: of the other model.
-            own: block of the site.
-        """
+        """Hook the same matrix in a block of another model, for a site of block ``own`` that reads its matrix's input."""
         matrix = block.get_submodule(self.path(own))
         self.reads, self.taps = self.reads._replace(module=matrix), self.taps._replace(module=matrix)
 
@@ -325,17 +320,11 @@ def install(
     where: str,
     keeps_old: bool = False,
 ) -> None:
-    """Replace the weights of all adapter modules of some blocks, in place.
+    """Replace the weights of all adapter modules of some blocks by ``AuxiliaryModels.weights``, in place.
 
-    A graph of the old weights fails in its backward; it never uses the new ones.
-
-    Args:
-        skeleton: of the host.
-        tensors: of ``AuxiliaryModels.weights`` for these blocks.
-        blocks: their indices.
-        where: names the tensors in errors.
-        keeps_old: install new tensors, so that open graphs keep the old weights; a recomputed block would still use the
-            new ones.
+    A graph of the old weights fails in its backward; it never uses the new ones. With ``keeps_old`` new tensors are
+    installed, so that open graphs keep the old weights; a recomputed block would still use the new ones. ``where``
+    names the tensors in errors.
 
     Raises:
         IntegrityError: other names, shapes or types than those of the modules; nothing was replaced then.
@@ -381,10 +370,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], *, where: str) -> None:
     """Refuse tensors that differ from ``wanted`` in names, shapes or types, or are not finite.
 
-    Args:
-        tensors: the received ones.
-        wanted: name -> a tensor of the right shape and type.
-        where: names the tensors in errors.
+    ``where`` names the tensors in errors.
 
     Raises:
         IntegrityError: names the first tensor that differs.

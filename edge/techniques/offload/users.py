@@ -99,10 +99,7 @@ class UserSets:
     def install(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
         """Replace the sets of some users for some blocks, in place.
 
-        Args:
-            tensors: whole sets, by the names of ``parameters``.
-            blocks: their indices.
-            where: names the tensors in errors.
+        ``tensors`` are whole sets by the names of ``parameters``; ``where`` names them in errors.
 
         Raises:
             IntegrityError: an unknown user, or other names, shapes or types; nothing was replaced then.
@@ -183,13 +180,8 @@ class UserBlockRunner:
     ) -> torch.Tensor:
         """Run blocks without a graph.
 
-        Args:
-            rows: of each user.
-            run: runs some of them.
-            make_context: for some rows, from hidden state and mask.
-            hidden: (batch rows, tokens, model width).
-            mask: (batch rows, tokens).
-            context: of all rows.
+        ``run`` and ``make_context`` are called with the rows of one user; hidden is (batch rows, tokens, model width),
+        mask (batch rows, tokens), and ``context`` that of all rows.
         """
         if len(rows) == 1:
             user = rows[0][0]
@@ -208,11 +200,7 @@ class UserBlockRunner:
     ) -> tuple[SavedActivations, torch.Tensor]:
         """Run blocks with a graph; return their saved activations, and the output of the last block.
 
-        Args:
-            rows: of each user.
-            run: runs some of them.
-            forward: of all rows.
-            hidden: (batch rows, tokens, model width), input of the first block.
+        ``run`` is called with the rows of one user; hidden (batch rows, tokens, model width) enters the first block.
         """
         if len(rows) == 1:
             user = rows[0][0]
