@@ -168,9 +168,6 @@ def rounded_to_int8(matrix_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
     Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0.
 
-    Args:
-        matrix_RC: any float type.
-
     Returns:
         Numbers (R, C) in int8, and scales (R, 1) in float32, 0 for a row of zeros.
     """

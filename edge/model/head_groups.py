@@ -413,13 +413,9 @@ Ranges = tuple[tuple[int, int], ...]
 def active_outputs(
     x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
 ) -> torch.Tensor:
-    """Compute the outputs in ``ranges`` of a linear layer, side by side.
+    """Compute the outputs in ``ranges`` (ascending) of a linear layer, side by side.
 
-    Args:
-        x_NI: any number of leading dimensions.
-        weight_OI: the whole matrix.
-        bias_O: the whole bias.
-        ranges: rows of the matrix, ascending.
+    x has any number of leading dimensions; matrix and bias are the whole ones.
     """
     found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
     return found
@@ -428,13 +424,9 @@ def active_outputs(
 def active_inputs(
     x_Na: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
 ) -> torch.Tensor:
-    """Compute a linear layer from the inputs in ``ranges`` alone.
+    """Compute a linear layer from the inputs in ``ranges`` (ascending) alone, which stand side by side in x.
 
-    Args:
-        x_Na: those inputs side by side; any number of leading dimensions.
-        weight_OI: the whole matrix.
-        bias_O: added once.
-        ranges: columns of the matrix, ascending.
+    x has any number of leading dimensions; matrix and bias are the whole ones.
     """
     found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
     return found

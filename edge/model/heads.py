@@ -173,14 +173,7 @@ class Task(Protocol):
         """Number of valid targets of a whole batch, the divisor of the summed loss."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Compute loss and hits of a micro-batch.
-
-        Args:
-            head: of ``add``.
-            last_BTD: the last hidden state.
-            batch: the rows.
-            more: keyword arguments of ``FamilyForward.finish``.
-        """
+        """Compute loss and hits of a micro-batch; ``more`` are the keyword arguments of ``FamilyForward.finish``."""
 
 
 def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> Any:

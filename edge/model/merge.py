@@ -72,13 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> None:
-    """Write the merged model of a run.
+    """Write the merged model of a run into the folder ``out``.
 
-    Args:
-        run: its folder.
-        out: folder for the files.
-        model: folder of the base model; None = the run's own.
-        user: with the adapters to merge, where each user has their own; empty = the sum of all.
+    ``model`` is the folder of the base model; None = the run's own. Where each user has own adapters, those of ``user``
+    are merged; empty = the sum of all.
 
     Raises:
         RingTuneError: see ``merged_files`` and ``sum_run``.
@@ -129,11 +126,7 @@ def _read(run: Path) -> tuple[Job, Course]:
 def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) -> dict[str, Pieces]:
     """Make the folder of a model with a merged adapter, by file name; tensors are read when a file is iterated.
 
-    Args:
-        job: of the run.
-        model: folder of the base model.
-        adapter: folder of the run's result.
-        labels: names of the classes; empty without.
+    ``model`` and ``adapter`` are the folders of the base model and of the run's result.
 
     Raises:
         UsageError: the adapter is no change of matrices.
@@ -312,9 +305,7 @@ class _Opened(NamedTuple):
 def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
     """Make the files of the sum, a ``linear``, by name; the head, equal for all, is the first user's.
 
-    Args:
-        users: with adapters that ``sum_of_kinds`` takes.
-        is_own: see ``summed_files``.
+    The adapters are those that ``sum_of_kinds`` takes; ``is_own`` as for ``summed_files``.
 
     Raises:
         IntegrityError: a file is damaged.

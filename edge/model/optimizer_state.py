@@ -56,7 +56,6 @@ class DiskStateStore:
 
     Args:
         folder: used by this store only; removed with the run.
-        optimizer: of the job.
         of: run and node, for the files' headers.
     """
 
@@ -203,12 +202,7 @@ def _shapes(optimizer: str, parameters: Parameters) -> dict[str, tuple[str, tupl
 
 
 def require_room(folder: Path, optimizers: Sequence[UnitOptimizers], of: Mapping[str, str]) -> None:
-    """Refuse a folder without disk space for the state of all units.
-
-    Args:
-        folder: for the files.
-        optimizers: of the node.
-        of: run and node, for the files' headers.
+    """Refuse a folder without disk space for the state of all units of a node; ``of`` as for ``DiskStateStore``.
 
     Raises:
         StorageError: the folder can't be written, or its disk has less space; names both numbers.
@@ -451,7 +445,6 @@ class InactiveState:
     """Evicts and prefetches optimizer state by the units of each step.
 
     Args:
-        course: of the run.
         optimizers: of the node's blocks, and of an owner's embedding and head.
     """
 
@@ -467,11 +460,8 @@ class InactiveState:
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
         """Keep the state of inactive units in files from now on; no unit may have state yet.
 
-        Disk space is allocated at once, so that two nodes on one disk can't both count on it.
-
-        Args:
-            folder: for the files.
-            of: run and node, for the files' headers.
+        Disk space is allocated at once, so that two nodes on one disk can't both count on it; ``of`` as for
+        ``DiskStateStore``.
 
         Raises:
             StorageError: the folder can't be written, or its disk has less space than the state of all units needs.

@@ -62,8 +62,6 @@ class OwnerParts:
 
     Args:
         skeleton: after ``materialise``.
-        head: of the skeleton.
-        task: of the head.
         train: optimizer, dropout and seed.
 
     Attributes:
@@ -225,11 +223,6 @@ class OwnerParts:
     def load_unit_grad(self, unit: int, data: Pieces, *, where: str) -> None:
         """Set the gradient of a unit from ``unit_grad`` of another owner, for the next update.
 
-        Args:
-            unit: its number.
-            data: the file.
-            where: names it in errors.
-
         Raises:
             IntegrityError: unreadable, or tensors with other names, shapes or dtypes than those of the unit.
             DivergedError: numbers that are not finite.
@@ -251,13 +244,9 @@ class OwnerParts:
         return write_tensors(self._state().tensors())
 
     def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:
-        """Replace parameters and optimizer state by ``to_blob`` of another owner.
+        """Replace parameters and optimizer state by ``to_blob`` of another owner; ``where`` names it in errors.
 
         Memory of ``data`` is freed while it is read.
-
-        Args:
-            data: the file.
-            where: names it in errors.
 
         Raises:
             IntegrityError: unreadable, or tensors with other names, shapes or dtypes than a head of this run.

@@ -334,13 +334,7 @@ _PREFIX = f"heads.{HEAD}."
 def as_static(
     tensors: Mapping[str, torch.Tensor], config: bytes, form: ArchitectureHead
 ) -> tuple[dict[str, torch.Tensor], bytes]:
-    """Convert the tensors and ``head_config.json`` of AdapterHub's head to its architecture's names.
-
-    Args:
-        tensors: by name in the model.
-        config: of AdapterHub.
-        form: architecture, and names of its layers.
-    """
+    """Convert the tensors and ``head_config.json`` of AdapterHub's head to its architecture's names."""
     described = json.loads(config)
     own = described.pop("config") or {}
     described |= {"config": None, "name": None, "model_class": form.architecture}
@@ -431,12 +425,7 @@ def model_files(
 ) -> dict[str, Pieces]:
     """Make this node's part of the trained model's folder, by file name; tensors are read when a file is iterated.
 
-    Args:
-        skeleton: with hosted blocks only.
-        task: of the job.
-        folder: of the base model.
-        own: of ``model_tensors``.
-        with_owner: also untrained tensors, the config and the tokenizer's files.
+    ``own`` is of ``model_tensors``. With ``with_owner`` also untrained tensors, the config and the tokenizer's files.
     """
     tensors = {name: pieces_of(value) for name, value in own.items()}
     files = description_files(skeleton, task, folder) if with_owner else {}
@@ -448,11 +437,7 @@ def model_files(
 def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[int], with_owner: bool) -> Tensors:
     """Return every parameter of the model that this node saves, by its name in the file.
 
-    Args:
-        skeleton: with hosted blocks only.
-        task: of the job.
-        without_blocks: hosted blocks to leave out.
-        with_owner: also the embedding, the modules after the last block, and the head.
+    With ``with_owner`` also the embedding, the modules after the last block, and the head.
     """
     prefix = f"{skeleton.model.base_model_prefix}."
     found: Tensors = {}
@@ -490,10 +475,7 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
 def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[str]) -> dict[str, TensorPieces]:
     """Return stored tensors of the base model that no node hosts, such as a pooler, by name in the result.
 
-    Args:
-        skeleton: of the model.
-        folder: of the base model; it may lack such tensors.
-        without: names to leave out.
+    The folder may lack such tensors; names in ``without`` are left out.
     """
     layout, base = skeleton.layout, skeleton.base
     hosted = tuple(f"{path}." for path in (layout.blocks_path, *layout.owner_paths))
@@ -553,13 +535,10 @@ def _json(values: Mapping[str, Any]) -> Pieces:
 
 
 def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) -> None:
-    """Replace the initial values of trained tensors in hosted blocks, and of the head, by saved ones.
+    """Replace the initial values of trained tensors in hosted blocks, and ``with_head`` of the head, by saved ones.
 
-    Args:
-        skeleton: with hosted blocks only.
-        task: of the job.
-        folder: merged files of ``result_files``; of a whole model this node's part suffices.
-        with_head: also the head, if it trains; for an owner. A frozen one in an old folder is not read.
+    ``folder`` has the merged files of ``result_files``; of a whole model this node's part suffices. A frozen head in an
+    old folder is not read.
 
     Raises:
         IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.

@@ -45,13 +45,7 @@ def materialise(
 ) -> None:
     """Make the hosted modules real in place, and drop all others.
 
-    Args:
-        skeleton: of the whole model.
-        weights: with the base weights.
-        blocks: absolute indices of hosted blocks.
-        with_embedding: also an owner's parts.
-        dtype: of the computation.
-        device: of the computation.
+    ``blocks`` are absolute indices; ``with_embedding`` adds an owner's parts.
 
     Raises:
         ModelError: a tensor is missing or has another shape.
@@ -176,7 +170,6 @@ class BlockRunner:
     Args:
         skeleton: after ``materialise``.
         dropout: probability; with 0 nothing is seeded.
-        seed: of the run.
         top_tokens: first tokens of each row that the model's last block computes; 0 = all.
     """
 

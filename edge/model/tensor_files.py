@@ -157,10 +157,7 @@ def _pieces(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Read a tensor's numbers in order, a piece at a time.
 
-    Args:
-        stored: place of the numbers.
-        buffer: flat, of the stored dtype.
-        in_place: whether the buffer takes all pieces, one after the other, or each in turn.
+    The buffer is flat, of the stored dtype; it takes all pieces one after the other (``in_place``), or each in turn.
 
     Yields:
         Number of values before the piece, and the piece.

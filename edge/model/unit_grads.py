@@ -71,9 +71,7 @@ def add_up_rows(parameters: Parameters) -> None:
 def complete(parameters: Parameters, tied: Tied) -> None:
     """Make the gradients of a unit dense and complete for an optimizer.
 
-    Args:
-        parameters: of the unit.
-        tied: a table of the unit and its stand-in in the head; their gradients are summed.
+    ``tied`` is a table of the unit and its stand-in in the head; their gradients are summed.
     """
     _add_tied(tied)
     for parameter in parameters.values():

@@ -142,14 +142,7 @@ def make_fused_delta(configs: Mapping[str, AuxiliaryConfig], inputs: int, output
 
 
 def attach_delta(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
-    """Let the module of a matrix add ``alpha * delta(x)`` to its output.
-
-    Args:
-        matrix: called with its input as the first argument.
-        delta: becomes a child.
-        name: of the child.
-        alpha: factor.
-    """
+    """Let the module of a matrix, called with its input first, add ``alpha * delta(x)``; ``delta`` is its child."""
     matrix.add_module(name, delta)
     matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before the hook of a plugged-in bottleneck
 
@@ -274,7 +267,6 @@ class _Beside(NamedTuple):
     """A matrix of a model, and its auxiliary model.
 
     Attributes:
-        path: of the matrix.
         tensors: of the auxiliary model, by the last part of their names.
         configs: by place; up to three for a fused matrix.
         is_fused: whether the matrix is for query, key and value.
@@ -304,9 +296,6 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
     Args:
         model: of transformers, or an ``AutoAdapterModel``, with or without a head.
         folder: with ``adapter.json`` and ``adapter.safetensors``.
-
-    Returns:
-        The same model.
 
     Raises:
         IntegrityError: a file is damaged, or belongs to another model.
