@@ -39,7 +39,6 @@ class RetentionLimits:
     size_bytes: int = parse_bytes(KEPT_SIZE)
 
     def __post_init__(self) -> None:
-        """Refuse a negative time or size."""
         if not self.days >= 0.0:
             raise UsageError(f"--keep-days is {self.days:g}, it has to be at least 0")
         if self.size_bytes < 0:

@@ -109,11 +109,9 @@ class StateFolder:
         self._lock.release()
 
     def __enter__(self) -> StateFolder:
-        """Return the folder, which is locked already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self.close()
 
     def run(self, run_id: str) -> RunShards:
