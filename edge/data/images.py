@@ -207,7 +207,6 @@ class ImageExamples(ClassifiedExamples):
         self._images = images
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._rows)
 
     @property

@@ -121,7 +121,6 @@ class TaggedExamples(SummedExamples):
         self.num_cut = sum(row.num_words - len(row.words) for row in rows)
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._rows)
 
     @property

@@ -65,7 +65,6 @@ class LabelledExamples(ClassifiedExamples):
         self._max_length = max_length
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._encoder)
 
     @property
@@ -114,7 +113,6 @@ class _NumberSums:
         self._predicted: list[float] = []
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
-        """Add the rows of a micro-batch."""
         self._true += batch.labels.tolist()
         self._predicted += predictions.double().tolist()
 
@@ -199,7 +197,6 @@ class LanguageExamples(UnscoredExamples):
         self._max_length = max_length
 
     def __len__(self) -> int:
-        """Number of texts or blocks."""
         return len(self._rows)
 
     @property

@@ -141,7 +141,6 @@ class Encoder:
         self._cut: set[int] = set()
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._texts)
 
     @property
