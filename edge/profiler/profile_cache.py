@@ -3,7 +3,8 @@
 ::
 
     STATE/profile.json    {"schema": 4, "entries": {KEY: ENTRY}}
-    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times"}
+    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times",
+                           "lowest_token_bytes"}
 
 The key is a digest of the known causes of a timing: model, processor and threads, shape of the job, batch and classes,
 number of neighbours timed at the same time, version of torch. The newest 16 entries stay, and hold for

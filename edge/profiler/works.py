@@ -370,7 +370,6 @@ class Bench:
         return index
 
     def _share_of(self, work: Work) -> float:
-        """The share of the block's subnets that are active in ``work``."""
         return part_subnets(self._subnets) / self._subnets if work in PART_OF.values() else 1.0
 
     @contextmanager
@@ -456,7 +455,6 @@ class _Idle:
         """Ignore a turn."""
 
     def forget_turn(self, index: int) -> str:
-        """Ignore the end of a turn."""
         return ""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
@@ -464,29 +462,24 @@ class _Idle:
         return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
 
     def copy_digest(self, start: int, stop: int) -> str:
-        """Return no digest: nothing is computed here."""
         return ""
 
     def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
-        """Give nothing."""
         return ()
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Ignore a tensor."""
 
     def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
-        """Give nothing."""
         return None, None
 
     def head_blob(self) -> Any:
-        """Give nothing."""
         return b""
 
     def load_head_blob(self, data: Any) -> None:
         """Ignore a head."""
 
     def take_parcel(self, key: TensorKey) -> Any:
-        """Give nothing."""
         return b""
 
     def put_parcel(self, key: TensorKey, data: Any) -> None:
@@ -496,7 +489,6 @@ class _Idle:
         """Hold no head."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Any:
-        """Give nothing."""
         return b""
 
 
