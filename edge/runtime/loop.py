@@ -399,7 +399,6 @@ class AgentRun:
             action = self._handle(ev.ActionDone(action, values))
 
     def _save(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Write this node's shard durably to the disk."""
         turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
         if self._saver is None:
             raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")

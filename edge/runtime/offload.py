@@ -239,7 +239,7 @@ class OffloadRunner:
         self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the received tensors that no action has used yet."""
+        """Yield the received tensors that no action has used yet; for tests."""
         for held in self._came.values():
             yield from held.values()
 
@@ -260,7 +260,6 @@ class OffloadRunner:
 
 
 def _metadata(key: TensorKey) -> dict[str, str]:
-    """Metadata of a parcel."""
     return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
 
 
