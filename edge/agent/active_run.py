@@ -92,7 +92,6 @@ class ActiveRun:
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
 
     def __post_init__(self) -> None:
-        """Make the reader of grants."""
         self.grants = GrantReader(self.plan.course)
 
     def check_wanted(self) -> None:

@@ -137,14 +137,12 @@ class MetricsServer:
         return f"figures for Prometheus: http://{self.address}/metrics{token}"
 
     def __enter__(self) -> MetricsServer:
-        """Start the thread that answers."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._thread.join(_REQUEST_S)
         self._server.server_close()

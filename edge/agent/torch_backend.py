@@ -147,7 +147,6 @@ def inspect(
 
 
 def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:
-    """Return the shape of this node's timings."""
     return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count, frozen=frozen)
 
 
