@@ -131,7 +131,6 @@ def _read(rows: Sequence[torch.Tensor]) -> list[Row]:
 
 
 def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
-    """Group the parts of all subnets by parameter."""
     found: dict[str, list[WeightSlice]] = {}
     for parts in slices:
         for part in parts:

@@ -100,7 +100,7 @@ class Site(ABC):
         return str(next(names))
 
     def move_to(self, block: nn.Module, own: nn.Module) -> None:
-        """Hook the same matrix in a block of another model, for a site of block ``own`` that reads its matrix's input."""
+        """Hook the same matrix in a block of another model, for a site of block ``own`` with that matrix's input."""
         matrix = block.get_submodule(self.path(own))
         self.reads, self.taps = self.reads._replace(module=matrix), self.taps._replace(module=matrix)
 

@@ -132,7 +132,6 @@ class _Kind:
         self.used = next(iter(self.sets))
 
     def use(self, user: str) -> None:
-        """Let the modules refer to the set of a user."""
         if user != self.used:
             own = self.sets[user]
             for name, (module, attribute) in self._homes.items():
