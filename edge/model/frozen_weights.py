@@ -131,7 +131,6 @@ class CompactMatrix:
         return y_NC
 
     def _begun(self, x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply the first part to float32, and add the bias."""
         if not self.native:
             return torch.mm(x, wide) if bias is None else torch.addmm(bias, x, wide)
         found = torch.mm(x, wide).to(torch.float32)
@@ -217,7 +216,6 @@ class FrozenMatrix(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch with such an argument."""
         kwargs = kwargs or {}
         if (handler := _HANDLERS.get(func)) is not None and (found := handler(*args, **kwargs)) is not None:
             return found

@@ -508,7 +508,6 @@ def _gradients(
     of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
     of_bias: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Compute the needed gradients of a product."""
     flat, (rows, weight) = _flat(grad), _saved(ctx)
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
     return (
@@ -520,7 +519,6 @@ def _gradients(
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Join all leading dimensions."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 

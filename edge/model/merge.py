@@ -208,7 +208,6 @@ def opened(path: Path) -> TensorFile:
 
 
 def _summed(files: Sequence[TensorFile], folders: Sequence[Path], is_own: Callable[[int], bool]) -> Pieces:
-    """Write the sums to one file."""
     shapes = {name: (info.dtype, info.shape) for name, info in files[0].infos.items()}
     for file, folder in zip(files, folders, strict=True):
         other = {name: (info.dtype, info.shape) for name, info in file.infos.items()}
@@ -337,7 +336,6 @@ def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], 
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
-    """Read the description of an adapter of any kind."""
     path = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), folder / DESCRIPTIONS[0])
     try:
         found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
@@ -383,7 +381,6 @@ class _Change(NamedTuple):
         return up[0] // self.parts, down[1]
 
     def value(self) -> torch.Tensor:
-        """Compute the change in float64."""
         up = read_tensor(self.file.tensor(self.up)).double().chunk(self.parts)[self.part]
         if not self.down:
             return up * self.scale

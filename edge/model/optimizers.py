@@ -137,7 +137,7 @@ class UnitOptimizers:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the state in the optimizers, without that of the store."""
+        """Bytes of the state in the optimizers, without that of the store; for tests and benchmarks."""
         return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
 
     def keep_in(self, keeper: StateStore) -> None:
@@ -237,7 +237,6 @@ class UnitOptimizers:
         return state_tensors(self._optimizers[unit], self._units[unit])
 
     def _give(self, unit: int, state: State) -> None:
-        """Replace the state of an optimizer."""
         optimizer = self._optimizers[unit]
         optimizer.state.clear()
         for full, value in state.items():

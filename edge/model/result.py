@@ -276,7 +276,6 @@ def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
 
 
 def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str, ...]]) -> Tensors:
-    """Return these parameters of blocks, by name in the whole model."""
     return {
         f"{prefix}{index}.{name}": skeleton.blocks[index].get_parameter(name).detach()
         for index, found in names.items()
@@ -296,7 +295,6 @@ def _description(skeleton: Skeleton) -> bytes:
 
 
 def _trained_head(skeleton: Skeleton) -> Tensors:
-    """Return the trained tensors of the head."""
     frozen = {value.data_ptr() for value in skeleton.model.heads[HEAD].parameters() if not value.requires_grad}
     return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
 

@@ -247,7 +247,6 @@ class BlockRunner:
     def _whole(
         self, index: int, context: Any, train_at: tuple[int, int] | None, hidden_BTD: torch.Tensor
     ) -> torch.Tensor:
-        """Run one block as the library does."""
         block = self._skeleton.blocks[index]
         set_mode(block, train=train_at is not None)
         if train_at is not None and self.dropout > 0:

@@ -145,7 +145,6 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
 
 
 def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Read a tensor into memory of its own."""
     result = torch.empty(stored.shape, dtype=dtype)
     for _ in _pieces(stored, result.view(-1), in_place=True):
         pass

@@ -252,7 +252,6 @@ def deltas_of(block: nn.Module) -> Iterator[tuple[str, Delta]]:
 
 
 def _shape_of(matrix: nn.Module, layout: BlockLayout) -> tuple[int, int]:
-    """Return outputs and inputs of a matrix."""
     first, second = matrix.get_parameter("weight").shape
     return (second, first) if layout.inputs_first else (first, second)
 
@@ -450,7 +449,6 @@ def _fits_at(tensors: Tensors, config: AuxiliaryConfig, inputs: int, outputs: in
 
 
 def _delta(beside: _Beside) -> nn.Module:
-    """Make the module with these tensors."""
     parts = {place: _part(beside.of_place(place), config) for place, config in beside.configs.items()}
     if not beside.is_fused:
         return next(iter(parts.values()))
