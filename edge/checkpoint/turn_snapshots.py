@@ -2,7 +2,7 @@
 
 ::
 
-    compute thread   trained tensors -> a file, on the shelf of this node
+    compute thread   trained tensors -> a file in ``TurnSnapshots`` of this node
     own thread       that file -> next host, and the head -> next owner, if the turn is this node's;
                      once both have arrived, the node reports the turn as done
     checkpoint       copies from other nodes of that step are written to this disk before they are acknowledged

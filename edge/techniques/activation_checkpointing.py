@@ -8,9 +8,9 @@ Where only the input is kept, the forward's graph is dropped right after the blo
 at a time. The forward makes a graph nevertheless, so that both runs are the same computation with the same bits. Only
 dropout masks are not drawn again.
 
-``DropoutMasks`` keeps a bit for each value, 1/32 of the graph's memory. For BERT's 16 x 12 attention maps of 128 x 128
-the draw is 15 of the 17 ms of a dropout on one core. Below autograd every dropout on the CPU, fused ones included, is
-one call of ``bernoulli_``, which is recorded in the first run and replayed in the second.
+``DropoutMasks`` keeps a bit for each value, 1/32 of the graph's memory for it. For BERT's 16 x 12 attention maps of
+128 x 128 the draw is 15 of the 17 ms of a dropout on one core. Below autograd every dropout on the CPU, fused ones
+included, is one call of ``bernoulli_``, which is recorded in the first run and replayed in the second.
 
 B batch rows, T tokens, D model width.
 

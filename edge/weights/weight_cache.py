@@ -10,8 +10,8 @@
 
 Names below ``CACHE`` are made of digests, a fixed list of file names, and a model name of harmless characters.
 
-Each tensor is a safetensors file of its own, which the loader reads like any other shard. A partial file is the header
-and the bytes so far; its size says where to resume. A complete file has the digest of the manifest.
+Each tensor is a safetensors file of its own, which the loader reads like any other weights file. A partial file is the
+header and the bytes so far; its size says where to resume. A complete file has the digest of the manifest.
 
 Nothing is synced to the disk: a file torn by a power cut fails its digest at the next use and is fetched again.
 """

@@ -16,9 +16,9 @@ of a bottleneck may be learned, and is a part of g.
 
 A new kind of adapter is one more class here and a line in ``_site``.
 
-Signs, a bit for each active unit of a ReLU, are sent with rounded pairs. From a rounded x a helper would find other
-units active near zero. Measured on a bottleneck of 24 units and 1,024 tokens in bfloat16: a thousandth of the units
-differs, and the gradient is wrong by 2.7 %; with the host's bits by 0.24 %.
+Signs, a bit for each unit of a ReLU (1 = active), are sent with rounded pairs. From a rounded x a helper would find
+other units active near zero. Measured on a bottleneck of 24 units and 1,024 tokens in bfloat16: a thousandth of the
+units differs, and the gradient is wrong by 2.7 %; with the host's bits by 0.24 %.
 
 New weights are installed after all of them were checked.
 
