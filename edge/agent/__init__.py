@@ -1,1 +1,1 @@
-"""The agent: the process of a node, its membership, the coordinator's calls, and the active run."""
+"""Agent: the process of a node, its membership, the coordinator's calls, and the active run."""

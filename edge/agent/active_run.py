@@ -1,8 +1,8 @@
-"""One run at one node: its preparation (slice, links, loop), its part of the result, and its release.
+"""One run at one node: preparation (slice, links, loop), the node's part of the result, and release.
 
-``ActiveRun`` alone refers to everything that a run holds (threads, links, tensors), so dropping it frees all. Links
-deliver to it; what arrives before the node is prepared or after the release is dropped. ``TorchBackend`` is the
-interface of ``edge.agent.torch_backend``, so that tests run an agent without torch.
+``ActiveRun`` alone refers to all threads, links and tensors of a run, so dropping it frees them. Tensors that links
+deliver before the preparation or after the release are dropped. Tests run an agent without torch by another
+``TorchBackend``.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from edge.transport.frames import Ack
 
 _LOG = logging.getLogger(__name__)
-# When a run fails or is stopped, all nodes are released one after another; a peer that was first closes its
-# links. Only a link that is still missed after so long is a failure.
+# When a run fails or is stopped, all nodes are released one after another; a released peer closes its
+# links. A broken link counts only if the run is still active after this time.
 _LOST_GRACE_S = 0.25
 _CLOSE_S = 2.0
 # An action on a slow board takes longer; the rest of the run then ends in the background.
@@ -66,7 +66,7 @@ _END_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """Everything that one run holds at this node: executor, links, loop, reporter, saver."""
+    """All resources of one run at this node: executor, links, loop, reporter, saver."""
 
     run_id: str
     node: str
@@ -92,11 +92,10 @@ class ActiveRun:
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
 
     def __post_init__(self) -> None:
-        """Make the reader of the run's grants."""
         self.grants = GrantReader(self.plan.course)
 
     def check_wanted(self) -> None:
-        """Stop the preparation of a run that was released.
+        """Stop the preparation of a released run.
 
         Raises:
             InterruptedRunError: the run was released.
@@ -105,21 +104,21 @@ class ActiveRun:
             raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
 
     def next_load(self) -> int:
-        """Count the calls that bring a saved result; only the newest one counts."""
+        """Count the calls with a saved result; only the newest one is loaded."""
         self._num_loads += 1
         return self._num_loads
 
     def check_load(self, number: int) -> None:
-        """Refuse a saved result if a later call has brought it again: turns may have begun.
+        """Refuse a saved result after a later call with one: turns may have begun.
 
         Raises:
-            InterruptedRunError: a later call has brought it.
+            InterruptedRunError: there was a later call.
         """
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} was given the saved result once more")
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of this node so far, as JSON has them; the run is under way."""
+        """Return this node's figures of the current run, for JSON."""
         counted = self.run.totals.as_json() if self.run is not None else {}
         return {
             "node": self.node,
@@ -132,42 +131,42 @@ class ActiveRun:
     # ---- what links deliver, from their threads ---------------------------------------------------
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """Pass a checked tensor on to the loop, if the run is wanted."""
+        """Pass a received, checked tensor to the loop; drop it if the run was released."""
         run = self._wanted()
         if run is not None:
             run.on_tensor(key, source, tensor, mask)
 
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Pass the head for turn ``seq`` on to the loop, if the run is wanted; drop a probe."""
+        """Pass the head for turn ``seq`` to the loop; drop it if the run was released, and any other kind (a probe)."""
         run = self._wanted()
         if run is not None and kind == Payload.HEAD:
             run.on_head(seq, source, data)
 
     def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Pass a parcel on to the loop, if the run is wanted."""
+        """Pass a received parcel to the loop; drop it if the run was released."""
         run = self._wanted()
         if run is not None:
             run.on_parcel(key, source, data)
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
-        """Report how long a message took: from its sending, or from the message before it on the same link."""
+        """Report the seconds of a message: from its sending, or from the message before it on the same link."""
         now_s, before_s = self.clock.now_unix_s(), self._received_s.get(source, 0.0)
         self._received_s[source] = now_s
         if self.reporter is not None and self._wanted() is not None:
             self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Log that a frame of ``source`` was refused, few lines for many; the ring continues."""
+        """Log the refusal of a frame of ``source``, with few lines for many; the run continues."""
         count = self._refused.told((source, type(error)))
         if count:
             _LOG.warning("node %s refused a frame from %s: %s%s", self.node, source, error, times(count))
 
     def on_ack(self, target: str, ack: Ack) -> None:
-        """Pass credits of ``target`` on to the loop; fail the run if ``target`` refused a frame of this node."""
+        """Pass credits of ``target`` to the loop; fail the run if ``target`` refused a frame of this node."""
         run = self._wanted()
         if run is None:
             return
-        if ack.refusal:  # it will never come, so the run can't end
+        if ack.refusal:  # the frame is lost, so the run can't end
             name, by_whom = ack.error or FrameError.__name__, f"node {target} refused a frame of node {self.node}: "
             is_damaged = name != DivergedError.__name__
             run.fail(error_from_name(name, f"{by_whom if is_damaged else ''}{ack.refusal}"))
@@ -175,15 +174,15 @@ class ActiveRun:
             run.on_credits(target, ack.boundary, ack.credits)
 
     def on_sent(self, span: Span) -> None:
-        """Report a message that went out, for the trace."""
+        """Report a sent message, for the trace."""
         reporter = self.reporter
         if reporter is not None:
             reporter.put(span)
 
     def on_link_lost(self, peer: str, reason: str) -> None:
-        """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless it is over by then.
+        """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless the run is over by then.
 
-        While the run moves, other nodes may have moved already.
+        Ignored during a move, because other nodes may have moved already.
         """
         if self.run is None or self.is_collected or self.is_resting or self.cancelled.is_set():
             return
@@ -219,7 +218,7 @@ class ActiveRun:
             self.run.wait(_END_S)
 
     def drop(self) -> None:
-        """Drop everything that the run holds; on the compute thread, after the loop has ended."""
+        """Free everything that the run holds; on the compute thread, after the loop's end."""
         if self.inactive_state is not None:
             self.inactive_state.close()
         if self.saver is not None:
@@ -230,7 +229,7 @@ class ActiveRun:
 
 
 class TorchBackend(Protocol):
-    """The part of an agent that needs torch; ``edge.agent.torch_backend``, loaded when first needed."""
+    """The part of an agent that needs torch; ``edge.agent.torch_backend``, loaded at its first use."""
 
     def preload(self) -> None:
         """Load the libraries that a run needs."""
@@ -238,31 +237,31 @@ class TorchBackend(Protocol):
     def inspect(
         self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int, dataset: Any = None
     ) -> tuple[dict[str, Any], Any]:
-        """Return the node's facts as JSON, and its dataset or None; load none if one is given."""
+        """Return the node's facts as JSON, and its dataset or None; a given dataset is not loaded again."""
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
         """Build the executor of this node."""
 
     def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
-        """Keep what the slice of a run has trained, and at an owner the head; on the compute thread."""
+        """Make a snapshot of the slice's trained tensors, and at an owner of the head; on the compute thread."""
 
     def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
-        """Copy what was trained of some blocks into a file; on the compute thread."""
+        """Copy the trained tensors of some blocks into a file; on the compute thread."""
 
     def load_migrated(self, executor: Any, taken: MigratedState) -> None:
-        """Give an executor the trained tensors of its blocks."""
+        """Load the trained tensors of its blocks into an executor."""
 
     def working_clock(self, executor: Any) -> Callable[[], float]:
-        """Make the clock of the executor's computing time at this node's quota alone."""
+        """Make the clock of the executor's computing at this node's quota alone."""
 
     def ring_servicer(self) -> Any:
-        """Make the servicer that takes frames; one per process."""
+        """Make the servicer that receives frames; one per process."""
 
     def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
-        """Let the servicer take the run's frames and deliver them to ``active``."""
+        """Let the servicer receive the run's frames and deliver them to ``active``."""
 
     def connect(self, active: ActiveRun, target: str, address: str) -> Any:
-        """Make a link that is not open yet: an ``edge.runtime.loop.Link`` with ``open(timeout_s)``."""
+        """Make an unopened link: an ``edge.runtime.loop.Link`` with ``open(timeout_s)``."""
 
 
 def build_slice(
@@ -280,22 +279,22 @@ def build_slice(
     """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
 
     Args:
-        active: the run, which gets executor and saver.
+        active: the run; executor and saver are set.
         job: with the model's folder on this machine.
         options: of the agent.
-        backend: builds.
-        ring: the servicer, which takes the run's frames from now on.
-        dataset: that was loaded for this run before; None = load it.
-        goes_on: the shard; None = the run begins, or moves.
-        taken: what was taken over from its last placement, or off disks; None = nothing was.
-        deadline_s: when the folder for shards has to be locked, on the monotonic clock.
+        backend: builds the executor.
+        ring: receives the run's frames from now on.
+        dataset: loaded for this run before; None = load it.
+        goes_on: the shard to resume from; None = the run begins, or moves.
+        taken: trained state of the last placement, or from disks; None = there is none.
+        deadline_s: for the lock of the folder for shards, monotonic seconds.
 
     Raises:
         InterruptedRunError: the run was released meanwhile.
         RingTuneError: the slice can't be built, or the shard not be loaded.
     """
     resources.reset_peak()
-    # before the slice is built: peers that are faster may open their links meanwhile
+    # before the slice is built: faster peers may open their links meanwhile
     backend.expect(ring, active, job)
     if active.cancelled.is_set():
         ring.forget(active)
@@ -335,7 +334,7 @@ def build_slice(
 
 
 def _open_techniques(active: ActiveRun) -> None:
-    """Open techniques in the node's folder; where that fails the run continues, and the node reports why."""
+    """Open techniques in the node's folder; after a failure the run continues, and the node reports the reason."""
     for technique in active.executor.techniques.values():
         try:
             technique.open(active.saver.hidden() if active.saver is not None else None, active.start)
@@ -357,16 +356,8 @@ def start_loop(
 ) -> None:
     """Start the loop of a run on the compute thread; its links are open.
 
-    Args:
-        active: the run, which gets reporter and loop.
-        job: of the run.
-        backend: makes the clock of what computing takes.
-        ring: the servicer, which returns credits.
-        compute: the thread.
-        report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        on_refused: called with the reason why the coordinator wants no more reports.
-        clock: the coordinator's.
-        totals: of the run so far.
+    ``active`` gets reporter and loop. ``report`` delivers one report to the coordinator or raises ``grpc.RpcError``;
+    ``on_refused`` is called with the reason for which the coordinator refuses reports; ``totals`` are those so far.
     """
     active.reporter = Reporter(
         run_id=active.run_id,
@@ -399,16 +390,16 @@ def start_loop(
 
 _LINK_RETRY_S = 0.1
 MAX_INCOMING = MAX_WORKERS - 64
-"""Links to one node; the other workers are for the coordinator's calls and for nodes that fetch weights."""
+"""Most links to one node; the other workers serve the coordinator's calls and nodes that fetch weights."""
 
 
 def open_links(
     active: ActiveRun, options: AgentOptions, backend: TorchBackend, addresses: Mapping[str, str], deadline_s: float
 ) -> None:
-    """Open a link to each node that this one sends to.
+    """Open a link to each node to which this one sends.
 
     Raises:
-        ConnectionFailedError: a node can't be reached in time, or only unencrypted; names it.
+        ConnectionFailedError: a node can't be reached in time, or only without encryption; names it.
         PlanError: more nodes send to this one than it can serve.
         InterruptedRunError: the run was released meanwhile.
     """
@@ -428,7 +419,7 @@ def open_links(
 
 
 def check_private(options: AgentOptions, target: str, address: str) -> None:
-    """Refuse to send tensors beyond this machine unencrypted, unless the user allowed it.
+    """Refuse to send tensors to another machine without encryption, unless ``--insecure`` allows it.
 
     Raises:
         ConnectionFailedError: names both ends.
@@ -441,9 +432,9 @@ def check_private(options: AgentOptions, target: str, address: str) -> None:
 
 
 def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: str, deadline_s: float) -> None:
-    """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
+    """Open one link; retry until the deadline, because a peer refuses links until it has the plan."""
     while True:
-        # before it is open, so that who ends the run ends the waiting too
+        # set before it opens, so that the end of the run closes it and ends the wait
         link = active.links[target] = backend.connect(active, target, address)
         active.check_wanted()
         try:
@@ -459,7 +450,7 @@ def _open_link(backend: TorchBackend, active: ActiveRun, target: str, address: s
 
 
 def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
-    """Raise the error of the certificates, if that is why a link can't be opened."""
+    """Raise a certificate error if one is the reason for a failed link."""
     if is_encrypted() and isinstance(error, ConnectionFailedError):
         why = handshake_problem(str(error), address, node_party(target))
         if why:
@@ -474,15 +465,8 @@ def collect(
 ) -> dict[str, Pieces]:
     """Collect the trained tensors, and at the end of a run this node's totals, as files by name.
 
-    Nothing is copied: files are read from the tensors as they are sent, so nothing may train meanwhile.
-
-    Args:
-        active: the run.
-        run: its loop.
-        with_head: also the head.
-        with_private: also the private blocks.
-        goes_on: the run trains on afterwards.
-        timeout_s: longest time to wait for the tensors, in seconds.
+    Nothing is copied: tensors are read during the sending, so nothing may train meanwhile. With ``goes_on`` the run
+    trains further afterwards.
 
     Raises:
         DivergedError: a trained weight is not finite.

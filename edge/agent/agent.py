@@ -1,10 +1,10 @@
-"""The agent of a node: it carries out the coordinator's calls, one run at a time, and measures links to other nodes.
+"""Agent of a node: carries out the coordinator's calls, one run at a time, and measures links to other nodes.
 
 ::
 
-    inspect -> prepare -> grant ... -> collect -> release      (release at any time, also while preparing)
+    inspect -> prepare -> grant ... -> collect -> release      (release at any time, also during prepare)
 
-A call for another run releases the present one. Whatever needs torch runs on one compute thread, through
+A call for another run releases the current one. Everything with torch runs on one compute thread, through
 ``edge.agent.torch_backend``, which is loaded after the agent has joined.
 """
 
@@ -49,12 +49,11 @@ class Agent:
     """One node's part in runs.
 
     Args:
-        options: of the command line.
-        attach_ring: registers the ring's servicer with the server when it is loaded.
+        attach_ring: registers the ring's servicer with the server after its load.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        load_workshop: loads the part that needs torch.
-        models: fetches what this node has no copy of; None = a copy has to be there.
-        clock: the coordinator's, on which times are reported.
+        load_workshop: loads the torch backend.
+        models: fetches missing base weights; None = the model's folder has to exist.
+        clock: the coordinator's, for times in reports.
     """
 
     def __init__(
@@ -84,22 +83,22 @@ class Agent:
 
     @property
     def current_run(self) -> str:
-        """Id of the run that is prepared or under way, empty = none."""
+        """Id of the prepared or active run; empty = none."""
         active = self._active
         return active.run_id if active else ""
 
     def current(self) -> ActiveRun | None:
-        """Return the run that is prepared or under way; None if there is none."""
+        """Return the prepared or active run; None if there is none."""
         return self._active
 
     def preload(self) -> None:
-        """Load torch in the background; an error shows up when a run needs it."""
+        """Load torch in the background; an error is raised again when a run needs torch."""
         self._compute.submit(lambda: self.backend().preload())
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 
     def inspect(self, run_id: str, job_toml: str, timing: TimingRequest | None, *, timeout_s: float) -> str:
-        """Count rows and labels, and time every kind of work; ``timing`` None = time nothing.
+        """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
 
         Returns:
             ``profile.NodeFacts`` as JSON.
@@ -137,10 +136,10 @@ class Agent:
         timeout_s: float,
         goes_on: ResumeShard | None = None,
     ) -> int:
-        """Build the slice and open the links; with ``goes_on`` load what a checkpoint or the end of a turn has.
+        """Build the slice and open the links; with ``goes_on`` load the state of a checkpoint or the end of a turn.
 
         Returns:
-            Bytes of weights that were materialised.
+            Bytes of materialised weights.
 
         Raises:
             PlanError: the plan is not readable or does not have this node.
@@ -159,7 +158,7 @@ class Agent:
         return int(active.executor.hosted_bytes)
 
     def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
-        """Make this the agent's run, which prepares from now on."""
+        """Make this the agent's current run, in preparation."""
         with self._lock:
             self._active = active = ActiveRun(
                 run_id, self.options.name, placement_number, plan, start, clock=self._clock
@@ -176,7 +175,7 @@ class Agent:
         goes_on: ResumeShard | None = None,
         taken: MigratedState | None = None,
     ) -> None:
-        """Prepare a run, or resume from what was ``taken`` over; see ``prepare``."""
+        """Prepare a run, or resume it from a ``MigratedState``; see ``prepare``."""
         run_id, plan = active.run_id, active.plan
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
         try:
@@ -195,10 +194,10 @@ class Agent:
             raise
 
     def load(self, run_id: str, chunks: Iterable[control_pb2.FileChunk], *, timeout_s: float) -> None:
-        """Replace the initial values of what trains by saved ones, before the first turn.
+        """Replace the initial values of trained tensors by a saved result, before the first turn.
 
         Raises:
-            FrameError: this run is not the one that is prepared here.
+            FrameError: another run is prepared here.
             IntegrityError: the files are damaged or belong to another job.
         """
         active, run = self.of(run_id, None)
@@ -216,14 +215,14 @@ class Agent:
             run.call(lambda: load(folder), timeout_s=timeout_s, what="the saved result to be loaded")
 
     def on_compute_thread(self, work: Callable[[], T], what: str, *, timeout_s: float) -> T:
-        """Do something on the compute thread, after all that was asked of it before, and wait for it."""
+        """Run ``work`` on the compute thread, after all earlier calls, and wait for its result."""
         return self._compute.call(work, timeout_s=timeout_s, what=f"node {self.options.name} to {what}")
 
     def turns_of(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
         """Read the turns of a grant.
 
         Raises:
-            FrameError: its run or plan is not the one that is prepared here.
+            FrameError: another run or placement is prepared here.
             IntegrityError: a turn or its operation table is not readable.
         """
         return self.of(request.run_id, request.placement_number)[0].grants.turns(request)
@@ -232,7 +231,7 @@ class Agent:
         """Work on these turns, and drop shards of steps before ``keep_from_step``.
 
         Raises:
-            FrameError: this run or plan is not the one that is prepared here.
+            FrameError: another run or placement is prepared here.
         """
         active, run = self.of(run_id, placement_number)
         self.moves.granted(active, turns)
@@ -248,7 +247,7 @@ class Agent:
         """Collect the trained tensors and this node's totals as files by name; see ``edge.agent.active_run.collect``.
 
         Raises:
-            FrameError: this run is not the one that is prepared here.
+            FrameError: another run is prepared here.
         """
         active, run = self.of(run_id, None)
         return collect(
@@ -256,12 +255,10 @@ class Agent:
         )
 
     def release(self, run_id: str, reason: str, *, is_finished: bool = False) -> None:
-        """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one means any run.
+        """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one is any run.
 
-        Args:
-            run_id: of the run.
-            reason: for the log.
-            is_finished: the run ended well, so that its shards need not be kept for ever.
+        ``reason`` is for the log. With ``is_finished`` the run ended well, and the retention rule may remove its
+        shards.
         """
         if self.models is not None:
             self.models.release(run_id)
@@ -275,7 +272,7 @@ class Agent:
     # ---- what the process asks --------------------------------------------------------------------
 
     def abandon(self, error: RingTuneError) -> None:
-        """Report that this node leaves, so that nobody has to wait for its lease, and release the run."""
+        """Report that this node leaves, so that nobody waits for its lease, and release the run."""
         active = self._active
         if active is not None and active.run is not None and active.reporter is not None:
             active.run.fail(error)
@@ -327,7 +324,7 @@ class Agent:
     # ---- the end of a run -------------------------------------------------------------------------
 
     def end(self, active: ActiveRun, reason: str) -> None:
-        """Stop a run and drop what it holds; from any thread, a second call does nothing."""
+        """Stop a run and free its resources; thread-safe; a second call does nothing."""
         with self._lock:
             if active.cancelled.is_set():
                 return
@@ -352,7 +349,7 @@ class Agent:
         self.moves.shelf.drop_others(run_id)
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
-        """Return a run and its loop; ``placement_number`` None = in any placement.
+        """Return a run and its loop; with ``placement_number`` None in any placement.
 
         Raises:
             FrameError: another run or placement is prepared here, or none.
@@ -369,7 +366,7 @@ class Agent:
         return active, active.run
 
     def backend(self) -> TorchBackend:
-        """Return the part that needs torch, which is loaded when it is first asked for."""
+        """Return the torch backend, loaded at the first call."""
         if self._loaded is None:
             start_s = time.monotonic()
             self._loaded = self._load()
@@ -379,18 +376,14 @@ class Agent:
         return self._loaded
 
     def job_of(self, run_id: str, job_toml: str) -> Job:
-        """Read a job, with the model's folder of this node."""
+        """Read a job; ``--model`` replaces its ``model.path``."""
         job = parse_job(job_toml, source=f"the job of run {run_id}")
         path = self.options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job
 
 
 class LinkMeasurement:
-    """Measures the links of one node.
-
-    Args:
-        options: of its agent.
-    """
+    """Measures the links from one node."""
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
@@ -401,8 +394,9 @@ class LinkMeasurement:
         """Measure the link to another node; see ``edge.transport.probe``.
 
         Raises:
-            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
-            DeadlineError: it took too long.
+            ConnectionFailedError: the link can't be measured, or is to another machine without encryption; names both
+                ends.
+            DeadlineError: the timeout is over.
         """
         check_private(self._options, target, address)
         me = self._options.name
@@ -411,10 +405,10 @@ class LinkMeasurement:
     def computing_lost_s_per_byte(
         self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
     ) -> float:
-        """Measure what messages to another node take from this node's computing; see ``edge.transport.probe``.
+        """Measure the seconds of this node's computing per byte sent to another node; see ``edge.transport.probe``.
 
         Raises:
-            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
+            ConnectionFailedError: as for ``measure``.
         """
         check_private(self._options, target, address)
         me = self._options.name

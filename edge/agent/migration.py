@@ -1,17 +1,17 @@
-"""A node's part in a migration of its run to the next placement: it keeps what it trained, and builds another slice.
+"""A node's part in the migration of its run to the next placement: snapshot, and build of another slice.
 
 ::
 
-    fetch   the run trains; the base weights of the next slice are fetched into the cache, and read from the disk
-    rest    the loop stands still; what the slice has trained is kept as a snapshot, and offered to other nodes
+    fetch   the run trains; base weights of the next slice are fetched into the cache, and read ahead from the disk
+    rest    the loop pauses; the trained tensors of the slice are a snapshot, which other nodes may fetch
     move    other nodes' blocks are fetched, the old slice is freed, the new one is built, links are opened
     grant   the first turn after the move: the snapshot is freed
 
-The old slice is freed before the new one is built, so a move never needs the memory of both. What was trained stays in
-memory until the grant; going back to the old placement is a move from the node's own snapshot.
+The old slice is freed before the new one is built, so a move never needs the memory of both. The snapshot stays in
+memory until the grant; a return to the old placement is a move from the node's own snapshot.
 
-``fetch`` takes no memory of the process: tensors of other nodes go to the cache of models by digest, and the kernel
-reads the files of the next slice into its page cache, which it may drop.
+``fetch`` takes no memory of the process: fetched tensors go to the weight cache on the disk, and the kernel reads the
+files of the next slice into its page cache.
 """
 
 from __future__ import annotations
@@ -53,24 +53,21 @@ from ringtune.storage.strict import read_object
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
-# The rest of the deadline is for the answer: a node that waits for another one in vain names it.
+# The rest of the deadline is for the answer, which names the node that did not send its part.
 _SHARE = 0.9
 
 
 class NextPlacement(NamedTuple):
-    """The placement to which a node moves.
+    """Arguments of a move to the next placement.
 
     Attributes:
-        run_id: of the run.
-        placement_number: of the placement.
         plan_json: the part of the plan.
-        job_toml: of the run.
         addresses: ``host:port`` of the nodes of both placements.
-        shards_run: under which run shards of checkpoints are kept.
+        shards_run: run id under which shards of checkpoints are kept.
         start: the item from which the run continues.
         from_placement_number: of the placement in which the sources hosted the blocks.
-        sources: the trained blocks that the node takes over.
-        from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
+        sources: nodes with the trained blocks that this node needs.
+        from_step: the run recovers from the copies after so many steps; None = it moves.
         head_from: the node that sends the head of ``from_step``; empty = none.
     """
 
@@ -93,33 +90,28 @@ class MigratingAgent(Protocol):
     options: AgentOptions
 
     def current(self) -> ActiveRun | None:
-        """Return the run that is prepared or under way; None if there is none."""
+        """Return the prepared or active run; None if there is none."""
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop."""
 
     def backend(self) -> TorchBackend:
-        """Return the part that needs torch."""
+        """Return the torch backend."""
 
     def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
-        """Make this the agent's run."""
+        """Make this the agent's current run."""
 
     def begin(
         self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: MigratedState
     ) -> None:
-        """Prepare a run with what was taken over."""
+        """Prepare a run from migrated state."""
 
     def end(self, active: ActiveRun, reason: str) -> None:
-        """Stop a run and drop what it holds."""
+        """Stop a run and free its resources."""
 
 
 class AgentMigration:
-    """The moves of the run of an agent.
-
-    Args:
-        agent: that takes part in the run.
-        node: its name.
-    """
+    """Moves and recoveries of an agent's run."""
 
     def __init__(self, agent: MigratingAgent, node: str) -> None:
         self.shelf, self.kept = SnapshotShelf(node), TurnSnapshots(node)
@@ -130,13 +122,13 @@ class AgentMigration:
         self._place = ("", "")
 
     def rest(self, run_id: str, placement_number: int, *, timeout_s: float) -> str:
-        """Keep what the slice has trained, and offer it; a lost link does not end the run from here on.
+        """Pause the run and offer a snapshot of its slice; a lost link does not end the run from here on.
 
         Returns:
             The totals of the placement, as JSON.
 
         Raises:
-            FrameError: this run or placement is not the one that is prepared here.
+            FrameError: another run or placement is prepared here.
         """
         active, run = self._agent.of(run_id, placement_number)
         active.is_resting = True
@@ -151,7 +143,7 @@ class AgentMigration:
         return json.dumps(active.figures())
 
     def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnSnapshotter | None:
-        """Make the ``TurnSnapshotter`` of a run; None where its placement has no copies."""
+        """Make the ``TurnSnapshotter`` of a run; None if its placement has no copies."""
         if not active.plan.placement.copies:
             return None
         saver = active.saver
@@ -171,7 +163,7 @@ class AgentMigration:
         )
 
     def _saving(self, run_id: str, saver: Saver) -> Callable[[SnapshotFile], None]:
-        """Make the function that writes another node's copy to this disk; a full disk costs the copy, not the run."""
+        """Make the function that writes another node's copy to this disk; a full disk loses the copy, not the run."""
 
         def save(file: SnapshotFile) -> None:
             try:
@@ -182,7 +174,7 @@ class AgentMigration:
         return save
 
     def save(self) -> None:
-        """Write all kept ends of turns to the disk; on the compute thread, after the run has ended."""
+        """Write all snapshots of ends of turns to the disk; on the compute thread, after the run's end."""
         attempt, files = self.kept.everything()
         shards_run, rows = self._place
         state = self._agent.options.state
@@ -190,13 +182,13 @@ class AgentMigration:
             save_turns(state, self._node, shards_run, attempt, files, rows=rows)
 
     def saved(self, run_id: str) -> SavedParts | None:
-        """Return the files on this node's disk of a run; None where it has no folder."""
+        """Return the copies and heads of a run on this node's disk; None where it has no folder."""
         return saved_parts(self._agent.options.state, self._node, run_id)
 
     def from_disks(
         self, goes_on: ResumeShard | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
     ) -> MigratedState | None:
-        """Fetch the blocks of a resumed run from the nodes' disks; None where a run begins, or the own shard has them.
+        """Fetch the blocks of a resumed run from the nodes' disks; None for a new run, or one that resumes from shards.
 
         Raises:
             RingTuneError: as for ``load_from_disks``.
@@ -214,10 +206,10 @@ class AgentMigration:
         )
 
     def halt(self, run_id: str, *, timeout_s: float) -> None:
-        """Stop whatever this node does in a run, because another node is lost; its links stay open until it moves.
+        """Stop all work of a run because another node is lost; links stay open until the move.
 
         Raises:
-            DeadlineError: the action under way takes too long.
+            DeadlineError: the current action takes too long.
         """
         self._next_call()
         active = self._agent.current()
@@ -234,13 +226,13 @@ class AgentMigration:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
 
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
-        """Build the slice of another placement with what was trained; a node without a part in it only stops.
+        """Build the slice of another placement with the trained state; a node without a part in it only stops.
 
         Returns:
-            Bytes of weights that were materialised, and bytes that came from other nodes' snapshots.
+            Bytes of materialised weights, and bytes of other nodes' snapshots.
 
         Raises:
-            RingTuneError: as for ``Agent.prepare``, or what was trained can't be taken over.
+            RingTuneError: as for ``Agent.prepare``, or the trained state can't be fetched.
         """
         deadline_s = time.monotonic() + _SHARE * timeout_s
         number = self._next_call()
@@ -279,7 +271,7 @@ class AgentMigration:
         return int(active.executor.hosted_bytes), fetched_bytes
 
     def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> MigratedState:
-        """The trained tensors after a move: this node's own, and those fetched from other nodes."""
+        """Return the state after a move: this node's snapshot, and parts of other nodes'."""
         head = None
         if own or to.start.holder == self._node:
             snapshot = self.shelf.get(to.run_id, to.from_placement_number)
@@ -290,7 +282,7 @@ class AgentMigration:
     def _kept(
         self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
     ) -> MigratedState:
-        """The trained tensors of a recovery, as they were kept after a step; those fetched are kept, too."""
+        """Return the state of a recovery, from copies after ``step`` steps; fetched copies are kept here too."""
         for source, file in zip(others, files, strict=True):
             self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
         files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
@@ -298,12 +290,12 @@ class AgentMigration:
         return MigratedState(files, metadata(to.run_id, step), head, to.shards_run)
 
     def _begin_again(self, to: NextPlacement, step: int) -> None:
-        """Keep files of this run from now on, and forget those after a step."""
+        """Keep snapshots of this run from now on, and drop those after ``step``."""
         self.kept.begin(to.run_id)
         self.kept.rewind(step, to.placement_number)
 
     def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
-        """Keep the head that another node has kept; return its bytes."""
+        """Fetch and keep another node's copy of the head; return its bytes."""
         address = to.addresses.get(to.head_from, "")
         lease_s = _lease_s(to.job_toml, to.run_id)
         head = bytes(fetch_head(to.run_id, step, to.head_from, address, deadline_s, self._check, lease_s=lease_s))
@@ -317,9 +309,9 @@ class AgentMigration:
             self.shelf.drop(active.run_id)
 
     def release(self, run_id: str, *, is_finished: bool = False) -> None:
-        """Drop all that is kept of a run and of its move; empty = of any run.
+        """Drop all snapshots of a run; an empty id is any run.
 
-        Shards of a run that ended well need not be kept for ever, also where this node has left it.
+        With ``is_finished`` the retention rule may remove its shards, also if this node has left the run.
         """
         self._next_call()
         self.shelf.drop(run_id)
@@ -329,16 +321,16 @@ class AgentMigration:
             finish_run(self._agent.options.state, self._node, shards_run)
 
     def _next_call(self) -> int:
-        """Count the calls that end whatever move is under way."""
+        """Number the calls that end any current move."""
         with self._lock:
             self._num_calls += 1
             return self._num_calls
 
     def _end_before(self, number: int, run_id: str) -> None:
-        """End the placement that this node has, unless there was another call after that of this number.
+        """End this node's current placement, unless there was a call after number ``number``.
 
         Raises:
-            InterruptedRunError: there was another call.
+            InterruptedRunError: there was a later call.
         """
         if number != self._num_calls:
             raise InterruptedRunError(f"run {run_id} goes on otherwise, so node {self._node} does not move")
@@ -357,37 +349,31 @@ def _lease_s(job_toml: str, run_id: str) -> float:
 
 
 def _snapshot_metadata(run_id: str, placement_number: int) -> dict[str, str]:
-    return {"run": run_id, "epoch": str(placement_number)}  # nodes compare it: the key stays
+    return {"run": run_id, "epoch": str(placement_number)}  # nodes compare it, so the key keeps its old name
 
 
 class ModelHolder(Protocol):
-    """The part of ``edge.agent.agent.Agent`` that knows where base weights are."""
+    """The part of ``edge.agent.agent.Agent`` that finds base weights."""
 
     models: Any
 
     def current(self) -> ActiveRun | None:
-        """Return the run that is prepared or under way; None if there is none."""
+        """Return the prepared or active run; None if there is none."""
 
     def job_of(self, run_id: str, job_toml: str) -> Job:
-        """Read a job, with the model's folder as it is on this machine."""
+        """Read a job, with the model's folder on this machine."""
 
 
 def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
-    """Get what a node needs of the model in another placement of the run that is under way.
+    """Fetch the base weights of a node's slice in another placement of its active run; read them ahead from the disk.
 
-    Args:
-        agent: of the node.
-        node: its name.
-        run_id: of the run.
-        plan_json: the part of the plan with that placement.
-        job_toml: of the run.
-        timeout_s: for fetching.
+    ``plan_json`` is the part of the plan for that placement.
 
     Returns:
         Bytes fetched from other nodes.
 
     Raises:
-        FrameError: another run is under way here.
+        FrameError: another run is active here.
         RingTuneError: no node has the tensors, or they can't be fetched.
     """
     active = agent.current()
@@ -408,14 +394,10 @@ def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_
 
 
 def read_ahead(folder: Path, blocks: range) -> int:
-    """Ask the system to read the tensors of some blocks from the disk, as far as it has memory free.
-
-    Args:
-        folder: of the model.
-        blocks: absolute indices.
+    """Ask the kernel to read the tensors of some blocks from the disk into free memory.
 
     Returns:
-        Bytes that were asked for; 0 where the system takes no such advice.
+        Bytes asked for; 0 on a system without ``posix_fadvise``.
 
     Raises:
         ModelError: the folder is no model's, or not readable.
@@ -443,20 +425,20 @@ def load_from_disks(
     *,
     lease_s: float,
 ) -> MigratedState:
-    """Fetch the blocks that other nodes have on their disks, and read those of this one.
+    """Fetch blocks from other nodes' disks, and read those on this node's disk.
 
     Args:
         options: of this node.
-        goes_on: from which step, and who has the head.
-        saved: where everything is.
+        goes_on: step, and holder of the head.
+        saved: sources of the blocks.
         addresses: ``host:port`` by node.
-        deadline_s: until when, on the monotonic clock.
-        check: raises if a node may not be reached so.
-        lease_s: a node that does not answer is asked again for so long.
+        deadline_s: monotonic seconds.
+        check: called with node and address; raises if a node may not be reached there.
+        lease_s: seconds for which a node without an answer is retried.
 
     Raises:
-        UsageError: it is to read from its own disk, and has no folder.
-        IntegrityError: a file is damaged, or not there any more.
+        UsageError: this node has to read from its disk, and has no folder.
+        IntegrityError: a file is damaged or missing.
         RingTuneError: another node can't be reached, or not in time.
     """
     node, step, attempt = options.name, goes_on.shard.step, saved.attempt

@@ -1,7 +1,7 @@
-"""The Prometheus exporter of one node, at an address of its own: ``ringtune node --metrics HOST:PORT``.
+"""Prometheus exporter of one node, at an address of its own: ``ringtune node --metrics HOST:PORT``.
 
-One thread answers one request after another, each within a few seconds. On loopback any process of this machine may
-ask; elsewhere a token is needed, as ``Authorization: Bearer TOKEN``.
+One thread answers requests one after another, each within a few seconds. On loopback no token is needed; elsewhere one
+is, as ``Authorization: Bearer TOKEN``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ _POLL_S: Final = 0.2
 
 
 class NodeMetrics(NamedTuple):
-    """Figures of a node at this moment.
+    """Current figures of a node.
 
     Attributes:
-        node: its name.
-        run_id: the run that it works on; empty = none.
-        rss_bytes: its resident memory.
-        budget_bytes: what it lets a run use.
-        actions: that it computed in the run.
+        run_id: of the active run; empty = none.
+        rss_bytes: resident memory.
+        budget_bytes: memory that a run may use.
+        actions: computed in the run.
         busy_s: seconds of these.
         sent_bytes: payload bytes of the run by receiver.
     """
@@ -52,10 +51,10 @@ class NodeMetrics(NamedTuple):
 
 
 def require_metrics() -> None:
-    """Refuse to serve figures without the library for them.
+    """Refuse to serve figures without the Prometheus library.
 
     Raises:
-        UsageError: names the extra that brings it.
+        UsageError: names the extra to install.
     """
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError(f"--metrics needs prometheus_client, not installed here; {hint_to_install('web')}")
@@ -99,16 +98,16 @@ def figures_text(figures: NodeMetrics) -> bytes:
 
 
 class MetricsServer:
-    """Answers with the figures of a node while in its context.
+    """Serves the figures of a node inside its context.
 
     Args:
         bind: ``host:port``; port 0 = any free one.
-        figures: returns them as they are now.
-        token_file: has the token that is needed beyond this machine; None = a new one.
+        figures: returns the current figures.
+        token_file: has the token for other machines; None = a new one.
 
     Attributes:
-        address: ``host:port`` where it listens.
-        guard: decides who may ask.
+        address: ``host:port`` of the listener.
+        guard: refuses requests without the token.
 
     Raises:
         UsageError: the library is missing, or ``bind`` is no address.
@@ -133,19 +132,17 @@ class MetricsServer:
         )
 
     def line(self) -> str:
-        """The line that names the address of the figures, and the token."""
+        """Text with the address of the figures, and the token."""
         token = f", with the token {self.guard.token}" if self.guard.token else ""
         return f"figures for Prometheus: http://{self.address}/metrics{token}"
 
     def __enter__(self) -> MetricsServer:
-        """Begin to answer."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._thread.join(_REQUEST_S)
         self._server.server_close()
@@ -160,7 +157,7 @@ class _Server(HTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that disconnect."""
+        """Log clients that disconnect, and continue."""
         _LOG.info("a request for figures from %s was not answered", client_address, exc_info=True)
 
 
@@ -170,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "ringtune", ""
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Answer a request: ``/metrics``, or 404."""
         headers = self.headers
         refusal = self.server.guard.refuse(headers.get("host"), headers.get("authorization"), None)
         if refusal is not None:
@@ -189,4 +186,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-        """Nothing of a request is logged."""
+        """Log nothing of a request."""

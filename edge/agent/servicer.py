@@ -1,6 +1,6 @@
 """The gRPC servicer of an agent: decode the request, call ``edge.agent.agent.Agent`` once, encode the answer.
 
-The ring's servicer needs torch, which is loaded after the agent has joined, so it is added later.
+The ring's servicer is added later, because it needs torch, which is loaded after the agent has joined.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self._agent = agent
 
     def Inspect(self, request: control_pb2.InspectRequest, context: grpc.ServicerContext) -> control_pb2.InspectReply:
-        """Return the node's facts for the planner, and the shards on its disk of the run to be resumed."""
+        """Return the node's facts for the planner, and its state on disk of the run to be resumed."""
         facts = answer(
             context,
             lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
@@ -77,7 +77,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def MeasureLink(
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
-        """Measure the link from this node to another one, or what messages to it take from this node's computing."""
+        """Measure the link to another node, or the computing time that messages to it cost."""
         if request.computing_s:
             lost_s = answer(
                 context,
@@ -103,7 +103,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
-        """Build the slice that a plan gives this node, and open its links."""
+        """Build this node's slice of a plan, and open its links."""
         hosted_bytes = answer(
             context,
             lambda: self._agent.prepare(
@@ -121,7 +121,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def Load(
         self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
     ) -> control_pb2.Empty:
-        """Replace the initial adapters by those of a saved adapter."""
+        """Replace the initial values of trained tensors by a saved result."""
         answer(context, lambda: self._load(request_iterator, _left_s(context)))
         return control_pb2.Empty()
 
@@ -133,13 +133,13 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def FetchAhead(
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
     ) -> control_pb2.FetchAheadReply:
-        """Fetch the base weights of a slice of another placement."""
+        """Fetch the base weights of this node's slice in another placement."""
         asked = (self._agent.options.name, request.run_id, request.plan_json, request.job_toml)
         fetched = answer(context, lambda: fetch_ahead(self._agent, *asked, timeout_s=_left_s(context)))
         return control_pb2.FetchAheadReply(fetched_bytes=fetched)
 
     def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:
-        """Keep what the slice has trained, and offer it to other nodes."""
+        """Pause the run and offer a snapshot to other nodes; or, with ``halts``, stop it because a node is lost."""
         moves = self._agent.moves
         if request.halts:
             answer(context, lambda: moves.halt(request.run_id, timeout_s=_left_s(context)))
@@ -150,13 +150,13 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         return control_pb2.RestReply(totals_json=totals)
 
     def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
-        """Build the slice of another placement with what was trained."""
+        """Build the slice of another placement with the trained state."""
         moves = self._agent.moves
         hosted, fetched = answer(context, lambda: moves.move(_next_placement(request), timeout_s=_left_s(context)))
         return control_pb2.MoveReply(hosted_bytes=hosted, fetched_bytes=fetched)
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
-        """Let the node work on turns, and drop shards that are not needed any more."""
+        """Grant turns to the node, and drop shards that are not needed any more."""
         answer(
             context,
             lambda: self._agent.grant(
@@ -241,7 +241,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
 
 
 class AgentServer:
-    """Serves an agent: its control calls from the start, the ring as soon as it is loaded.
+    """Serves an agent: control calls from the start, the ring's links after ``add_ring``.
 
     Args:
         agent: its ``attach_ring`` is this object's ``add_ring``.
@@ -268,7 +268,7 @@ class AgentServer:
         self.port = self._server.port
 
     def add_ring(self, servicer: Any) -> None:
-        """Serve the ring's links too; gRPC takes further handlers while it serves."""
+        """Add the ring's servicer to the running server."""
         servicer.add_to(self._grpc_server)
 
     def stop(self) -> None:

@@ -1,11 +1,11 @@
-"""The part of an agent that needs torch: a node's facts, the executor, snapshots, and both ends of the links.
+"""The part of an agent that needs torch: a node's facts, executor, snapshots, and both ends of links.
 
-The import loads torch and the model libraries, which takes seconds; the agent does so in the background after it has
+The import loads torch and the model libraries, which takes seconds; the agent does it in the background after it has
 joined.
 
-A ``Snapshot`` holds the trained tensors of the node's slice at a turn boundary with their optimizer state, and the
-head at the owner that has it. It copies nothing: no update changes these tensors any more, and the rest of the slice
-is freed. Nodes send each other its blocks as safetensors files.
+A ``Snapshot`` refers to the trained tensors of the node's slice at a turn boundary with their optimizer state, and at
+an owner to the head. It copies nothing: no update changes these tensors any more, and the rest of the slice is freed.
+Nodes send each other its blocks as safetensors files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def preload() -> None:
-    """Load the libraries and kernels of a run, which is half of a run's preparation; build nothing yet."""
+    """Load the libraries and kernels of a run, half of its preparation time."""
     load_libraries()
     touch_kernels()
 
@@ -73,9 +73,9 @@ def inspect(
     Args:
         options: of the agent.
         job: with the model's folder on this machine.
-        timing: how to time every kind of work; None = not at all, times are then 0.
-        memory_bytes: budget for a run; of an accelerator's memory it may be less, see ``device_budget``.
-        dataset: that was loaded for this run before; None = load it.
+        timing: of the measurement; None = no measurement, times are 0.
+        memory_bytes: budget for a run; the accelerator's budget may be less, see ``device_budget``.
+        dataset: loaded for this run before; None = load it.
 
     Returns:
         ``NodeFacts`` as JSON, and the dataset of an owner.
@@ -147,7 +147,6 @@ def inspect(
 
 
 def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:
-    """Return the shape that this node's timings belong to."""
     return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count, frozen=frozen)
 
 
@@ -178,10 +177,10 @@ def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerD
 
 
 def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | None) -> NodeExecutor:
-    """Build the executor of what this node hosts in a run.
+    """Build the executor of this node in a run.
 
     Raises:
-        DataError: the plan wants data that this node does not have.
+        DataError: the node is an owner in the plan and has no data.
         ModelError: the model folder can't be used.
     """
     device, _ = set_up_torch(options, job)
@@ -209,21 +208,21 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
 
 
 def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
-    """Keep what the slice of a run has trained, and at an owner the head."""
+    """Make a snapshot of the slice's trained tensors, and at an owner of the head."""
     piece, is_owner = active.plan.slice_of(active.node), active.plan.owner(active.node) is not None
     return Snapshot(active.executor, piece, metadata, with_head=is_owner)
 
 
 def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
-    """Copy what was trained of some blocks into a file."""
+    """Copy the trained tensors of some blocks into a file."""
     return copy_into_file(executor, blocks, of)
 
 
 def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
-    """Give an executor the trained tensors of its blocks.
+    """Load the trained tensors of its blocks into an executor.
 
     Raises:
-        IntegrityError: it is of another run, step or block, or damaged.
+        IntegrityError: a file is damaged, or of another run, step or block.
     """
     load_blocks(executor, taken.files, taken.metadata)
     if taken.head is not None:
@@ -237,7 +236,7 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
         ``cpu`` or ``cuda``, and the number of compute threads.
 
     Raises:
-        UsageError: ``--device cuda`` where torch sees no such device.
+        UsageError: ``--device cuda`` without a CUDA device.
     """
     threads = options.threads or job.runtime.threads or usable_cores()
     torch.set_num_threads(threads)
@@ -251,18 +250,18 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
 
 
 def working_clock(executor: NodeExecutor) -> Callable[[], float]:
-    """Make the clock of the executor's computing time at this node's quota alone; on CUDA it stays at 0."""
+    """Make the clock of the executor's computing at this node's quota alone; on CUDA it stays at 0."""
     quota = cpu_quota() if executor.device.type == "cpu" else None
     return timing.working_clock(quota, torch.get_num_threads())
 
 
 def ring_servicer() -> RingServicer:
-    """Make the servicer that takes frames."""
+    """Make the servicer that receives frames."""
     return RingServicer()
 
 
 def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
-    """Take the frames of a run from now on."""
+    """Receive the frames of a run from now on."""
     expectation = RunExpectation(
         run_id=active.run_id,
         placement_number=active.placement_number,
@@ -276,7 +275,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
 
 
 def connect(active: ActiveRun, target: str, address: str) -> OutLink:
-    """Make a link to ``target`` that is not open yet."""
+    """Make an unopened link to ``target``."""
     hello = Hello(
         run_id=active.run_id,
         placement_number=active.placement_number,
@@ -296,13 +295,13 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
 
 
 class Snapshot:
-    """The snapshot of one node in one run.
+    """The trained tensors of one node in one run, without a copy.
 
     Args:
         executor: of the node; it computes no more.
-        piece: its slice.
+        piece: the node's slice.
         metadata: run, and placement number or step.
-        with_head: whether the node has the head.
+        with_head: whether the node is an owner.
     """
 
     def __init__(self, executor: NodeExecutor, piece: Slice, metadata: Mapping[str, str], *, with_head: bool) -> None:
@@ -312,7 +311,7 @@ class Snapshot:
         self._tensors = executor.part.tensors()
 
     def part(self, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` as a file, read from the tensors when it is gone through.
+        """Return the blocks ``[start, stop)`` as a file, read from the tensors when iterated.
 
         Raises:
             FrameError: the node did not host them.
@@ -324,12 +323,9 @@ class Snapshot:
 
 
 def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
-    """Copy what was trained of some blocks, with its optimizer state, into a file; the executor computes on.
+    """Copy the trained tensors of some blocks, with optimizer state, into a file; the executor continues.
 
-    Args:
-        executor: of the node, between two turns.
-        blocks: that were trained.
-        of: run and step, as the file's metadata.
+    ``of`` is run and step, for the file's metadata.
 
     Raises:
         DivergedError: a tensor is not finite; no recovery may use it.
@@ -342,15 +338,10 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
 
 
 def load_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
-    """Replace the trained tensors of some blocks, with their optimizer state, by parts of snapshots.
-
-    Args:
-        executor: of the next slice.
-        files: parts of snapshots, of different blocks.
-        metadata: what the snapshots have to be of.
+    """Replace trained tensors and optimizer state of the next slice by parts of snapshots, of different blocks.
 
     Raises:
-        IntegrityError: a file is unreadable, of something else, or its tensors are not those of this slice.
+        IntegrityError: a file is unreadable, has other metadata, or its tensors are not those of this slice.
     """
     tensors: dict[str, TensorPieces] = {}
     for content in files:
@@ -370,7 +361,11 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
 
 
 def _block_of(name: str) -> int:
-    """The block of a tensor ``adapter/3.attention...``, or of its state."""
+    """Block index of a tensor ``adapter/3.attention...``, or of its optimizer state.
+
+    Raises:
+        IntegrityError: the tensor is of no block.
+    """
     for prefix in PREFIXES:
         if name.startswith(prefix):
             number = name.removeprefix(prefix).partition(".")[0]

@@ -1,1 +1,1 @@
-"""Checkpoints and snapshots of what a node has trained: on disk, in memory, and fetched from other nodes."""
+"""Checkpoints and snapshots of a node's trained state: on disk, in memory, and fetched from other nodes."""

@@ -1,7 +1,7 @@
-"""The retention rule for finished runs in a node's folder, by age and size; without a clock or a disk.
+"""Retention rule for the shards of finished runs in a node's folder, by age and size; without a clock or a disk.
 
-Shards of a finished run are kept for a while, because someone may want to train it further. The rule leaves unfinished
-runs alone: their shards are the only way to resume them.
+Shards of a finished run stay for a while, because a user may train it further. Unfinished runs are left alone: their
+shards are the only way to resume them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ringtune.quantities import parse_bytes
 
 _DAY_S: Final = 86_400.0
 KEPT_SIZE: Final = "4GiB"
-"""How much room finished runs may take where nobody says otherwise, as a user writes it."""
+"""Default of ``size_bytes``, as a user writes it."""
 
 
 class FinishedRun(NamedTuple):
-    """The shards of a finished run: since when it is finished, and how many bytes they take."""
+    """The end of a finished run, and the bytes of its shards."""
 
     run_id: str
     ended_unix_s: float
@@ -28,30 +28,29 @@ class FinishedRun(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionLimits:
-    """The limits for shards of finished runs.
+    """Limits for shards of finished runs.
 
     Attributes:
-        days: how long a finished run's shards stay.
-        size_bytes: how much room they may take together.
+        days: longest age of a finished run.
+        size_bytes: most bytes of all finished runs together.
     """
 
     days: float = 30.0
     size_bytes: int = parse_bytes(KEPT_SIZE)
 
     def __post_init__(self) -> None:
-        """Refuse a negative time or size."""
         if not self.days >= 0.0:
             raise UsageError(f"--keep-days is {self.days:g}, it has to be at least 0")
         if self.size_bytes < 0:
             raise UsageError(f"--keep-size is {self.size_bytes} bytes, it has to be at least 0")
 
     def to_drop(self, runs: Iterable[FinishedRun], *, now_unix_s: float) -> list[FinishedRun]:
-        """List the finished runs to remove: those that are too old, and the oldest that don't fit.
+        """List the finished runs to remove: all that are too old, and the oldest that don't fit.
 
-        The newest one goes for its age only: its submitter may still be writing the results.
+        The newest run is removed for its age only: its submitter may still be writing the results.
 
-        Example: with room for 10 bytes, of runs with 3, 6 and 5 bytes, the newest last, only the 5 bytes stay: the 6
-        don't fit beside them, and what is older than a dropped run goes too.
+        Example: with a limit of 10 bytes, of runs with 3, 6 and 5 bytes, the newest last, only the 5 bytes stay: the 6
+        don't fit beside them, and a run older than a removed one is removed too.
         """
         dropped: list[FinishedRun] = []
         held_bytes = 0
@@ -64,4 +63,3 @@ class RetentionLimits:
 
 
 KEPT: Final = RetentionLimits()
-"""What stays where nobody says otherwise."""

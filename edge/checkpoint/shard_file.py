@@ -1,12 +1,12 @@
-"""The safetensors file of a shard, one node's part of a checkpoint: trained tensors and optimizer state.
+"""Safetensors file of a shard: trained tensors and optimizer state of one node.
 
 ::
 
     adapter/<block>.<name>          a trainable tensor of the node's slice
     moments/<block>.<name>/<key>    its optimizer state (AdamW: exp_avg, exp_avg_sq, step), once it was updated
     velora/<block>.<name>           VeLoRA's vector of a linear layer, empty before its first micro-batch
-    sums/<block>.<name>             a helper's gradients between two updates
-    head                            at the owner that holds it: the head as it is handed over, as bytes
+    sums/<block>.<name>             a helper's gradient sums between two updates
+    head                            at the owner that holds it: the bytes of ``head_blob``
 
 The metadata names run, plan, node and step. Frozen weights are not in the file.
 """
@@ -36,16 +36,16 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class ExtraTensors(Protocol):
-    """Tensors of a shard besides the trained ones: VeLoRA's vectors, and sums of a helper's gradients."""
+    """Tensors of a shard besides the trained ones: VeLoRA's vectors, and a helper's gradient sums."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all of them, by name."""
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors that ``tensors`` can't have given.
+        """Refuse tensors with other names or shapes than those of ``tensors()``.
 
         Raises:
-            IntegrityError: other names or shapes.
+            IntegrityError: names or shapes differ.
         """
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -61,15 +61,15 @@ def to_shard(
     besides: Mapping[str, ExtraTensors] | None = None,
     installed: Tensors | None = None,
 ) -> Pieces:
-    """Make the file of a node, which is read from the tensors when it is gone through.
+    """Make the shard of a node; tensors are read when the pieces are iterated.
 
     Args:
-        parameters: trainable tensors of its slice by name.
-        optimizers: over them; None if there are none.
-        head: what an owner hands over; None = another node has it.
+        parameters: trainable tensors of the node's slice, by name.
+        optimizers: over ``parameters``; None if there are none.
+        head: bytes of ``head_blob``; None = another node holds the head.
         metadata: run, plan, node and step.
         besides: further tensors of the shard, by the prefix of their names.
-        installed: tensors of its slice that a helper trains, by name.
+        installed: tensors of the slice that a helper trains, by name.
     """
     tensors = _state(parameters, optimizers, installed).tensors()
     for prefix, more in (besides or {}).items():
@@ -90,22 +90,15 @@ def load_shard(
     besides: Mapping[str, ExtraTensors] | None = None,
     installed: Tensors | None = None,
 ) -> Pieces | None:
-    """Replace parameters and optimizer state by those of a file of ``to_shard``.
+    """Replace parameters, optimizer state and further tensors by those of a shard; arguments as for ``to_shard``.
 
-    Args:
-        data: the file.
-        parameters: as there.
-        optimizers: as there.
-        metadata: what it has to be of.
-        with_head: whether the node held the head then; a shard of it has one, and no other.
-        besides: as there.
-        installed: as there.
+    The shard must have this metadata, and a head exactly if the node held it at that step (``with_head``).
 
     Returns:
-        The head, None if another node held it.
+        The bytes of the head; None if another node held it.
 
     Raises:
-        IntegrityError: unreadable, of something else, or its tensors do not fit; nothing was changed then.
+        IntegrityError: the shard is unreadable, of another run, or its tensors do not fit; nothing was changed then.
     """
     file = TensorFile(data, where=_WHERE)
     _check_metadata(file, metadata)
@@ -136,7 +129,7 @@ def _state(
 
 
 def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
-    """Read the tensors with this prefix, which are small."""
+    """Read the tensors with this prefix into memory."""
     found: dict[str, torch.Tensor] = {}
     for name, info in file.infos.items():
         if name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""Saving and loading of one run's shards at one node, which locks its folder during the run."""
+"""Saves and loads one run's shards at one node; the node's folder is locked during the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ShardSource(Protocol):
     """The part of ``edge.runtime.executor.NodeExecutor`` that a checkpoint needs."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
-        """Return this node's part of a checkpoint, which is read from the tensors when it is gone through."""
+        """Return this node's shard; tensors are read when the pieces are iterated."""
 
 
 class ShardTarget(Protocol):
@@ -37,14 +37,11 @@ class ShardTarget(Protocol):
 
 
 class Saver:
-    """Saves and loads the shards of a run; locks the node's folder from the first use until closed.
+    """Saves and loads the shards of a run; locks the node's folder from the first use until ``close``.
 
     Args:
-        folder: of the node.
-        run_id: under which the shards are kept; the first run's, if it was resumed.
-        plan: of the run.
-        node: this node.
-        kept: how much of finished runs stays in the folder.
+        run_id: names the folder of the shards; the first run's, if it was resumed.
+        kept: limits for finished runs in the folder.
         rows: digest of the node's rows for this run; empty = it has none.
     """
 
@@ -60,7 +57,7 @@ class Saver:
         self._state: StateFolder | None = None
 
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
-        """Lock the node's folder, unless this saver has it already, and return the run's shards.
+        """Lock the node's folder at the first call, and return the run's shards.
 
         Raises:
             BusyError: another process has the folder.
@@ -77,7 +74,7 @@ class Saver:
         """Write this node's shard of the checkpoint at ``step`` to the disk.
 
         Raises:
-            StorageError: no room; earlier shards are intact.
+            StorageError: the disk is full; earlier shards are intact.
         """
         content = executor.shard(self._metadata(step), with_head=with_head)
         shards = self.open()
@@ -85,19 +82,15 @@ class Saver:
         return shards.write(step, content, node=self._node)
 
     def load(self, step: int, sha256: str, executor: ShardTarget, *, with_head: bool, plan_digest: str = "") -> None:
-        """Load the shard of ``step`` into the executor.
+        """Load the shard of ``step`` with this hex digest into the executor.
 
-        Args:
-            step: of the shard.
-            sha256: hex digest of its file.
-            executor: to load it into.
-            with_head: whether this node held the head then.
-            plan_digest: of the plan under which it was written; empty = that of this run.
+        ``with_head`` says whether this node held the head at that step; ``plan_digest`` is of the plan under which the
+        shard was written, empty = this run's plan.
 
         Raises:
-            IntegrityError: the shard is missing, damaged, or of something else; names it.
+            IntegrityError: the shard is missing, damaged, or of another run; names it.
             DivergedError: the head in it is not finite; names it.
-            DataError: this owner's rows are not those that the run began with.
+            DataError: this owner's rows are not those of the run's start.
         """
         shards = self.open()
         self.require_rows()
@@ -113,10 +106,10 @@ class Saver:
             ) from error
 
     def require_rows(self) -> None:
-        """Refuse other rows of this owner than those that the run began with.
+        """Refuse rows of this owner that differ from those of the run's start.
 
         Raises:
-            DataError: they are others, or in another order.
+            DataError: the rows or their order differ.
         """
         if self._rows and self.open().rows() not in ("", self._rows):
             raise DataError(
@@ -125,47 +118,31 @@ class Saver:
             )
 
     def moments(self) -> Path:
-        """Return the folder for optimizer state that lasts no longer than the run at this node.
-
-        Raises:
-            BusyError: another process has the node's folder.
-            StorageError: the node's folder can't be used.
-        """
+        """Return the folder for optimizer state of inactive units, removed at the run's end; errors as ``open``."""
         return self.open().moments
 
     def hidden(self) -> Path:
-        """Return the folder for hidden states, which are kept until the run ends at this node.
-
-        Raises:
-            BusyError: another process has the node's folder.
-            StorageError: the node's folder can't be used.
-        """
+        """Return the folder for cached hidden states, which is removed at the run's end; errors as ``open``."""
         return self.open().hidden
 
     def keep_from(self, step: int) -> None:
-        """Delete the shards of steps before ``step``, and the files beside them."""
+        """Delete shards, copies and heads of steps before ``step``."""
         self.open().keep_from(step)
         self.parts().drop_before(step)
 
     def parts(self) -> SavedParts:
-        """Return the files beside the shards.
-
-        Raises:
-            BusyError: another process has the node's folder.
-            StorageError: the node's folder can't be used.
-        """
+        """Return the copies and heads beside the shards; errors as ``open``."""
         return SavedParts(self.open(), self._node)
 
     @property
     def place(self) -> tuple[str, str]:
-        """Under which run shards are kept, and the digest of the node's rows; empty = it has none."""
+        """The run id under which shards are kept, and the digest of the node's rows; empty = it has none."""
         return self._run_id, self._rows
 
     def close(self, *, is_finished: bool = False) -> None:
         """Release the lock, so that another process may use the folder.
 
-        Args:
-            is_finished: the run ended well; its shards may go when there is no more room or time for them.
+        With ``is_finished`` the run ended well, and the retention rule may remove its shards.
         """
         if self._state is None:
             return
@@ -190,12 +167,12 @@ class ShardRequest(NamedTuple):
 
 
 class SavedStart(NamedTuple):
-    """The blocks from which a node resumes, where several nodes' disks have them.
+    """The blocks from which a node resumes, where they lie on the disks of several nodes.
 
     Attributes:
-        attempt: the run that trained it.
-        sources: of its blocks.
-        head_sha256: of the shard of this node that has the head; empty = a file of it.
+        attempt: id of the run that trained the blocks.
+        sources: of the blocks.
+        head_sha256: digest of this node's shard that has the head; empty = a head file beside the shards.
     """
 
     attempt: str
@@ -207,11 +184,11 @@ class ResumeShard(NamedTuple):
     """The shard from which a resumed run continues, and the holder of its head.
 
     Attributes:
-        run_id: the run that wrote the shard; further ones are kept with it.
+        run_id: the run that wrote the shard; later shards are kept under it too.
         shard: this node's.
-        holder: the owner that has the head.
+        holder: the owner that holds the head.
         plan_digest: of the plan under which the shard was written; empty = that of the run.
-        saved: the nodes' disks that have the blocks in place of the shard; None = the shard has them.
+        saved: sources of the blocks in place of the shard; None = the shard has them.
     """
 
     run_id: str
@@ -238,20 +215,20 @@ def open_saver(
     The folder is locked at once if the plan asks for checkpoints, the run is resumed, or optimizer state is kept there.
 
     Args:
-        state: the node's folder, None = it was given none.
+        state: the node's folder; None = it has none.
         plan: of the run.
         node: this node.
-        run_id: under which shards are kept.
-        is_resumed: whether there is a shard to be loaded.
-        timeout_s: how long to wait for the folder.
-        keeps_state: whether optimizer state is kept on the disk while units are inactive.
-        kept: how much of finished runs stays in the folder.
+        run_id: names the folder of the shards.
+        is_resumed: whether a shard has to be loaded.
+        timeout_s: longest wait for the lock.
+        keeps_state: whether optimizer state of inactive units is kept on the disk.
+        kept: limits for finished runs in the folder.
         rows: digest of the node's rows for this run; empty = it has none.
 
     Raises:
         UsageError: a folder is needed and there is none.
         BusyError: another process has the folder.
-        StorageError: it can't be used.
+        StorageError: the folder can't be used.
     """
     is_needed = is_resumed or plan.course.checkpoint_every > 0 or keeps_state
     if state is None:
@@ -267,11 +244,11 @@ def open_saver(
 def check_shards(
     state: Path | None, node: str, run_id: str, asked: Sequence[ShardRequest], *, timeout_s: float
 ) -> list[str]:
-    """Check each of these shards on the disk; return what is wrong with each, empty = intact.
+    """Check shards on the disk; return a description of each one's damage, empty = intact.
 
     Raises:
         BusyError: another process has the folder.
-        StorageError: it can't be used.
+        StorageError: the folder can't be used.
     """
     if state is None:
         return [f"node {node} {_NO_FOLDER}"] * len(asked)
@@ -281,18 +258,18 @@ def check_shards(
 
 
 def saved_parts(state: Path | None, node: str, run_id: str) -> SavedParts | None:
-    """Return the files beside the shards of a run, to read them only; None where the node has no folder."""
+    """Return the copies and heads of a run for reading, without a lock; None where the node has no folder."""
     return SavedParts(RunShards(state / check_run_id(run_id)), node) if state is not None else None
 
 
 def list_parts(state: Path | None, node: str, run_id: str) -> tuple[SavedPart, ...]:
-    """List the files beside the shards of a run that are whole."""
+    """List the intact copies and heads beside the shards of a run."""
     parts = saved_parts(state, node, run_id)
     return parts.found() if parts is not None else ()
 
 
 def finish_run(state: Path | None, node: str, run_id: str) -> None:
-    """Mark a run as finished, so that its shards need not be kept for ever; where that fails, log a warning."""
+    """Mark a run as finished, so that the retention rule may remove its shards; a failure is only logged."""
     if state is None:
         return
     try:

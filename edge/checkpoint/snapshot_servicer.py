@@ -1,4 +1,4 @@
-"""The transfer of snapshots between nodes: a servicer of this node's, and calls that fetch others' or push a copy."""
+"""Transfer of snapshots between nodes: the servicer of this node, and calls that fetch a snapshot or push a copy."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def fetch(
     lease_s: float = 0.0,
     attempt: str = "",
 ) -> tuple[Pieces, ...]:
-    """Fetch the parts of other nodes' snapshots into memory.
+    """Fetch blocks of other nodes' snapshots into memory.
 
     Args:
-        run_id: of the run; that under which shards are kept, where an attempt is given.
+        run_id: of the run; with ``attempt`` the id under which shards are kept.
         placement_number: in which the sources hosted the blocks.
         sources: other nodes, with the blocks.
         addresses: ``host:port`` by node.
-        deadline_s: until when, on the monotonic clock.
-        check: raises if a node may not be reached so.
-        step: take them as they were kept after so many steps; None = as they are.
-        lease_s: a node that does not answer is asked again for so long.
-        attempt: take them off the disks, as this run trained them; empty = out of memory.
+        deadline_s: monotonic seconds.
+        check: called with node and address; raises if a node may not be reached there.
+        step: fetch the copies kept after so many steps; None = the current snapshot.
+        lease_s: seconds for which a node without an answer is retried.
+        attempt: fetch from disks, as this run trained the blocks; empty = from memory.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
-        FrameError: it has no such snapshot in memory.
+        FrameError: a node has no such snapshot in memory.
         IntegrityError: a received file is damaged.
-        DeadlineError: not in time.
+        DeadlineError: the deadline is over.
     """
     return tuple(
         _fetched(
@@ -101,20 +101,7 @@ def fetch_head(
     *,
     lease_s: float = 0.0,
 ) -> Pieces:
-    """Fetch the head, as another node kept it after so many steps, into memory.
-
-    Args:
-        run_id: of the run.
-        step: optimizer steps done.
-        node: that keeps it.
-        address: of this node.
-        deadline_s: until when, on the monotonic clock.
-        check: raises if a node may not be reached so.
-        lease_s: a node that does not answer is asked again for so long.
-
-    Raises:
-        RingTuneError: as for ``fetch``.
-    """
+    """Fetch another node's copy of the head after ``step`` steps into memory; arguments and errors as for ``fetch``."""
     check(node, address)
     request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=True, step=step, is_head=True)
     return _received(request, HEAD_FILE, node, address, deadline_s, lease_s)
@@ -123,7 +110,7 @@ def fetch_head(
 def _received(
     request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float, lease_s: float
 ) -> Pieces:
-    """Receive a file of this name from another node; a head is no larger than a copy may be."""
+    """Receive the file ``name`` from another node; a head is at most ``MAX_BYTES`` long."""
     peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head else None
     with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
@@ -146,7 +133,7 @@ def _joined(
     on_progress: Callable[[], None],
     most_bytes: int | None,
 ) -> Pieces:
-    """Put a file of at most so many bytes together in memory."""
+    """Join the chunks of a file of at most ``most_bytes`` in memory."""
     file = io.BytesIO()
     joiner = FileJoiner(name, file, source=peer)
     for chunk in chunks:
@@ -172,23 +159,23 @@ def push(
     is_head: bool = False,
     placement_number: int = 0,
 ) -> None:
-    """Give another node a copy of what this one has trained.
+    """Send another node a copy of this node's trained blocks or head.
 
     Args:
         run_id: of the run.
         step: optimizer steps done.
         node: this one.
-        file: the copy.
-        holder: the other node.
+        file: content of the copy.
+        holder: the receiver.
         address: of the holder.
-        timeout_s: until it has the copy; never less than a minute.
-        is_head: whether it is the head, and no blocks.
+        timeout_s: until the holder has the copy; at least 60 s are used.
+        is_head: whether the copy is a head, and no blocks.
         placement_number: of the placement in which this node trained it.
 
     Raises:
-        ConnectionFailedError: the other node can't be reached.
-        DeadlineError: not in time.
-        FrameError: the other node has no part in the run.
+        ConnectionFailedError: the holder can't be reached.
+        DeadlineError: the timeout is over.
+        FrameError: the holder has no part in the run.
         IntegrityError: the copy arrived damaged.
     """
 
@@ -209,12 +196,12 @@ def push(
 
 
 class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
-    """Serves what is on a shelf.
+    """Serves this node's snapshots, and receives copies of other nodes'.
 
     Args:
-        shelf: of this node.
-        kept: what it and the host before it in the ring had trained at the ends of turns.
-        saved: returns the files on this node's disk of a run; None where it has no folder.
+        shelf: the snapshot of a migration.
+        kept: trained blocks and heads at the ends of turns, of this node and of the host before it in the ring.
+        saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
     """
 
     def __init__(
@@ -225,7 +212,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
-        """Stream what this node has trained of some blocks, or the head."""
+        """Stream trained blocks of this node, or the head."""
         part = answer(context, lambda: self._part(request))
         name = HEAD_FILE if request.is_head else part_name(request.start, request.stop)
         yield from answer_stream(context, cut_pieces(name, part))
@@ -246,18 +233,18 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     def Keep(
         self, request_iterator: Iterator[control_pb2.KeepChunk], context: grpc.ServicerContext
     ) -> control_pb2.Empty:
-        """Keep a copy of what another node has trained."""
+        """Keep a copy of another node's trained blocks or head."""
         caller = caller_of(context)
         answer(context, lambda: self._keep(request_iterator, caller.party if caller else None))
         return control_pb2.Empty()
 
     def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
-        """Take a file into memory, of a run that is under way here, and no larger than a message of links may be.
+        """Receive a copy of at most ``MAX_BYTES`` into memory, of the run that is active here.
 
         Raises:
-            FrameError: it belongs to another run, or to the time before a recovery.
-            TrustError: it names another node than the caller.
-            IntegrityError: it is damaged, too large, or names no node.
+            FrameError: the copy is of another run, or of a placement before a recovery.
+            TrustError: the copy names another node than the caller.
+            IntegrityError: the copy is damaged, too large, or names no node.
         """
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)

@@ -1,11 +1,10 @@
 """Snapshots of trained blocks in memory: of the ends of the last turns, and of a run during a migration.
 
-``TurnSnapshots`` has files of the ends of the last turns, with moments and step counts: of this node, and of the host
-before it in the ring. Owners keep the head at the ends of their own turns, and at those of the owner before them. A
-file is made once, when the turn ends, and never changes; after the loss of a node the others resume from the files of
-the last turn that all had done.
+``TurnSnapshots`` keeps files with moments and step counts, of this node and of the host before it in the ring. Owners
+keep the head at the ends of their own turns, and of the turns of the owner before them. A file is made once, when the
+turn ends, and never changes; after the loss of a node the others resume from the last turn that all nodes had done.
 
-``SnapshotShelf`` has the node's own snapshot from its rest until the first turn after the move, or the end of the run.
+``SnapshotShelf`` keeps the node's own snapshot from its pause until the first turn after the move, or the run's end.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MAX_BYTES: Final = 1 << 30
 
 
 class SnapshotFile(NamedTuple):
-    """A file of what was trained until the end of a turn, or the head then."""
+    """Trained blocks, or the head, at the end of a turn as a file; ``step`` counts the optimizer steps done."""
 
     step: int
     content: bytes
@@ -37,11 +36,7 @@ Save = Callable[[SnapshotFile], None]
 
 
 class TurnSnapshots:
-    """Keeps files of the ends of turns; safe for threads.
-
-    Args:
-        node: this node.
-    """
+    """Keeps files of the ends of turns; thread-safe."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -53,7 +48,7 @@ class TurnSnapshots:
         self._saves: dict[int, Save] = {}
 
     def begin(self, run_id: str) -> None:
-        """Keep files of this run from now on, and of no other."""
+        """Keep files of this run from now on; drop those of another run."""
         with self._lock:
             if run_id != self._run_id:
                 self._run_id, self._since_placement_number = run_id, 0
@@ -69,19 +64,19 @@ class TurnSnapshots:
         *,
         placement_number: int | None = None,
     ) -> None:
-        """Keep what a node had trained after ``step`` steps, and the head; drop the oldest turn.
+        """Keep a node's trained blocks after ``step`` steps, and the head; drop all but ``TURNS_KEPT`` turns.
 
         Args:
             run_id: of the run.
             step: optimizer steps done.
-            whose: the node that trained them, and the part of its blocks if it is one.
+            whose: the node that trained the blocks; for a part of its blocks, with the name of the part.
             file: the trained tensors.
-            head: as it was then; None = the node does not have it.
-            placement_number: of the placement in which another node trained it; None = it is this node's own, or was
-                asked for.
+            head: at that step; None = the node does not have it.
+            placement_number: of the placement in which another node trained them; None = they are this node's own, or
+                it asked for them.
 
         Raises:
-            FrameError: it belongs to a run that is not active here, or to the time before a recovery.
+            FrameError: the run is not active here, or the placement is from before a recovery.
         """
         with self._lock:
             self._check(run_id, placement_number)
@@ -97,11 +92,7 @@ class TurnSnapshots:
             save(SnapshotFile(step, file, is_head=False))
 
     def keep_head(self, run_id: str, step: int, head: bytes, *, placement_number: int | None = None) -> None:
-        """Keep another owner's head after ``step`` steps, until that turn is forgotten; arguments as ``keep``.
-
-        Raises:
-            FrameError: it belongs to a run that is not active here, or to the time before a recovery.
-        """
+        """Keep another owner's head after ``step`` steps until that turn is dropped; the rest as for ``keep``."""
         with self._lock:
             self._check(run_id, placement_number)
             self._heads[step] = head
@@ -112,12 +103,10 @@ class TurnSnapshots:
             save(SnapshotFile(step, head, is_head=True))
 
     def save_at(self, step: int, save: Save, *, with_head: bool) -> None:
-        """Save other nodes' files of the end of ``step``: those here, and those that arrive later.
+        """Save other nodes' files of ``step``: those in memory now, and those that arrive later.
 
-        Args:
-            step: optimizer steps done.
-            save: saves each file, on the thread that received it, before it is acknowledged.
-            with_head: whether the head is another owner's, too.
+        ``save`` is called for each file, on the thread that received it, before the file is acknowledged. ``with_head``
+        says that the head in memory is another owner's.
         """
         with self._lock:
             newest = sorted({*self._saves, step})[-TURNS_KEPT:]
@@ -130,7 +119,7 @@ class TurnSnapshots:
             save(each)
 
     def everything(self) -> tuple[str, tuple[SnapshotFile, ...]]:
-        """Return all files of the run that is kept, with its id; empty = none is."""
+        """Return the id of the active run (empty = none) and all of its files."""
         with self._lock:
             files = [
                 SnapshotFile(step, file, is_head=False) for step, of in self._files.items() for file in of.values()
@@ -139,10 +128,10 @@ class TurnSnapshots:
             return self._run_id, (*files, *heads)
 
     def check_run(self, run_id: str) -> None:
-        """Refuse files of a run that is not under way here.
+        """Refuse files of a run that is not active here.
 
         Raises:
-            FrameError: this one is not.
+            FrameError: ``run_id`` is empty or of another run.
         """
         if not run_id or run_id != self._run_id:
             raise FrameError(f"node {self._node} keeps nothing of run {run_id or '(none)'}; prepare it first")
@@ -156,20 +145,20 @@ class TurnSnapshots:
             )
 
     def rewind(self, step: int, placement_number: int) -> None:
-        """Forget the turns after ``step``: they are done anew in this placement; what others did before is refused."""
+        """Drop the turns after ``step``, to be done anew; refuse files of placements before ``placement_number``."""
         with self._lock:
             self._since_placement_number = placement_number
             self._files = {at: files for at, files in self._files.items() if at <= step}
             self._heads = {at: head for at, head in self._heads.items() if at <= step}
 
     def drop(self, run_id: str = "") -> None:
-        """Drop the files of a run; empty = of any run."""
+        """Drop the files of a run; an empty id is any run."""
         with self._lock:
             if run_id in ("", self._run_id):
                 self._run_id, self._files, self._heads, self._saves = "", {}, {}, {}
 
     def head(self, run_id: str, step: int) -> Pieces:
-        """Return the head as it was after ``step`` steps.
+        """Return the head after ``step`` steps.
 
         Raises:
             FrameError: this node does not keep it.
@@ -180,7 +169,7 @@ class TurnSnapshots:
             return Pieces.of(self._heads[step])
 
     def part(self, run_id: str, step: int, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` as they were after ``step`` steps.
+        """Return the blocks ``[start, stop)`` after ``step`` steps as one file.
 
         Raises:
             FrameError: this node does not keep all of them.
@@ -200,11 +189,7 @@ class TurnSnapshots:
 
 
 class SnapshotShelf:
-    """Keeps the snapshot of a node for itself and others; safe for threads.
-
-    Args:
-        node: this node.
-    """
+    """Keeps one snapshot of a node, for itself and others; thread-safe."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -213,12 +198,12 @@ class SnapshotShelf:
         self._snapshot: SnapshotLike | None = None
 
     def put(self, run_id: str, placement_number: int, snapshot: SnapshotLike | None) -> None:
-        """Keep a snapshot in place of the one before; None = keep none."""
+        """Replace the kept snapshot; None = keep none."""
         with self._lock:
             self._of, self._snapshot = (run_id, placement_number), snapshot
 
     def drop(self, run_id: str = "") -> None:
-        """Drop the snapshot of a run; empty = of any run."""
+        """Drop the snapshot of a run; an empty id is any run."""
         with self._lock:
             if run_id in ("", self._of[0]):
                 self._of, self._snapshot = ("", -1), None
@@ -245,7 +230,7 @@ HEAD_FILE: Final = "head.safetensors"
 
 
 def part_name(start: int, stop: int) -> str:
-    """Name the file of some blocks on the wire."""
+    """Name the file of blocks ``[start, stop)`` on the wire."""
     return f"blocks-{start}-{stop}.safetensors"
 
 
@@ -265,14 +250,14 @@ class SnapshotLike(Protocol):
 
 
 class MigratedState(NamedTuple):
-    """The trained tensors with which a node begins its next placement.
+    """The trained state with which a node begins its next placement.
 
     Attributes:
-        files: parts of snapshots, of its blocks.
-        metadata: what they have to be of.
-        head: the head, at the owner that has it.
-        shards_run: under which run its shards of checkpoints are kept.
-        is_resumed: whether it was taken off disks.
+        files: parts of snapshots with the node's blocks.
+        metadata: required in ``files``.
+        head: at the owner that holds it.
+        shards_run: run id under which shards of checkpoints are kept.
+        is_resumed: whether the state was read from disks.
     """
 
     files: tuple[Pieces, ...]
@@ -283,18 +268,18 @@ class MigratedState(NamedTuple):
 
 
 METADATA: Final = "ringtune"
-"""The entry of a file's metadata that says what it is of."""
+"""Metadata key of these files; its value is JSON with the run, and the step or placement number."""
 
 HEAD: Final = "head"
-"""The tensor of a shard that is the head, as bytes."""
+"""Name of the tensor of a shard with the bytes of the head."""
 
 
 def metadata(run_id: str, step: int) -> dict[str, str]:
-    """The metadata of a file of the end of a turn."""
+    """Metadata of a file of the end of a turn."""
     return {"run": run_id, "step": str(step)}
 
 
 def block_of(name: str) -> int:
-    """The block of a tensor ``adapter/3.attention...``, or of its state; -1 if it is of none."""
+    """Block index of a tensor ``adapter/3.attention...``, or of its optimizer state; -1 for other tensors."""
     number = name.partition("/")[2].partition(".")[0]
     return int(number) if number.isdecimal() else -1

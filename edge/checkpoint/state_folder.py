@@ -1,25 +1,24 @@
-"""The state folder of a node: shards of its newest runs, and other files of a run beside them.
+"""State folder of a node: shards of its newest runs, and other files of a run beside them.
 
 ::
 
-    STATE/.ringtune-node                the marker: the folder was absent or empty when a node began to use it
+    STATE/.ringtune-node                marker: the folder was absent or empty at a node's first use
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
     STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
     STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
     STATE/<run id>/moments/             optimizer state of inactive units, during the run
-    STATE/<run id>/hidden/              hidden states of rows that are used again, during the run
-    STATE/<run id>/rows                 digest of the owner's rows that the run began with
-    STATE/<run id>/finished             the run ended well; made then
+    STATE/<run id>/hidden/              activation cache, during the run
+    STATE/<run id>/rows                 digest of the owner's rows at the run's start
+    STATE/<run id>/finished             made when the run ended well
 
-Shards, copies and heads are written whole or not at all, and checked by their digests; that of a copy or head is in its
-name, so that damage is found without a manifest. ``attempt`` is the run that trained it: the one that the folder is
-named after, or one that resumed it. A node writes copies of other nodes' parts with a checkpoint, and all ends of turns
-that it has in memory when the coordinator is gone.
+Shards, copies and heads are written atomically, and checked by their digests; a copy or head has its digest in its
+name, so that damage is found without a manifest. ``attempt`` is the run that trained it: the run of the folder's name,
+or one that resumed it. A node writes copies of other nodes' parts at a checkpoint, and all ends of turns that it has in
+memory at the loss of the coordinator.
 
-A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself; the
-coordinator says from which step on shards are needed. A run that can be resumed stays whole;
-``edge.checkpoint.retention`` says how much stays of finished runs.
+A shard alone is no checkpoint: the submitter's manifest makes it one. So the coordinator decides from which step on a
+node keeps shards. A run that can be resumed stays whole; ``edge.checkpoint.retention`` limits finished runs.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _NAME = re.compile(r"step-(\d{1,18})\.safetensors")
 _LOCK = "lock"
 KIND = "node"
 CACHE_FILE = "profile.json"
-"""What a node has measured of itself; see ``measuring.cache``."""
+"""Cached timings; see ``edge.profiler.profile_cache``."""
 
 _FINISHED = "finished"
 _ROWS = "rows"
@@ -80,15 +79,16 @@ _OF_RUN = ("step-", "copy-", "head-", _MOMENTS, _HIDDEN, _ROWS, _FINISHED)
 
 
 class StateFolder:
-    """A node's folder, locked: one process writes there at a time, and a killed one leaves no lock.
+    """A node's folder, locked: one process writes there at a time, and the end of a process releases its lock.
 
     Args:
-        path: of the folder; made if it is missing.
-        timeout_s: how long to wait for a process that still has it (a killed run's agent is about to end).
+        path: made if missing.
+        timeout_s: longest wait for the lock, which a killed run's agent may hold until its end; at most
+            ``LOCK_WAIT_S``.
 
     Raises:
-        BusyError: another process has it.
-        StorageError: it can't be made or written.
+        BusyError: another process has the lock.
+        StorageError: the folder can't be made or written.
     """
 
     def __init__(self, path: Path, *, timeout_s: float = LOCK_WAIT_S) -> None:
@@ -105,34 +105,28 @@ class StateFolder:
             raise StorageError(f"can't lock {path}: {error.strerror}; give another --state") from error
 
     def close(self) -> None:
-        """Release the lock, so that another process may use the folder."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> StateFolder:
-        """Return the folder, which is locked already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self.close()
 
     def run(self, run_id: str) -> RunShards:
         """Return the shards of a run.
 
         Raises:
-            UsageError: the run id is none.
+            UsageError: ``run_id`` is no run id.
         """
         return RunShards(self.path / check_run_id(run_id))
 
     def drop_old_runs(self, current: str, kept: RetentionLimits = KEPT) -> None:
-        """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
+        """Delete the shards of finished runs beyond the limits ``kept``; never those of unfinished runs or ``current``.
 
-        Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
-        in a warning, because only their owner knows whether anybody will resume them.
-
-        Args:
-            current: the run that is about to be worked on.
-            kept: how much stays.
+        Partial files of a crash are deleted too. Unfinished runs that take more than the allowed size are counted in a
+        warning, because only the user knows whether they will be resumed.
         """
         runs = {entry.name: RunShards(entry) for entry in self._run_folders()}
         for shards in runs.values():
@@ -144,13 +138,13 @@ class StateFolder:
         self._warn_of_unfinished(runs, current, kept)
 
     def drop_moments(self) -> None:
-        """Remove the scratch files of runs, also those of a killed process; no run may be active here."""
+        """Remove optimizer state and hidden states of all runs, also of a killed process; no run may be active here."""
         for entry in self._run_folders():
             shards = RunShards(entry)
             if shards.moments.is_dir() or shards.hidden.is_dir():
                 shutil.rmtree(shards.moments, ignore_errors=True)
                 shutil.rmtree(shards.hidden, ignore_errors=True)
-                with contextlib.suppress(OSError):  # it has shards
+                with contextlib.suppress(OSError):  # the folder has shards
                     entry.rmdir()
 
     def _run_folders(self) -> list[Path]:
@@ -172,29 +166,29 @@ class StateFolder:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an entry of a node's folder is one that nodes write."""
+    """Whether an entry of a node's folder has a name that nodes write."""
     return name in (_LOCK, marker(KIND)) or is_run_id(name) or name.startswith((CACHE_FILE, ".measure-"))
 
 
 def require_state_folder(folder: Path) -> None:
-    """Refuse a folder that holds something, and neither has the marker nor what nodes write; writes nothing.
+    """Refuse a folder that is neither empty nor a node's; writes nothing.
 
     Earlier versions wrote no marker; their folder has shards, or no entries but a node's.
 
     Raises:
-        UsageError: it holds something else.
-        StorageError: it can't be read.
+        UsageError: the folder has other content.
+        StorageError: the folder can't be read.
     """
     if folder.is_dir() and not _is_of_earlier_version(folder):
         require_free(folder, KIND)
 
 
 def claim_state_folder(folder: Path) -> None:
-    """Make a folder a node's, or recognise one; see ``require_state_folder``.
+    """Make a folder and mark it as a node's, unless it is one; see ``require_state_folder``.
 
     Raises:
-        UsageError: it holds something else.
-        StorageError: it can't be made.
+        UsageError: the folder has other content.
+        StorageError: the folder can't be made.
     """
     if folder.is_dir() and _is_of_earlier_version(folder):
         mark(folder, KIND)
@@ -202,7 +196,7 @@ def claim_state_folder(folder: Path) -> None:
 
 
 def _is_of_earlier_version(folder: Path) -> bool:
-    """Whether a folder without a marker has shards, or nothing but what nodes write."""
+    """Whether a folder without a marker has shards, or only entries of a node."""
     if is_claimed(folder, KIND):
         return False
     with storage_errors(folder):
@@ -216,9 +210,9 @@ def _is_of_earlier_version(folder: Path) -> bool:
 
 
 def room_bytes(folder: Path) -> int | None:
-    """Return the bytes that a run may take in a node's folder; None if that can't be found out.
+    """Return the bytes that a run may take in a node's folder; None if they can't be determined.
 
-    What a killed run left of its optimizer state and hidden states counts, because the next run removes it.
+    Optimizer state and hidden states of a killed run count as free, because the next run removes them.
     """
     try:
         free_bytes = shutil.disk_usage(folder if folder.exists() else folder.parent).free
@@ -230,9 +224,9 @@ def room_bytes(folder: Path) -> int | None:
 
 
 def disk_of(folder: Path) -> str:
-    """Name the disk of a node's folder, the same for all nodes of this machine; empty if that can't be found out.
+    """Name the disk of a node's folder, the same for all nodes of this machine; empty if it can't be determined.
 
-    Example: ``0f3c...:65025``, the machine's start and the number of the device.
+    Example: ``0f3c...:65025``, the machine's boot id and the device number.
     """
     try:
         started = _BOOT.read_text(encoding="ascii").strip()
@@ -242,11 +236,7 @@ def disk_of(folder: Path) -> str:
 
 
 class RunShards:
-    """The shards of one run at one node.
-
-    Args:
-        folder: where they lie.
-    """
+    """The shards of one run at one node, in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -258,7 +248,7 @@ class RunShards:
 
     @property
     def hidden(self) -> Path:
-        """The folder for hidden states of rows that are used again."""
+        """The folder for hidden states of the activation cache."""
         return self.folder / _HIDDEN
 
     def path(self, step: int) -> Path:
@@ -266,45 +256,45 @@ class RunShards:
         return self.folder / f"step-{step}.safetensors"
 
     def steps(self) -> tuple[int, ...]:
-        """List the steps that have a shard, ascending; a link or folder in a shard's place is none."""
+        """List the steps that have a shard, ascending; a link or folder with a shard's name is ignored."""
         if not self.folder.is_dir():
             return ()
         found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir() if is_plain_file(entry))
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def size_bytes(self) -> int:
-        """Bytes of all shards, and of the files beside them."""
+        """Bytes of all shards, copies, heads and marks."""
         if not self.folder.is_dir():
             return 0
         return sum(entry.stat().st_size for entry in self.folder.iterdir() if is_plain_file(entry))
 
     def rows(self) -> str:
-        """Return the digest of the owner's rows that the run began with; empty if none was kept."""
+        """Return the digest of the owner's rows at the run's start; empty if none was kept."""
         try:
             return (self.folder / _ROWS).read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return ""
 
     def keep_rows(self, digest: str) -> None:
-        """Keep the digest of the owner's rows, unless one is kept already.
+        """Keep the digest of the owner's rows, unless there is one already.
 
         Raises:
-            StorageError: no room.
+            StorageError: the disk is full.
         """
         if digest and not self.rows():
             write_durably(self.folder / _ROWS, digest.encode())
 
     def finish(self) -> None:
-        """Mark the run as finished: its shards may go when there is no more room or time for them.
+        """Mark the run as finished, so that the retention rule may remove its shards.
 
         Raises:
-            StorageError: no room for the mark.
+            StorageError: the disk is full.
         """
         if self.folder.is_dir():
             write_durably(self.folder / _FINISHED, b"")
 
     def reopen(self) -> None:
-        """Remove the mark of a finished run, because the run is resumed."""
+        """Remove the mark of a finished run that is resumed."""
         with storage_errors(self.folder):
             (self.folder / _FINISHED).unlink(missing_ok=True)
 
@@ -313,17 +303,17 @@ class RunShards:
         return (self.folder / _FINISHED).exists()
 
     def finished_run(self) -> FinishedRun | None:
-        """Return a finished run's bytes and the time of its end; None for a run that may be resumed."""
+        """Return size and end of a finished run; None for a run that may be resumed."""
         if not self.is_finished():
             return None
         ended_unix_s = (self.folder / _FINISHED).stat().st_mtime
         return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
 
     def write(self, step: int, content: Pieces, *, node: str) -> Shard:
-        """Write a shard to the disk a piece at a time; once this returns, the shard survives a power cut.
+        """Write a shard to the disk piece by piece; after the return the shard survives a power cut.
 
         Raises:
-            StorageError: no room; shards that were there are intact.
+            StorageError: the disk is full; earlier shards are intact.
         """
         digest = hashlib.sha256()
 
@@ -340,12 +330,10 @@ class RunShards:
         return Shard(node=node, sha256=digest.hexdigest(), size_bytes=content.size_bytes)
 
     def read(self, step: int, sha256: str, *, node: str) -> Pieces:
-        """Check a shard's digest, and return its content, which stays on the disk until it is gone through.
-
-        A link in its place is not followed.
+        """Check a shard's digest; return its content, which is read from the disk again when iterated.
 
         Raises:
-            IntegrityError: the shard is missing, no file, or has another digest; names it.
+            IntegrityError: the shard is missing, a link or folder, or has another digest; names it.
         """
         path = self.path(step)
         try:
@@ -362,7 +350,7 @@ class RunShards:
         return content
 
     def problem(self, step: int, sha256: str, *, node: str) -> str:
-        """Describe what is wrong with a shard; empty if it is intact."""
+        """Describe the damage of a shard; empty if it is intact."""
         try:
             self.read(step, sha256, node=node)
         except IntegrityError as error:
@@ -379,7 +367,7 @@ class RunShards:
 _PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
 _MAX_BLOCKS: Final = 1 << 16
 _MAX_STEPS: Final = 8
-"""Of so many steps, the newest ones, a node tells what it has: of two checkpoints, and of three ends of turns."""
+"""Newest steps of which a node lists its files: more than two checkpoints and three ends of turns."""
 
 
 class _File(NamedTuple):
@@ -393,12 +381,7 @@ class _File(NamedTuple):
 
 
 class SavedParts:
-    """The files beside the shards of one run at one node.
-
-    Args:
-        shards: of the run.
-        node: this node, for messages.
-    """
+    """Copies and heads beside the shards of one run at one node."""
 
     def __init__(self, shards: RunShards, node: str) -> None:
         self._shards, self._node = shards, node
@@ -406,10 +389,10 @@ class SavedParts:
     # ---- writing ----------------------------------------------------------------------------------
 
     def write(self, step: int, attempt: str, content: bytes, *, is_head: bool) -> None:
-        """Put trained blocks, or the head, on the disk; what is there already is not written again.
+        """Write trained blocks, or the head, to the disk, unless the same file is there.
 
         Raises:
-            StorageError: no room.
+            StorageError: the disk is full.
         """
         kind, end = ("head", "") if is_head else ("copy", ".safetensors")
         path = self._shards.folder / f"{kind}-{step}-{attempt}-{hashlib.sha256(content).hexdigest()}{end}"
@@ -425,7 +408,7 @@ class SavedParts:
     # ---- reading ----------------------------------------------------------------------------------
 
     def found(self) -> tuple[SavedPart, ...]:
-        """List the files of the newest steps that are whole; a damaged one is named in the log, and left out."""
+        """List the intact files of the newest steps; a damaged one is logged and left out."""
         files = list(self._files())
         newest = sorted({file.step for file in files})[-_MAX_STEPS:]
         return tuple(part for file in files if file.step in newest and (part := self._checked(file)) is not None)
@@ -441,17 +424,12 @@ class SavedParts:
             return None
 
     def part(self, step: int, attempt: str, start: int, stop: int, *, sha256: str = "") -> Pieces:
-        """Return the blocks ``[start, stop)`` as a file that says attempt and step, read when it is gone through.
+        """Return the blocks ``[start, stop)`` of run ``attempt`` after ``step`` steps as one file, read when iterated.
 
-        Args:
-            step: optimizer steps done.
-            attempt: the run that trained them.
-            start: first block.
-            stop: one past the last block.
-            sha256: of the shard that has them; empty = files beside shards.
+        They are in the shard with digest ``sha256``; empty = in copies.
 
         Raises:
-            IntegrityError: a file is damaged, or some blocks are not there.
+            IntegrityError: a file is damaged, or some blocks are missing.
         """
         found: dict[str, TensorPieces] = {}
         missing = set(range(start, stop))
@@ -466,10 +444,10 @@ class SavedParts:
         return write_tensors(found, metadata={METADATA: json.dumps(metadata(attempt, step), sort_keys=True)})
 
     def head(self, step: int, attempt: str, *, sha256: str = "") -> Pieces:
-        """Return the head as it was after ``step`` steps; of the shard with this digest, if one is given.
+        """Return the head after ``step`` steps: of the shard with digest ``sha256`` if it has one, else of a head file.
 
         Raises:
-            IntegrityError: it is damaged, or not there.
+            IntegrityError: the head is damaged or missing.
         """
         if sha256:
             shard = self._shard(step, sha256)

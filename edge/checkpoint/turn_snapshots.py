@@ -1,15 +1,14 @@
-"""Snapshots at the ends of train turns: copied to the next host in the ring, and saved when the coordinator is gone.
+"""Snapshots at the ends of train turns: copied to the next host in the ring, and saved at the loss of the coordinator.
 
 ::
 
-    compute thread   trained tensors -> a file, on the shelf of this node
+    compute thread   trained tensors -> a file in ``TurnSnapshots`` of this node
     own thread       that file -> next host, and the head -> next owner, if the turn is this node's;
                      once both have arrived, the node reports the turn as done
-    checkpoint       what others gave this node of that step is written to its disk before it is acknowledged
+    checkpoint       copies from other nodes of that step are written to this disk before they are acknowledged
 
-A node whose coordinator is gone releases its run, and with it all that it has in memory of the last turns. Before, it
-writes them to its disk: one of them is the last turn that every node had done, and only the coordinator's records say
-which.
+Before a node without coordinator releases its run, it writes all snapshots in its memory to its disk: one of them is of
+the last turn that every node had done, and only the coordinator's records say which.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _RETRY_S = 0.5
 
 
 class _Copy(NamedTuple):
-    """A file for another node, and the function to call once it has arrived."""
+    """A file for ``holder``, and a function to call after its arrival."""
 
     step: int
     file: bytes
@@ -45,19 +44,16 @@ class _Copy(NamedTuple):
 
 
 class TurnSnapshotter:
-    """Keeps the ends of the turns of one run at one node, in one placement.
+    """Keeps and copies the ends of the turns of one run at one node, in one placement.
 
     Args:
-        run_id: of the run.
-        node: this node.
-        plan: the part of the plan that holds.
-        executor: of the node.
-        kept: keeps the files here.
-        make_file: copies what was trained of some blocks into a file.
+        plan: part of the plan for this placement.
+        kept: keeps the files in this node's memory.
+        make_file: makes a file of the trained tensors of some blocks, from executor, blocks and metadata.
         addresses: ``host:port`` by node.
-        patience_s: so long the next host is tried again before it counts as lost.
-        on_lost: called with the node of a copy that can't be reached, and the reason.
-        save: puts a file on this node's disk; None = it has none.
+        patience_s: seconds of retries before the next host counts as lost.
+        on_lost: called with a node that takes no copy, and the reason.
+        save: writes a file to this node's disk; None = it has none.
     """
 
     def __init__(
@@ -89,14 +85,14 @@ class TurnSnapshotter:
     # ---- on the compute thread --------------------------------------------------------------------
 
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
-        """Copy the head, which goes to the owner of turn ``index``, if a train turn of this owner ends with it."""
+        """Copy the head before its hand-over to the owner of turn ``index``, for the last train turn of this owner."""
         mine = [turn.index for turn in turns if turn.kind is StepKind.TRAIN and turn.owner == self._node]
         done = max((own for own in mine if own < index), default=None)
         if done is not None:
             self._heads[done] = bytes(self._executor.head_blob())
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep what was trained until the end of a turn; call ``then`` once its copies have arrived."""
+        """Keep the trained blocks and the head at the end of a turn; call ``then`` after the arrival of all copies."""
         if turn.kind is StepKind.CHECKPOINT and self._save is not None:
             self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
         if turn.kind is not StepKind.TRAIN:
@@ -119,7 +115,7 @@ class TurnSnapshotter:
             then()
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop the thread that sends copies."""
         self._closed.set()
         self._copies.put(None)
 
@@ -136,7 +132,7 @@ class TurnSnapshotter:
             copy.then()
 
     def _send(self, copy: _Copy) -> None:
-        """Send a copy; try again for a while where nobody answers."""
+        """Send a copy; retry for ``patience_s`` while the holder can't be reached."""
         deadline_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -161,25 +157,24 @@ class TurnSnapshotter:
 
 
 def _nothing() -> None:
-    """Do nothing after a copy that another one follows."""
+    """Do nothing after a copy that is not the last of its turn."""
 
 
 def save_turns(
     state: Path, node: str, shards_run: str, attempt: str, files: Sequence[SnapshotFile], *, rows: str = ""
 ) -> tuple[int, ...]:
-    """Write what a node keeps of the ends of turns beside the shards of its run; none of its folder's locks is held.
+    """Write the snapshots in a node's memory beside the shards of its run; the caller holds no lock of its folder.
 
     Args:
         state: the node's folder.
         node: its name.
-        shards_run: under which run shards are kept.
+        shards_run: run id under which shards are kept.
         attempt: id of the run that trained them.
-        files: what it keeps.
+        files: the snapshots.
         rows: digest of the node's rows for this run; empty = it has none.
 
     Returns:
-        The steps, ascending; none where that failed, with a line in the log: the run then resumes from its newest
-        checkpoint.
+        The steps, ascending; none after a failure, which is logged: the run then resumes from its newest checkpoint.
     """
     steps = tuple(sorted({file.step for file in files}))
     try:

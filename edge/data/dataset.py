@@ -1,10 +1,10 @@
-"""The rows of an owner: its share of the files, cut into batches of tensors, and their digest.
+"""Rows of an owner: its share of the files, cut into batches of tensors, and their digest.
 
-Raw rows, token ids and labels stay in ``OwnerDataset``; a run only sees embedded batches.
+Raw rows, token ids and labels stay in ``OwnerDataset``; a run only gets embedded batches.
 
-The digest of the rows in their order shows a resumed run that they have changed. It stays on the owner. Its key is
-the run's id, so that who reads a node's disk can neither tell from two runs' digests that their rows were equal, nor
-find a row by trying likely ones for all runs at once.
+A resumed run compares the digest of the rows in their order, which stays on the owner. The digest is keyed with the
+run's id: nobody who reads a node's disk can tell from two runs that their rows were equal, or find a row by digests of
+likely ones computed once for all runs.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
 
 
 class Place(NamedTuple):
-    """Where the rows are that examples were made of.
+    """The file and lines of the rows behind examples, for errors.
 
     Attributes:
-        path: of the file.
-        lines: of the file, one for each row; empty where rows have none.
+        lines: line number of each row; empty where rows have none.
     """
 
     path: Path
@@ -71,7 +70,7 @@ class Place(NamedTuple):
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Name the file and the line of a text that has no token.
+        """Turn ``NoTokenError`` into an error with file and line.
 
         Raises:
             DataError: in place of ``NoTokenError``.
@@ -91,11 +90,11 @@ class MeanTokens(NamedTuple):
 
 
 class RowPredictions(Protocol):
-    """The output of a head for a micro-batch."""
+    """Output of a head for a micro-batch."""
 
     @property
     def predictions(self) -> torch.Tensor | None:
-        """The predictions to be scored row by row; None if there are none."""
+        """Predictions to be scored row by row; None if there are none."""
 
 
 NO_TOKENS = MeanTokens(0.0, 0.0)
@@ -105,20 +104,16 @@ class OwnerDataset:
     """The rows that one owner trains and evaluates on.
 
     Args:
-        train: examples to train on.
-        evaluation: examples to evaluate on.
-        labels: class names of the training rows.
-        eval_labels: class names of the evaluation rows.
-        left_out: rows of the files that are left out, by why: this owner's share of them.
-        places: where the rows to train on are, which names them in errors, and those to evaluate on.
+        left_out: reason -> number of rows of the files that are left out; this owner's share of them.
+        places: of the training rows, and of the evaluation rows.
         digest: of the rows, their classes and users.
-        users: the user of each row.
+        users: number of examples of each user.
         hides_counts: as for ``load``.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
         eval_labels: class names in its evaluation rows, sorted.
-        left_out: its share of the rows of its files that are left out, by why; shares add up to the file's number.
+        left_out: as the argument; the shares of all owners add up to the number of the file.
         users: number of examples of each user, in their order; none where the job names no column of users.
     """
 
@@ -166,12 +161,13 @@ class OwnerDataset:
 
         Args:
             job: task, names of the columns, the split and the seed.
-            path: training rows, in a format that the task reads.
+            path: training rows, in a format of the task.
             eval_path: evaluation rows; None = the share of the training rows that the job holds out.
-            share: which share of the rows, in ``[0, num_owners)``.
+            share: index of the share, in ``[0, num_owners)``.
             num_owners: number of shares; the split depends on (seed, number, rule) only.
             tokenizer_folder: the model's folder.
-            hides_counts: whether few rows are not counted by class, and any only in the evaluation after the last step.
+            hides_counts: whether counts by class are withheld for few rows, and before the evaluation after the last
+                step.
 
         Raises:
             DataError: no file, no such column, no rows, or a row that can't be used.
@@ -233,15 +229,15 @@ class OwnerDataset:
 
     @property
     def cut_rows(self) -> int:
-        """Number of examples that are cut at ``train.max_length``, of those that have been encoded so far."""
+        """Number of examples cut at ``train.max_length``, among those encoded so far."""
         return self._train.cut_rows + (0 if self._evaluation is None else self._evaluation.cut_rows)
 
     def digest(self, run_id: str) -> str:
-        """Return the digest of the rows, their order and classes for one run."""
+        """Return the digest of rows, order and classes, keyed with ``run_id``."""
         return self._digest.keyed(run_id)
 
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Set the classes of a run that begins; the index of a name is its target.
+        """Set the classes of a new run; the index of a name is its target.
 
         Raises:
             DataError: a row has a class outside ``labels``.
@@ -279,14 +275,8 @@ class OwnerDataset:
     def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
         """Mean padded length of the owner's batches, over one pass of the training rows and an evaluation.
 
-        Texts are encoded for it, once: the run needs them too. Where that takes longer than the budget, the mean is
-        over the batches that were done, which is a fair sample: both are visited in a random order.
-
-        Args:
-            batch_size: of the job.
-            seed: of the job.
-            owner: this node.
-            budget_s: for each of the two, seconds.
+        Texts are encoded and stay encoded for the run. When ``budget_s`` seconds of a pass are used up, its mean is
+        over the batches so far, a random sample: both passes are in random order.
         """
         stream = BatchStream(self.train_rows, batch_size, seed, owner)
         with self._places[0].named():
@@ -301,8 +291,8 @@ class OwnerDataset:
     def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
 
-        Sums over all rows are made in the evaluation after the last step only, because they leave the node; if counts
-        need not be hidden, in every evaluation.
+        Sums over all rows leave the node, so they are made only in the evaluation after the last step; in every
+        evaluation if counts need not be hidden.
         """
         if found.predictions is None or self._evaluation is None:
             return ()
@@ -325,7 +315,7 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 def _take(
     source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
 ) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...], Place]:
-    """Make the examples of chosen rows; also return their classes or tags, the examples of each user, and the place."""
+    """Make examples of chosen rows; return them with class or tag names, users with numbers of examples, and place."""
     own = sorted_by_user(chosen, found.users)
     targets = tuple(found.targets[index] for index in own) if found.targets else ()
     names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())
@@ -342,25 +332,25 @@ def _take(
 
 
 class RowsDigest:
-    """Takes rows in, one after the other; their order counts, and how they were cut into rows."""
+    """Digest of rows; their order and their cut into rows count."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Take rows in: texts, tuples of texts and numbers, arrays, or paths of files."""
+        """Add rows: texts, tuples of texts and numbers, arrays, or paths of files."""
         for row in rows:
             self._add(row)
         self._put(b"end", b"")
 
     def keyed(self, run_id: str) -> str:
-        """Return the digest for one run, in hex."""
+        """Return the hex digest, keyed with ``run_id``."""
         return hmac.new(run_id.encode(), self._digest.digest(), hashlib.sha256).hexdigest()
 
     def _add(self, value: Any) -> None:
         if isinstance(value, str):
             self._put(b"text", value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, Path):  # a picture: reading them all would take minutes on a board
+        elif isinstance(value, Path):  # a picture: to read all files would take minutes on a board
             self._put(b"file", f"{value.parent.name}/{value.name} {value.stat().st_size}".encode(errors="replace"))
         elif isinstance(value, tuple | list):
             self._put(b"row", str(len(value)).encode())

@@ -1,7 +1,7 @@
-"""The interfaces of a task's data: files become rows, which owners share, and rows become examples of batches.
+"""Interfaces of a task's data: files become rows, which owners share, and rows become examples of batches.
 
-A *row* is what the file has (a text, a question, an image), an *example* is what a batch has (a text, a window of a
-question's context, an image). Rows are shared among owners, so that all windows of a question stay together.
+A *row* belongs to a file (a text, a question, an image), an *example* to a batch (a text, a window of a question's
+context, an image). Rows are shared among owners, so that all windows of a question stay together.
 """
 
 from __future__ import annotations
@@ -23,54 +23,43 @@ Values = tuple[tuple[str, float], ...]
 
 
 class Examples(Protocol):
-    """The examples that one owner trains or evaluates on."""
+    """The examples of one owner for training or evaluation."""
 
     def __len__(self) -> int:
         """Number of examples."""
 
     @property
     def of_rows(self) -> Sequence[int]:
-        """How many examples each row became; a row's follow those of the row before."""
+        """Number of examples of each row; the examples of a row follow those of the row before."""
 
     @property
     def cut_rows(self) -> int:
-        """How many examples are cut at ``train.max_length``, of those that have been encoded so far."""
+        """Number of examples cut at ``train.max_length``, among those encoded so far."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen examples, padded to the longest.
-
-        Args:
-            chosen: indices of examples.
-            targets: class name -> index.
-        """
+        """Make a batch of examples by index, padded to the longest; ``targets`` maps class names to indices."""
 
     def width(self, chosen: Sequence[int]) -> int:
         """Padded length of a batch of the chosen examples, in tokens."""
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Judge predictions row by row.
+        """Score predictions of the task's head row by row; return numbers for the report, summed by name.
 
-        Args:
-            batch: rows of a micro-batch.
-            predictions: what the task's head predicted for them.
-            key: of the evaluation; examples that belong together may be in different calls.
-
-        Returns:
-            Numbers to be summed by name.
+        ``key`` is of the evaluation; windows of one question may be in different calls.
         """
 
     def forget_scores(self) -> None:
-        """Drop the scores of an evaluation that did not end, because a new run begins."""
+        """Drop the scores of an unfinished evaluation."""
 
 
 class Source(Protocol):
-    """How a task reads its files."""
+    """Reader of a task's files."""
 
     def read(self, path: Path) -> Rows:
         """Read the rows of a file.
 
         Raises:
-            DataError: the file can't be used; names place and reason.
+            DataError: the file can't be used; names line and reason.
         """
 
     def examples(self, rows: Sequence[Any], labels: Sequence[Any]) -> Examples:
@@ -78,27 +67,23 @@ class Source(Protocol):
 
 
 class SummedExamples(Sized, abc.ABC):
-    """Examples that are one a row, whose predictions their owner adds up over a whole evaluation.
+    """Examples, one for each row, with predictions summed over a whole evaluation.
 
-    Only the sums leave the owner, and no sum is of a batch alone.
+    Only these sums leave the owner, never sums of a batch.
 
     Attributes:
-        min_rows: of fewer rows no sum is reported, as it could reveal one of them.
+        min_rows: with fewer rows no sum is reported, because it could reveal a row.
     """
 
     min_rows = MIN_ROWS
 
     @property
     def of_rows(self) -> Sequence[int]:
-        """One of each row."""
+        """One example for each row."""
         return [1] * len(self)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Add predictions up.
-
-        Returns:
-            With the last row the sums of all; before it nothing.
-        """
+        """Add predictions up; return all sums with the last row, before it nothing."""
         rows, sums = self._open.setdefault(key, (0, self.no_sums()))
         sums.add(batch, predictions)
         self._open[key] = (rows + len(batch.labels), sums)
@@ -108,12 +93,12 @@ class SummedExamples(Sized, abc.ABC):
         return sums.values(are_few=len(self) < self.min_rows)
 
     def forget_scores(self) -> None:
-        """Drop the sums of an evaluation that did not end."""
+        """Drop the sums of an unfinished evaluation."""
         self._open.clear()
 
     @abc.abstractmethod
     def no_sums(self) -> Sums:
-        """Make the sums of no rows."""
+        """Make empty sums."""
 
     @functools.cached_property
     def _open(self) -> dict[int, tuple[int, Sums]]:
@@ -121,53 +106,53 @@ class SummedExamples(Sized, abc.ABC):
 
 
 class Sums(Protocol):
-    """The sums over the rows of an evaluation."""
+    """Sums over the rows of an evaluation."""
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
-        """Add the rows of a micro-batch, with what was predicted for them."""
+        """Add the rows of a micro-batch and their predictions."""
 
     def values(self, *, are_few: bool) -> Values:
-        """Return the sums by name; where the rows are few none that could tell what one of them is."""
+        """Return the sums by name; with ``are_few`` none that could reveal a row."""
 
 
 class ClassCounts:
-    """How often each class (an index, not negative) was predicted as each class."""
+    """Confusion counts: how often each class (an index >= 0) was predicted as each class."""
 
     def __init__(self) -> None:
         self._counts = Counter[tuple[int, int]]()
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
-        """Count every place of labels and predictions, which have one shape."""
+        """Count every element of labels and predictions, which have one shape."""
         self._counts.update(zip(batch.labels.flatten().tolist(), predictions.flatten().tolist(), strict=True))
 
     def values(self, *, are_few: bool) -> Values:
         """Return the counts by the names of ``ringtune.run_control.evaluation``; none of few rows or many classes."""
         if are_few:
             return ()
-        pairs = sorted(pair for pair in self._counts if pair[0] >= 0)  # what has no class of the run doesn't count
+        pairs = sorted(pair for pair in self._counts if pair[0] >= 0)  # rows without a class of the run don't count
         if any(index >= MAX_CLASSES for pair in pairs for index in pair):
             return ()
         return tuple((name_of(*pair), float(self._counts[pair])) for pair in pairs)
 
 
 class ClassifiedExamples(SummedExamples):
-    """Examples of one class each, of which an evaluation counts the predicted classes."""
+    """Examples of one class each, with confusion counts in evaluations."""
 
     def no_sums(self) -> Sums:
-        """Make the counts of no rows."""
+        """Make empty counts."""
         return ClassCounts()
 
 
 class UnscoredExamples(Sized):
-    """Examples that are one a row, and not scored row by row, because the head counts all that an evaluation needs."""
+    """Examples, one for each row, without scores: the head's own numbers suffice for an evaluation."""
 
     @property
     def of_rows(self) -> Sequence[int]:
-        """One of each row."""
+        """One example for each row."""
         return [1] * len(self)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Return no further numbers."""
+        """Return no numbers."""
         return ()
 
     def forget_scores(self) -> None:

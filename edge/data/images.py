@@ -1,9 +1,8 @@
-"""Labelled images for image classification, and their conversion to the arrays that the model takes.
+"""Labelled images for image classification, and their conversion to the model's input arrays.
 
-Rows are an npz file with two arrays, or a folder with a folder for each class. Bytes are converted as
-``preprocessor_config.json`` says; floating-point arrays are taken as they are, and must have the model's size.
-
-A file is decoded as viewers show it: turned by its EXIF orientation, its colours as RGB, what is transparent on white.
+Rows are an npz file with two arrays, or a folder with a folder for each class. Bytes are converted by the steps of
+``preprocessor_config.json``; floating-point arrays are not converted, and must have the model's size. Files are decoded
+as viewers show them: turned by the EXIF orientation, colours as RGB, transparency on white.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _CHANNELS_LAST = 3
 
 
 class ImageSize(NamedTuple):
-    """The number of channels and the side, in pixels, of the square images that the model takes."""
+    """Channels, and side in pixels, of the model's square images."""
 
     channels: int
     side: int
 
     def order(self, shape: tuple[int, ...]) -> str:
-        """Order of the axes of an array of this shape: ``hw``, ``hwc`` or ``chw``; empty if it does not fit.
+        """Return the order of the axes of an array: ``hw``, ``hwc`` or ``chw``; empty if it does not fit.
 
         Example: for 3 channels of side 32 an array (32, 32, 3) is ``hwc``.
         """
@@ -55,7 +54,7 @@ class ImageSize(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """An image that is read when it is needed."""
+    """Path of an image that is read at its use."""
 
     path: Path
 
@@ -65,7 +64,6 @@ class Images:
 
     Args:
         job: names of the arrays.
-        folder: of the model.
 
     Raises:
         ModelError: the model takes no images, or its preprocessor is not readable.
@@ -81,7 +79,7 @@ class Images:
         self._processor = ImageProcessor(read_image_steps(folder, channels=self._size.channels, side=self._size.side))
 
     def read(self, path: Path) -> Rows:
-        """Read images with their class names, and check every image's shape."""
+        """Read images with their class names; every image's shape is checked."""
         if path.is_dir():
             return self._read_folder(path)
         if not path.is_file():
@@ -91,15 +89,15 @@ class Images:
         return self._read_npz(path)
 
     def examples(self, rows: Sequence[Array | ImageFile], labels: Sequence[str]) -> ImageExamples:
-        """Make one example of each image; arrays are copied, so that the rest of the file can be dropped."""
+        """Make one example of each image; arrays are copied, so that the rest of the file can be freed."""
         own = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
         return ImageExamples(own, labels, self)
 
     def pixels(self, row: Array | ImageFile) -> torch.Tensor:
-        """Convert one image to what the model takes: (C, H, W), float32.
+        """Convert one image to the model's input: (C, H, W), float32.
 
         Raises:
-            DataError: its file changed since it was checked, or it has numbers that are not finite.
+            DataError: the file changed after its check, or it has numbers that are not finite.
         """
         array, name = (row, "an image") if isinstance(row, np.ndarray) else (self._open(row.path), str(row.path))
         if array.dtype == np.uint8:
@@ -124,7 +122,7 @@ class Images:
         """List the images in a folder and below it, with or without a folder for each class; every shape is checked.
 
         Raises:
-            DataError: there are none, or one has another shape than the model takes.
+            DataError: there are no images, or one does not fit the model.
         """
         found = list_pictures(folder, has_classes=False)
         for file in found.files:
@@ -134,10 +132,10 @@ class Images:
         return [ImageFile(file) for file in found.files]
 
     def images_of(self, path: Path) -> Array:
-        """Read the images of an npz file, which may be without labels.
+        """Read the images of an npz file, with or without labels.
 
         Raises:
-            DataError: it can't be used, or has no such array, or of another shape than the model takes.
+            DataError: the file can't be used, lacks the array, or its images do not fit the model.
         """
         images = _arrays(path, {"data.image": self._image})[self._image]
         if images.ndim == 0 or not len(images):
@@ -171,7 +169,7 @@ class Images:
             raise DataError(f"{path} has images of shape {shape}, the model takes {self._size}; convert them")
 
     def _is_made_to_fit(self, shape: tuple[int, ...]) -> bool:
-        """Whether bytes of this shape have the model's size after the steps of its processor."""
+        """Whether the processor's steps turn bytes of this shape into the model's size."""
         plane = (*shape[1:], shape[0]) if self._is_channels_first(shape) else shape
         channels = plane[2:] or (1,)
         is_picture = len(plane) in (2, _CHANNELS_LAST) and channels == (self._size.channels,) and min(plane) > 0
@@ -181,7 +179,7 @@ class Images:
         return len(shape) == _CHANNELS_LAST and shape[-1] != self._size.channels and shape[0] == self._size.channels
 
     def _shape_of(self, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Read shape and type of an image file; of an array only the header is read."""
+        """Read shape and type of an image file; of an ``.npy`` file only the header is read."""
         if path.suffix.lower() != ARRAY:
             array = self._processor.decode(path)
             return array.shape, array.dtype
@@ -201,13 +199,7 @@ class Images:
 
 
 class ImageExamples(ClassifiedExamples):
-    """The ``Examples`` of image classification.
-
-    Args:
-        rows: arrays, or files to read.
-        labels: class name of each.
-        images: how one becomes pixels.
-    """
+    """The ``Examples`` of image classification."""
 
     def __init__(self, rows: Sequence[Array | ImageFile], labels: Sequence[str], images: Images) -> None:
         self._rows = rows
@@ -215,16 +207,15 @@ class ImageExamples(ClassifiedExamples):
         self._images = images
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._rows)
 
     @property
     def cut_rows(self) -> int:
-        """None: pictures have one size."""
+        """0: images are never cut."""
         return 0
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen images and the indices of their classes; the mask is all ones."""
+        """Make a batch of the chosen images and their class indices; the mask is all ones."""
         pixels = torch.stack([self._images.pixels(self._rows[index]) for index in chosen])
         labels = [targets.get(self._labels[index], IGNORED) for index in chosen]
         nothing = torch.zeros(len(chosen), 0, dtype=torch.int64)
@@ -242,12 +233,7 @@ class ImageExamples(ClassifiedExamples):
 
 
 def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
-    """Read arrays of an npz file.
-
-    Args:
-        path: of the file.
-        needed: key of the job -> name of an array.
-    """
+    """Read arrays of an npz file by name; ``needed`` maps keys of the job to names of arrays."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for key, name in needed.items():
@@ -265,20 +251,16 @@ _GREY_MODES: Final = ("1", "L", "LA", "La")
 
 
 class ImageProcessor:
-    """Carries the steps out.
-
-    Args:
-        steps: of the model.
-    """
+    """Applies the steps of a model's preprocessor."""
 
     def __init__(self, steps: ImageSteps) -> None:
         self.steps = steps
 
     def decode(self, path: Path) -> Array:
-        """Read a picture's bytes, (H, W) or (H, W, 3).
+        """Decode a picture to bytes, (H, W) or (H, W, 3).
 
         Raises:
-            DataError: it is no picture, too large, or of a mode that is not shown by all viewers alike.
+            DataError: the file is no picture, too large, or of a mode that viewers show differently.
         """
         with opened_picture(path) as opened:
             library: Any = importlib.import_module("PIL.Image")
@@ -286,14 +268,7 @@ class ImageProcessor:
             return self._bytes(path, operations.exif_transpose(opened), library)
 
     def pixels(self, image: Array) -> Array:
-        """Carry the steps out.
-
-        Args:
-            image: (H, W) or (H, W, C) of bytes.
-
-        Returns:
-            (C, H, W), float32.
-        """
+        """Apply all steps to bytes (H, W) or (H, W, C); return (C, H, W), float32."""
         steps, plane = self.steps, image if image.ndim == 3 else image[:, :, None]
         if steps.size is not None:
             plane = _resized(plane, steps.scaled(plane.shape[0], plane.shape[1]), steps.resample)
@@ -333,7 +308,7 @@ def _resized(plane: Array, size: tuple[int, int], resample: int) -> Array:
 
 
 def _centre(plane: Array, height: int, width: int) -> Array:
-    """Cut the centre out of (H, W, C); what a smaller picture lacks is 0."""
+    """Cut the centre out of (H, W, C); a smaller picture is padded with 0."""
     has_height, has_width = plane.shape[:2]
     top, left = (has_height - height) // 2, (has_width - width) // 2
     if top >= 0 and left >= 0:

@@ -1,7 +1,7 @@
 """Extractive question answering: windows of contexts as examples, and exact match and F1 of predicted answers.
 
-A context that is too long becomes several windows that overlap; each has the whole question before it. A window
-without the answer points at its first token. The prediction for a question is the best span of all its windows.
+A long context becomes several overlapping windows, each after the whole question. The target of a window without the
+answer is its first token. The prediction for a question is the best span of all its windows.
 
 Exact match and F1 over words ignore case, punctuation, the articles a, an, the, and extra spaces; the best of several
 right answers counts, as in SQuAD.
@@ -42,10 +42,10 @@ class Window(NamedTuple):
     Attributes:
         tokens: ids and token types.
         question: index of the question.
-        first: token at which the context begins.
+        first: position of the context's first token.
         starts: first character of each context token.
         stops: one past the last character of each context token.
-        target: tokens at which the answer begins and ends; (0, 0) if it is not in this window.
+        target: positions of the answer's first and last token; (0, 0) if the answer is not in this window.
     """
 
     tokens: TokenRow
@@ -59,12 +59,9 @@ class Window(NamedTuple):
 class Questions:
     """The ``Source`` of question answering.
 
-    Args:
-        job: names of the columns, longest window, overlap.
-        folder: of the model, with its tokenizer.
-
     Raises:
         ModelError: no tokenizer, or one without the offsets of its tokens.
+        DataError: ``train.max_length`` is below 16.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -79,7 +76,7 @@ class Questions:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Read questions with their contexts; those without an answer in the context are left out and counted."""
+        """Read questions with their contexts; questions without an answer in the context are left out and counted."""
         return read_rows(path, QUESTION_ANSWERING, self._data)
 
     def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> QuestionExamples:
@@ -92,7 +89,7 @@ class Questions:
         return QuestionExamples(rows, windows, self._padder, num_cut=num_cut)
 
     def _windows(self, index: int, row: Question) -> tuple[list[Window], bool]:
-        """Make the windows of a question, and say whether it is cut."""
+        """Make the windows of a question, and return whether the question is cut."""
         tokenizer, limit = self._tokenizer, self._max_length // 2
         question = row.question
         offsets = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
@@ -118,10 +115,8 @@ class QuestionExamples:
     """The ``Examples`` of question answering.
 
     Args:
-        questions: of this owner.
-        windows: of these questions, in order.
-        padder: how windows become batches.
-        num_cut: questions that are cut.
+        windows: of all questions, in order.
+        num_cut: number of cut questions.
     """
 
     def __init__(
@@ -142,16 +137,16 @@ class QuestionExamples:
 
     @property
     def of_rows(self) -> Sequence[int]:
-        """How many windows each question has."""
+        """Number of windows of each question."""
         return self._num_windows
 
     @property
     def cut_rows(self) -> int:
-        """How many questions are cut to half a window; contexts become windows instead."""
+        """Number of questions cut to half a window; contexts become windows instead."""
         return self._num_cut
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen windows; targets are tokens of the padded row."""
+        """Make a batch of the chosen windows; labels are token positions of the padded row."""
         windows = [self._windows[index] for index in chosen]
         ids, mask, types = self._padder.pad([window.tokens for window in windows])
         labels = [list(window.target) for window in windows]
@@ -168,15 +163,10 @@ class QuestionExamples:
         return max(len(self._windows[index].tokens.ids) for index in chosen)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Take the best span of each window; a question counts when all its windows are in.
-
-        Args:
-            batch: rows of a micro-batch.
-            predictions: (B, T, 2) logits of start and end.
-            key: of the evaluation.
+        """Score the questions whose last window is in this micro-batch, by logits of start and end (B, T, 2).
 
         Returns:
-            ``questions``, ``exact_sum`` and ``f1_sum`` of the questions that are complete.
+            ``questions``, ``exact_sum`` and ``f1_sum`` of the complete questions.
         """
         closed = self.close(batch, predictions, key)
         exact = sum(exact_match(entry.text, self._questions[entry.question].answers) for entry in closed)
@@ -184,11 +174,7 @@ class QuestionExamples:
         return (("questions", float(len(closed))), ("exact_sum", float(exact)), ("f1_sum", float(overlap)))
 
     def close(self, batch: Batch, predictions: torch.Tensor, key: int) -> list[AnswerSpan]:
-        """Take the best span of each window; arguments as ``score``.
-
-        Returns:
-            The questions of which all windows are in now.
-        """
+        """Take the best span of each window; return the questions with all windows seen; arguments as ``score``."""
         if batch.examples is None:
             raise DataError("the batch does not say which windows it has")
         logits = predictions.float().cpu()
@@ -205,20 +191,20 @@ class QuestionExamples:
         return closed
 
     def forget_scores(self) -> None:
-        """Forget questions that an evaluation left half-done."""
+        """Drop the incomplete questions of an unfinished evaluation."""
         self._open.clear()
 
 
 @dataclass(slots=True)
 class AnswerSpan:
-    """The answer to a question by the windows that were judged; their order changes nothing.
+    """The best answer to a question over the windows so far; their order does not matter.
 
     Attributes:
         question: index of the question.
-        seen: windows that were judged.
+        seen: number of windows so far.
         text: of the best span.
-        best: its sum of logits, and its window.
-        place: its first character in the context, and one past its last.
+        best: sum of logits, and minus the index of its window.
+        place: first character in the context, and one past the last.
     """
 
     question: int
@@ -228,20 +214,17 @@ class AnswerSpan:
     place: tuple[int, int] = (0, 0)
 
     def add(self, score: tuple[float, int], place: tuple[int, int], context: str) -> None:
-        """Take the best span of one more window."""
+        """Add the best span of one more window."""
         self.seen += 1
         if score > self.best:
             self.best, self.place, self.text = score, place, context[place[0] : place[1]]
 
 
 def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:
-    """Find the span of at most ``LONGEST_ANSWER`` tokens with the largest sum of start and end logit.
+    """Find the span of at most ``LONGEST_ANSWER`` context tokens with the largest sum of start and end logit (T, 2).
 
     Example: start logits 0, 3 and end logits 5, 0. From 1 to 0 the sum is 8, but that span ends before it starts, so
     the result is the span from 0 to 0 with the sum 5.
-
-    Args:
-        logits_T2: (T, 2) of start and end, for the context's tokens.
 
     Returns:
         The sum, first and last token; of equal spans the first one.
@@ -273,7 +256,7 @@ def _window(found: Any, part: int, index: int, row: Question) -> Window:
 
 
 def _target(offsets: Sequence[tuple[int, int]], first: int, row: Question) -> tuple[int, int]:
-    """Find the tokens with the answer's first and last character; (0, 0) if the window lacks one."""
+    """Find the positions of the answer's first and last token; (0, 0) if the window lacks one."""
     begins = [token for token, (start, stop) in enumerate(offsets) if start <= row.start < stop]
     ends = [token for token, (start, stop) in enumerate(offsets) if start < row.stop <= stop]
     return (first + begins[0], first + ends[-1]) if begins and ends else (0, 0)
@@ -284,7 +267,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """Normalise a text before it is compared: "The cat's  hat!" becomes "cats hat"."""
+    """Normalise a text for comparison: "The cat's  hat!" becomes "cats hat"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -294,7 +277,7 @@ def exact_match(predicted: str, answers: Sequence[str]) -> float:
 
 
 def f1(predicted: str, answers: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall of the words, for the best answer.
+    """F1 of the words for the best of several answers.
 
     Example: "red hat" for the answer "hat" has precision 1/2 and recall 1, so 2/3.
     """

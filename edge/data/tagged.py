@@ -1,7 +1,7 @@
-"""Texts with a tag for each word, for token classification; the tag is that of the word's first token.
+"""Texts with a tag for each word, for token classification; the first token of a word has its tag.
 
-Further tokens of a word have no tag. Words beyond the longest row are left out, and counted; so are words of which the
-tokenizer makes no token.
+Further tokens of a word have no tag. Words beyond ``train.max_length``, and words without a token, are left out and
+counted.
 
 Source: Devlin et al. 2019, section 5.3.
 """
@@ -34,9 +34,9 @@ class TaggedRow(NamedTuple):
 
     Attributes:
         tokens: ids and token types.
-        words: index of each word that has a token, in order.
-        starts: the first token of each of these words.
-        num_words: of the text, with those that have no token.
+        words: index of each word that has a token, ascending.
+        starts: position of the first token of each of these words.
+        num_words: of the text, with words that have no token.
     """
 
     tokens: TokenRow
@@ -48,12 +48,8 @@ class TaggedRow(NamedTuple):
 class TaggedTexts:
     """The ``Source`` of token classification.
 
-    Args:
-        job: names of the columns, longest text.
-        folder: of the model, with its tokenizer.
-
     Raises:
-        ModelError: no tokenizer, or one that does not say of which word a token is.
+        ModelError: no tokenizer, or one that does not map tokens to words.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -71,10 +67,10 @@ class TaggedTexts:
         return read_rows(path, TAGGING, self._data)
 
     def examples(self, rows: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, ...]]) -> TaggedExamples:
-        """Make one example of each text, and tell how many words are left out.
+        """Make one example of each text; warn of words that are left out.
 
         Raises:
-            NoTokenError: a text has tags, and no token.
+            NoTokenError: a text has no word with a token.
         """
         encoded = [self.encode(words) for words in rows]
         for index, row in enumerate(encoded):
@@ -92,11 +88,11 @@ class TaggedTexts:
         return examples
 
     def made(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]]) -> TaggedExamples:
-        """Make examples of texts that are tokens already."""
+        """Make examples of encoded texts."""
         return TaggedExamples(rows, tags, self._padder)
 
     def encode(self, words: Sequence[str]) -> TaggedRow:
-        """Turn words into tokens, special ones included, cut at the longest row."""
+        """Turn words into tokens, special ones included, cut at ``train.max_length``."""
         found = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=self._max_length)
         ids = array("i", found["input_ids"])
         first: dict[int, int] = {}
@@ -111,12 +107,10 @@ class TaggedExamples(SummedExamples):
     """The ``Examples`` of token classification.
 
     Args:
-        rows: texts as tokens.
         tags: name of the tag of each word of each text.
-        padder: how rows become batches.
 
     Attributes:
-        num_cut: words without a token.
+        num_cut: number of words without a token.
     """
 
     def __init__(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]], padder: Padder) -> None:
@@ -127,16 +121,15 @@ class TaggedExamples(SummedExamples):
         self.num_cut = sum(row.num_words - len(row.words) for row in rows)
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._rows)
 
     @property
     def cut_rows(self) -> int:
-        """How many texts have words that are left out."""
+        """Number of texts with words that are left out."""
         return sum(len(row.words) < row.num_words for row in self._rows)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts, with the index of a tag at the first token of its word."""
+        """Make a batch of the chosen texts; the index of a tag is the label of its word's first token."""
         rows = [self._rows[index] for index in chosen]
         ids, mask, types = self._padder.pad([row.tokens for row in rows])
         labels = torch.full_like(ids, IGNORED)
@@ -152,16 +145,16 @@ class TaggedExamples(SummedExamples):
         return max(len(self._rows[index].tokens.ids) for index in chosen)
 
     def no_sums(self) -> Sums:
-        """Make the counts of no texts."""
+        """Make empty counts."""
         return _TagCounts(self._labels, self.num_cut)
 
 
 class _TagCounts:
-    """How often each tag was predicted as each tag, and entities by their types.
+    """Confusion counts of tags, and counts of entities by type.
 
     Args:
         labels: names of the tags, in the order of their indices.
-        num_cut: words that no evaluation sees.
+        num_cut: number of words that are left out.
     """
 
     def __init__(self, labels: Sequence[str], num_cut: int) -> None:
@@ -171,7 +164,7 @@ class _TagCounts:
         self._entities = Counter[str]()
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
-        """Count the words of a micro-batch, and the entities that their tags say."""
+        """Count the words of a micro-batch, and the entities of their tags."""
         self._tags.add(batch, predictions)
         if not self._types:
             return
@@ -184,14 +177,14 @@ class _TagCounts:
                 self._entities.update(count_name(self._types[entity.kind], kind) for entity in found)
 
     def values(self, *, are_few: bool) -> Values:
-        """Return the counts by name, and how many words were cut; of few texts this number alone."""
+        """Return the counts by name, and the number of words left out; of few texts this number alone."""
         counts = () if are_few else sorted(self._entities.items())
         entities = tuple((name, float(count)) for name, count in counts)
         return (*self._tags.values(are_few=are_few), *entities, (CUT_WORDS, float(self._num_cut)))
 
 
 def _divides_by_blanks(tokenizer: Any) -> bool:
-    """Whether a blank before a word is part of its first token, and has to be put before words that come one by one."""
+    """Whether a blank belongs to a word's first token, and so has to be put before each of separate words."""
     return getattr(tokenizer, "add_prefix_space", None) is False and type(tokenizer).__name__.startswith(
         ("GPT2", "Roberta")
     )

@@ -1,6 +1,6 @@
 """Texts with a label, a number or neither: classification, regression, and causal language modelling.
 
-A language model's rows are a text each, or blocks of one plain text.
+Rows of a language model are texts of a table, or blocks of one plain text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ from ringtune.storage.text_files import read_text
 class LabelledTexts:
     """The ``Source`` of sequence classification.
 
-    A decoder classifies by the last token of a row. AdapterHub and transformers, which load the result, find it by
-    the padding id, so config and tokenizer have to name the same.
-
-    Args:
-        job: names of the columns, longest text.
-        folder: of the model, with its tokenizer.
+    A decoder classifies by the last token of a row that is no padding. AdapterHub and transformers, which load the
+    result, find it by the padding id, so config and tokenizer have to name the same id.
 
     Raises:
-        ModelError: no tokenizer, or no padding token.
+        ModelError: no tokenizer, no padding token, or two different padding ids.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -47,7 +43,7 @@ class LabelledTexts:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Read texts, or pairs of texts, with their class names, or for regression their numbers."""
+        """Read texts, or pairs of texts, with their class names or, for regression, numbers."""
         return read_rows(path, self._task, self._data)
 
     def examples(self, rows: Sequence[Text], labels: Sequence[str]) -> LabelledExamples:
@@ -59,9 +55,6 @@ class LabelledExamples(ClassifiedExamples):
     """The ``Examples`` of sequence classification.
 
     Args:
-        encoder: of the texts.
-        labels: class name of each.
-        padder: how rows become batches.
         max_length: tokens, special ones included.
     """
 
@@ -72,16 +65,15 @@ class LabelledExamples(ClassifiedExamples):
         self._max_length = max_length
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._encoder)
 
     @property
     def cut_rows(self) -> int:
-        """How many texts that were encoded are cut."""
+        """Number of cut texts, among those encoded so far."""
         return self._encoder.cut_rows
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts and the indices of their classes."""
+        """Make a batch of the chosen texts and their class indices."""
         ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
         labels = [targets.get(self._labels[row], IGNORED) for row in chosen]
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=torch.tensor(labels, dtype=torch.int64))
@@ -92,7 +84,7 @@ class LabelledExamples(ClassifiedExamples):
 
 
 class NumberedTexts(LabelledTexts):
-    """The ``Source`` of regression: a number for each text, or pair of texts; arguments as ``LabelledTexts``."""
+    """The ``Source`` of regression: a number for each text, or pair of texts."""
 
     def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> NumberedExamples:
         """Make one example of each text."""
@@ -103,25 +95,24 @@ class NumberedExamples(LabelledExamples):
     """The ``Examples`` of regression; ``labels`` are numbers."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts and their numbers."""
+        """Make a batch of the chosen texts and their numbers, float64."""
         ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
         numbers = torch.tensor([float(self._labels[row]) for row in chosen], dtype=torch.float64)
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=numbers)
 
     def no_sums(self) -> Sums:
-        """Make the sums of no rows."""
+        """Make empty sums."""
         return _NumberSums()
 
 
 class _NumberSums:
-    """The numbers of an evaluation, and what was predicted for them, until all rows are in."""
+    """True and predicted numbers of an evaluation, until all rows are there."""
 
     def __init__(self) -> None:
         self._true: list[float] = []
         self._predicted: list[float] = []
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
-        """Take the rows of a micro-batch."""
         self._true += batch.labels.tolist()
         self._predicted += predictions.double().tolist()
 
@@ -147,10 +138,6 @@ MIN_TOKENS = 2  # one to predict, and one before it
 class Language:
     """The ``Source`` of causal language modelling.
 
-    Args:
-        job: name of the column, longest text.
-        folder: of the model, with its tokenizer.
-
     Raises:
         ModelError: no tokenizer.
     """
@@ -175,12 +162,12 @@ class Language:
         return LanguageExamples(blocks or Encoder(self._tokenizer, texts), self._padder, self._max_length)
 
     def _blocks(self, path: Path) -> Rows:
-        """Cut all tokens of a text, without special ones, into blocks of ``max_length``.
+        """Cut all tokens of a plain text, without special ones, into blocks of ``max_length``.
 
-        A rest of one token is left out: there is nothing to predict in it. Example: 257 tokens with ``max_length`` 128
+        A last block of one token is left out: it has no token to predict. Example: 257 tokens with ``max_length`` 128
         are two blocks.
 
-        The text is encoded in pieces that end with a line, to bound what the tokenizer holds at once.
+        The text is encoded in pieces of whole lines, to bound the tokenizer's memory.
         """
         text, note = read_text(path, self._data.encoding)
         ids: array[int] = array("i")
@@ -200,8 +187,7 @@ class LanguageExamples(UnscoredExamples):
     """The ``Examples`` of causal language modelling.
 
     Args:
-        rows: encoder of texts, or blocks that are encoded.
-        padder: how rows become batches.
+        rows: encoder of texts, or encoded blocks.
         max_length: tokens, special ones included.
     """
 
@@ -211,16 +197,15 @@ class LanguageExamples(UnscoredExamples):
         self._max_length = max_length
 
     def __len__(self) -> int:
-        """Number of texts or blocks."""
         return len(self._rows)
 
     @property
     def cut_rows(self) -> int:
-        """How many texts that were encoded are cut; blocks of a plain text are not."""
+        """Number of cut texts, among those encoded so far; blocks of a plain text are never cut."""
         return self._rows.cut_rows if isinstance(self._rows, Encoder) else 0
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts; every token but a row's first is a target at its own place."""
+        """Make a batch of the chosen texts; every token but a row's first is a target at its own position."""
         encoded = self._encoded(chosen)
         ids, mask, types = self._padder.pad(encoded)
         labels = ids.masked_fill(mask == 0, IGNORED)

@@ -1,8 +1,8 @@
-"""Texts as token ids, by the model's own tokenizer, which does what each key of ``tokenizer_config.json`` says.
+"""Texts as token ids, by the model's own tokenizer, which has to do what each key of ``tokenizer_config.json`` says.
 
-The classes of transformers carry most keys out, but drop some silently: the fast tokenizer of GPT-2 adds no first
-token whatever ``add_bos_token`` says. Such a key is compared with what the tokenizer does. Special tokens have the
-names of the settings; ``tokenizer.json`` says which of them are put around a text.
+The classes of transformers implement most keys, but drop some silently: the fast tokenizer of GPT-2 adds no first
+token whatever ``add_bos_token`` says. Such a key is compared with the tokenizer's behaviour. Special tokens have the
+names of the settings; ``tokenizer.json`` decides which of them are put around a text.
 
 Source: transformers 4.57 and 5.24, the tokenizers of the supported families and their bases.
 """
@@ -32,7 +32,7 @@ IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_e
 
 
 class Batch(NamedTuple):
-    """One batch as the embedding and the head need it (B rows, T tokens)."""
+    """One batch as input of embedding and head (B rows, T tokens)."""
 
     ids: torch.Tensor  # (B, T) int64; (B, 0) for images
     mask: torch.Tensor  # (B, T) int64, 1 = token, 0 = padding
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     examples: torch.Tensor | None = None  # (B,) int64: which example each row is, where an evaluation scores rows
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Cut rows ``[start, stop)`` out; they stay as wide as the whole batch."""
+        """Cut rows ``[start, stop)`` out; their padding stays."""
         return Batch(*(None if tensor is None else tensor[start:stop] for tensor in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Batch:
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
         return Batch(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
 
     def tensors(self) -> list[torch.Tensor]:
-        """List the tensors that the batch has."""
+        """List the tensors that are not None."""
         return [tensor for tensor in self if tensor is not None]
 
 
@@ -64,11 +64,7 @@ class TokenRow(NamedTuple):
 
 
 def check_ids(batch: Batch, base: Any) -> None:
-    """Refuse a batch with a token that the embedding has no row for.
-
-    Args:
-        batch: of texts, or of images, which have no ids.
-        base: the Hugging Face base model.
+    """Refuse a batch with a token id beyond the embedding of the Hugging Face base model; images have no ids.
 
     Raises:
         ModelError: names both numbers.
@@ -84,13 +80,13 @@ def check_ids(batch: Batch, base: Any) -> None:
 
 
 class Padder:
-    """Puts rows of tokens side by side, padded on the right, whatever side the tokenizer pads on.
+    """Pads rows of tokens on the right, whatever side the tokenizer pads on.
 
-    Positions then count from the first token of each row, and a token sees no padding before it: the numbers of a row
-    do not depend on the length of its neighbours.
+    Positions then count from the first token of each row, and no padding precedes a token: the numbers of a row do not
+    depend on the length of its neighbours.
 
     Args:
-        tokenizer: knows the padding token.
+        tokenizer: gives the padding id; else its end-of-text id, else 0.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -100,7 +96,7 @@ class Padder:
         self._type = int(tokenizer.pad_token_type_id)
 
     def pad(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Pad rows to ids, mask and token types that are as wide as the longest row."""
+        """Pad rows to ids, mask and token types (B, T), as wide as the longest row."""
         shape = (len(rows), max(len(row.ids) for row in rows))
         ids = torch.full(shape, self._id, dtype=torch.int64)
         types = torch.full(shape, self._type, dtype=torch.int64)
@@ -114,11 +110,11 @@ class Padder:
 
 
 class NoTokenError(Exception):
-    """A text has no token, such as one of odd characters with a tokenizer that adds none; the caller adds its place.
+    """A text has no token, such as one of odd characters with a tokenizer that adds none; callers add the place.
 
     Attributes:
-        row: index of the text among those that examples were made of.
-        what: is wrong, and the remedy.
+        row: index of the text among those that are encoded.
+        what: fault and remedy.
     """
 
     def __init__(self, row: int, length: str) -> None:
@@ -128,15 +124,14 @@ class NoTokenError(Exception):
 
 
 Text = str | tuple[str, str]
-"""A text, or two that belong together."""
+"""A text, or a pair of texts."""
 
 
 class Encoder:
-    """Turns texts into rows of tokens; each text is encoded once, when it is first used.
+    """Turns texts into rows of tokens; each text is encoded once, at its first use.
 
     Args:
-        tokenizer: the model's.
-        texts: of all rows; the longer of two is cut first.
+        texts: of all rows; of a pair the longer text is cut first.
     """
 
     def __init__(self, tokenizer: Any, texts: Sequence[Text]) -> None:
@@ -146,19 +141,18 @@ class Encoder:
         self._cut: set[int] = set()
 
     def __len__(self) -> int:
-        """Number of texts."""
         return len(self._texts)
 
     @property
     def cut_rows(self) -> int:
-        """How many of the texts that were encoded are longer than they may be."""
+        """Number of cut texts, among those encoded so far."""
         return len(self._cut)
 
     def rows(self, rows: Sequence[int], *, max_length: int) -> list[TokenRow]:
-        """Encode these texts, special tokens included, cut at ``max_length``.
+        """Encode texts by index, special tokens included, cut at ``max_length``.
 
         Raises:
-            NoTokenError: a text has none.
+            NoTokenError: a text has no token.
         """
         return [self._encode(row, max_length) for row in rows]
 
@@ -179,18 +173,13 @@ class Encoder:
 
 
 def load_tokenizer(folder: Path, **settings: Any) -> Any:
-    """Load the tokenizer of a model folder, from local files only.
+    """Load the tokenizer of a model folder, from local files only; ``settings`` replace those in its files.
 
-    Of a tokenizer that transformers 5 saved ``tokenizer.json`` is complete, and the classes of transformers 4 would
-    change it: their settings of first and last tokens are not written any more.
-
-    Args:
-        folder: of the model.
-        settings: of the tokenizer, in place of those in its files.
+    A tokenizer saved by transformers 5 is read from ``tokenizer.json`` alone, which is complete: the classes of
+    transformers 4 would change its first and last tokens, because their settings are not written any more.
 
     Raises:
-        ModelError: there is none, it needs a package that is missing, or its settings have a key that is not known or
-            not carried out.
+        ModelError: there is none, it needs a missing package, or its settings have a key that is unknown or dropped.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -221,7 +210,7 @@ def _reason(error: Exception) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    """Return the remedy; where a package is missing to convert a file, the library only reports a failure."""
+    """Return the remedy; the library reports only a failure where a package for the conversion of a file is missing."""
     needs_package = (folder / PIECES_FILE).is_file() and not (folder / WHOLE_FILE).is_file()
     if needs_package and find_spec("sentencepiece") is None:
         return f"it has {PIECES_FILE} without {WHOLE_FILE}, which needs the package sentencepiece; install it"
@@ -248,16 +237,11 @@ DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "strip_accents": lambda tokenizer: "e" in _normal(tokenizer, "\u00e9"),
     "tokenize_chinese_chars": lambda tokenizer: " \u4e2d" in _normal(tokenizer, "a\u4e2d"),
 }
-"""Key -> whether a tokenizer with ``tokenizer.json`` does what true says."""
+"""Key -> whether a tokenizer with ``tokenizer.json`` behaves as with the value true."""
 
 
 def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
-    """Refuse a tokenizer that does not do what a key says.
-
-    Args:
-        path: of ``tokenizer_config.json``.
-        saved: its content.
-        tokenizer: that was made of it by transformers.
+    """Refuse a fast tokenizer that behaves otherwise than a key of ``tokenizer_config.json`` (content ``saved``) says.
 
     Raises:
         ModelError: names the key and its value.

@@ -1,1 +1,1 @@
-"""The torch model of a node: skeleton, slice, embedding and head, adapters, optimizers, and the result of a run."""
+"""Torch model of a node: skeleton, slice, embedding and head, adapters, optimizers, and the result of a run."""

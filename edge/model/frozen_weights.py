@@ -1,24 +1,23 @@
-"""Frozen matrices in few bytes, in bfloat16 or in int8 with a scale for each row, and products with them.
+"""Frozen matrices in bfloat16, or in int8 with a scale for each row, and products with them.
 
-The course of a run names one of two ways to multiply:
+The course of a run chooses how to multiply:
 
-* *widened*: the matrix becomes float32, a part of at most ``MAX_WIDENED_BYTES`` at a time, in room that all matrices
-  of a node share. What is multiplied then is what a process would multiply that had rounded its weights once.
-* *native*: the product is one of bfloat16, with sums in float32; only its result is rounded. What is multiplied with
-  the matrix is rounded to bfloat16 before. Integers of int8 are exact in bfloat16, and the scales stay outside of it.
+* *widened*: the matrix becomes float32, at most ``MAX_WIDENED_BYTES`` at a time, in a buffer that all matrices of a
+  node share. The result equals that of weights rounded once.
+* *native*: a product in bfloat16, with sums in float32 and a rounded result. The other factor is rounded to bfloat16
+  before. Integers of int8 are exact in bfloat16, and the scales are applied outside.
 
 Measured on one core with AVX512-BF16 (1,024 tokens, 2,048 x 5,632 numbers): 53 ms native, 222 ms widened, of which 2 ms
 are the widening; 220 ms in float32.
 
 N rows, R rows of the matrix, C columns of it.
 
-``FrozenMatrix`` is a tensor of the small type in the place of a module's weight, with its shape; the modules of the
-libraries are unchanged. Where torch multiplies with it or looks rows of it up, ``CompactMatrix`` does so, and a
-backward keeps the small matrix alone. Any other function gets a float32 copy of its own, such as the norms of DoRA;
-functions that would change the matrix are refused.
+``FrozenMatrix`` is a tensor of the small dtype and full shape in the place of a module's weight. ``CompactMatrix`` does
+its products and row lookups, and a backward keeps the small matrix alone. Any other function of torch gets a float32
+copy, such as the norms of DoRA; functions that would change the matrix are refused.
 
-A matrix that is stored in bfloat16 is read as it is, without a float32 copy in between; one that may stay mapped does,
-so that of a token table only the rows that are used become resident. Any other one is rounded once, a piece at a time.
+A matrix stored in bfloat16 is read without a float32 copy, or stays mapped, so that only the used rows of a token table
+become resident. Any other matrix is rounded once, a piece at a time.
 
 Source: torch's documentation, "Extending PyTorch", subclassing with ``__torch_function__``.
 """
@@ -41,21 +40,21 @@ _MAX_INT8 = 127
 
 
 class WideningBuffer:
-    """Memory in which matrices are widened, one after the other; it grows to what the largest one takes."""
+    """Memory in which matrices are widened one after the other; it grows to the size of the largest one."""
 
     def __init__(self) -> None:
         self._buffer: torch.Tensor | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the room takes now."""
+        """Current bytes of the buffer."""
         return 0 if self._buffer is None else self._buffer.numel()
 
     def take(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a matrix; what was there before is lost."""
+        """Return memory for a matrix; the content of an earlier call is lost."""
         size = shape[0] * shape[1] * dtype.itemsize
         if self._buffer is None or self._buffer.device != device or self._buffer.numel() < size:
-            self._buffer = None  # before there is another one
+            self._buffer = None  # freed before the next allocation
             self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
         return self._buffer[:size].view(dtype).view(shape)
 
@@ -67,7 +66,7 @@ class CompactMatrix:
         numbers_RC: bfloat16 or int8.
         scales_R1: float32, for int8; None for bfloat16.
         native: whether to multiply in bfloat16.
-        room: where matrices are widened.
+        room: buffer for widening.
     """
 
     def __init__(
@@ -84,28 +83,28 @@ class CompactMatrix:
         return self.numbers.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def part(self, rows: slice, columns: slice) -> CompactMatrix:
-        """Return some rows and columns, on the same memory."""
+        """Return some rows and columns without a copy."""
         scales = None if self.scales is None else self.scales[rows]
         return CompactMatrix(self.numbers[rows, columns], scales, native=self.native, room=self._room)
 
     def to(self, device: torch.device) -> CompactMatrix:
-        """Return the matrix on a device; itself if it is there."""
+        """Return the matrix on ``device``; itself if it is there."""
         if device == self.numbers.device:
             return self
         scales = None if self.scales is None else self.scales.to(device)
         return CompactMatrix(self.numbers.to(device), scales, native=self.native, room=self._room)
 
     def wide(self) -> torch.Tensor:
-        """Return the matrix in float32, in memory of its own."""
+        """Return a copy in float32."""
         return self._scaled(self.numbers.to(torch.float32), slice(None))
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows with these numbers in float32; no other row is read."""
+        """Return rows by index in float32; no other row is read."""
         found = torch.embedding(self.numbers, ids).to(torch.float32)
         return found if self.scales is None else found.mul_(torch.embedding(self.scales, ids))
 
     def times_rows(self, x_NC: torch.Tensor, bias_R: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply with every row: (N, R) = x times the transposed matrix, plus the bias."""
+        """Return ``x_NC @ matrix.T + bias``, (N, R)."""
         parts = list(self._parts())
         if len(parts) == 1 and not self.native:
             wide_CR = self._widened(parts[0]).t()
@@ -119,7 +118,7 @@ class CompactMatrix:
         return y_NR if bias_R is None else y_NR.add_(bias_R)
 
     def times_columns(self, x_NR: torch.Tensor, bias_C: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply with every column: (N, C) = x times the matrix, plus the bias."""
+        """Return ``x_NR @ matrix + bias``, (N, C)."""
         if self.native:
             x_NR = (x_NR if self.scales is None else x_NR * self.scales.view(1, -1)).to(torch.bfloat16)
         first, *others = self._parts()
@@ -132,14 +131,13 @@ class CompactMatrix:
         return y_NC
 
     def _begun(self, x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply the first part, in float32 at last, and add the bias."""
         if not self.native:
             return torch.mm(x, wide) if bias is None else torch.addmm(bias, x, wide)
         found = torch.mm(x, wide).to(torch.float32)
         return found if bias is None else found.add_(bias)
 
     def _parts(self) -> Iterator[slice]:
-        """Cut the rows so that each part fits the room; bfloat16 that is multiplied natively needs none."""
+        """Cut the rows into parts that fit the buffer; native bfloat16 is one part."""
         num_rows, columns = self.numbers.shape
         each = max(1, MAX_WIDENED_BYTES // (columns * self._wide_dtype.itemsize))
         if self.native and self.scales is None:
@@ -152,7 +150,7 @@ class CompactMatrix:
         return torch.bfloat16 if self.native else torch.float32
 
     def _widened(self, rows: slice) -> torch.Tensor:
-        """Return some rows as they are multiplied; the next call may overwrite them."""
+        """Return some rows in the dtype of the product; the next call may overwrite them."""
         numbers = self.numbers[rows]
         if numbers.dtype is self._wide_dtype:
             return numbers
@@ -165,12 +163,9 @@ class CompactMatrix:
 
 
 def rounded_to_int8(matrix_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round each row to 255 numbers, evenly spaced, the largest of which is its largest magnitude.
+    """Round each row to multiples of its largest magnitude / 127.
 
     Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0.
-
-    Args:
-        matrix_RC: any float type.
 
     Returns:
         Numbers (R, C) in int8, and scales (R, 1) in float32, 0 for a row of zeros.
@@ -181,7 +176,7 @@ def rounded_to_int8(matrix_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
-    """Do the same into tensors that are there; the rows, in float32, are overwritten."""
+    """Round float32 rows as ``rounded_to_int8`` into existing tensors; the rows are overwritten."""
     largest_R1 = torch.maximum(rows_RC.amax(dim=1, keepdim=True), -rows_RC.amin(dim=1, keepdim=True))
     torch.div(largest_R1, _MAX_INT8, out=scales_R1)
     rows_RC.div_(scales_R1.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-_MAX_INT8, _MAX_INT8)
@@ -195,15 +190,15 @@ _READ_ONLY: Final = frozenset(
         *("__len__", "__repr__", "__hash__", "__get__", "__set__", "__delete__", "_has_compatible_shallow_copy_type"),
     }
 )
-"""Functions of a tensor that neither read nor change its numbers."""
+"""Functions that neither read nor change a tensor's numbers."""
 
 
 class FrozenMatrix(torch.Tensor):
-    """A weight that is held small.
+    """A weight in the place of which a small matrix is held.
 
     Attributes:
         held: the numbers.
-        is_transposed: whether this is the matrix with rows and columns exchanged.
+        is_transposed: whether rows and columns of ``held`` are exchanged.
     """
 
     held: CompactMatrix
@@ -211,7 +206,7 @@ class FrozenMatrix(torch.Tensor):
 
     @staticmethod
     def of(held: CompactMatrix, *, is_transposed: bool = False) -> FrozenMatrix:
-        """Make the tensor that stands for ``held``; it shares its memory."""
+        """Make the tensor for ``held``; it shares its memory."""
         view = held.numbers.t() if is_transposed else held.numbers
         made: FrozenMatrix = torch.Tensor._make_subclass(FrozenMatrix, view)
         made.held, made.is_transposed = held, is_transposed
@@ -221,7 +216,6 @@ class FrozenMatrix(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Carry out a function of torch of which this is an argument."""
         kwargs = kwargs or {}
         if (handler := _HANDLERS.get(func)) is not None and (found := handler(*args, **kwargs)) is not None:
             return found
@@ -234,22 +228,22 @@ class FrozenMatrix(torch.Tensor):
         return func(*_wide(args), **{key: _wide_one(value) for key, value in kwargs.items()})
 
     def wide(self) -> torch.Tensor:
-        """Return the matrix in float32, in memory of its own."""
+        """Return a copy in float32."""
         wide = self.held.wide()
         return wide.t() if self.is_transposed else wide
 
     def flipped(self) -> FrozenMatrix:
-        """Return the matrix with rows and columns exchanged, on the same memory."""
+        """Return the transposed matrix without a copy."""
         return FrozenMatrix.of(self.held, is_transposed=not self.is_transposed)
 
     def part(self, rows: slice, columns: slice = slice(None)) -> FrozenMatrix:
-        """Return some rows and columns, on the same memory."""
+        """Return some rows and columns without a copy."""
         held = self.held.part(columns, rows) if self.is_transposed else self.held.part(rows, columns)
         return FrozenMatrix.of(held, is_transposed=self.is_transposed)
 
 
 def product(x: torch.Tensor, matrix: FrozenMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply ``x @ matrix + bias``; x has any number of leading dimensions."""
+    """Return ``x @ matrix + bias``; x has any number of leading dimensions."""
     found: torch.Tensor = _Product.apply(x, bias, matrix.held, matrix.is_transposed)  # type: ignore[no-untyped-call]
     return found
 
@@ -262,14 +256,14 @@ def mm_into(
     bias: torch.Tensor | None = None,
     add: bool = False,
 ) -> None:
-    """Write ``x @ matrix + bias`` into ``out``, or add ``x @ matrix`` to what is there; outside of any graph.
+    """Write ``x @ matrix + bias`` into ``out``, or add ``x @ matrix`` to it; outside of any graph.
 
     Args:
         out: (N, O).
         x: (N, I).
-        matrix: (I, O), plain or held small.
-        bias: (O,), or None; none where it is added.
-        add: whether to add.
+        matrix: (I, O), plain or ``FrozenMatrix``.
+        bias: (O,), or None; not used with ``add``.
+        add: whether to add to ``out``.
     """
     if isinstance(matrix, FrozenMatrix):
         found = _multiplied(x, matrix.held, bias, by_rows=matrix.is_transposed)
@@ -283,7 +277,7 @@ def mm_into(
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies with a matrix that gets no gradient; keeps nothing else for the backward."""
+    """Product with a frozen matrix; the backward keeps only the matrix."""
 
     @staticmethod
     def forward(
@@ -349,7 +343,7 @@ def _getitem(matrix: Any, index: Any) -> FrozenMatrix | None:
 
 
 def _to(matrix: Any, *args: Any, **kwargs: Any) -> FrozenMatrix:
-    """Move the matrix; it stays small, whatever type its module is converted to."""
+    """Move the matrix to a device; its dtype does not change."""
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
     if device is None or device == matrix.device:
         return matrix  # type: ignore[no-any-return]
@@ -369,7 +363,7 @@ _HANDLERS: Final[Mapping[Any, _Handler]] = {
     torch.Tensor.__getitem__: _getitem,
     torch.Tensor.to: _to,
 }
-"""What a function does where it is not a mere float32 copy's; None = it is."""
+"""Function of torch -> handler; a handler that returns None leaves the call to a float32 copy."""
 
 
 def _wide_one(value: Any) -> Any:
@@ -383,14 +377,13 @@ def _wide(values: Sequence[Any]) -> list[Any]:
 
 
 class FrozenFiles(SafetensorsFiles):
-    """The tensors of a model folder, of which frozen matrices are held small.
+    """Tensors of a model folder with compact frozen matrices.
 
     Args:
-        folder: of the model.
-        frozen: how they are held; None = in the type that is asked for.
+        frozen: dtype and arithmetic; None = frozen matrices are read in the requested dtype.
 
     Attributes:
-        room: where all of them are widened.
+        room: buffer for widening, shared by all of them.
     """
 
     def __init__(self, folder: Path, frozen: FrozenWeights | None) -> None:
@@ -402,10 +395,10 @@ class FrozenFiles(SafetensorsFiles):
     def read_frozen(
         self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
     ) -> torch.Tensor:
-        """Read a tensor that never trains; a matrix is held small. See ``SafetensorsFiles.read_frozen``.
+        """Read a tensor that never trains, a matrix as ``FrozenMatrix``; see ``SafetensorsFiles.read_frozen``.
 
         Raises:
-            ModelError: also numbers that are not finite, of which int8 would spoil whole rows.
+            ModelError: as there, or numbers that are not finite, which would spoil whole rows of int8.
         """
         frozen = self._frozen
         if frozen is None or len(self.shape(name)) != 2:
@@ -431,7 +424,7 @@ class FrozenFiles(SafetensorsFiles):
         return CompactMatrix(numbers, scales, native=frozen.native, room=self.room)
 
     def _scratch(self, count: int) -> torch.Tensor:
-        """Return memory in which rows are rounded, always the same."""
+        """Return memory for the rounding of rows, always the same."""
         if self._wide.numel() < count:
             self._wide = torch.empty(count)
         return self._wide[:count]

@@ -1,32 +1,30 @@
-"""Head groups: the subnets of a block, their base weights, and forwards of a block with some of its subnets.
+"""Head groups: subnets of a block, their base weights, and forwards of a block with some of its subnets.
 
-A subnet has the rows of its heads in the matrices of queries, keys and values, the rows of its share in the first
-matrix of the feed-forward part (and in the gate), and the columns that belong to them in the two matrices behind.
-Norms and the biases of those two belong to no subnet. Example: BERT of width 384 with 12 subnets; subnet 1 has rows
-32 to 63 of ``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``.
+A subnet has the rows of its heads in the matrices of queries, keys and values, its share of rows in the first matrix of
+the feed-forward part (and in the gate), and the matching columns in the two output matrices. Norms and the biases of
+the output matrices belong to no subnet. Example: BERT of width 384 with 12 subnets; subnet 1 has rows 32 to 63 of
+``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``.
 
-A pattern that leaves a block whole runs the module itself. A block of shortcuts only is the identity. One without any
-full subnet adds its output without a graph, so that the gradient passes it unchanged.
+A pattern of full subnets runs the module itself. A block of shortcuts only is the identity. A block without full
+subnets adds its output without a graph, so that the gradient passes it unchanged.
 
-With a graph, full subnets are computed in one go, forward-only ones in a second without a graph, on the input cut off
-from it; what is skipped is not computed. Both results are summed, with the output bias once, and go through the
-library's own bottlenecks and norms::
+With a graph, full subnets are computed together; forward-only ones are computed without a graph, on the detached input.
+Both results are summed, with the output bias once, and pass the library's bottlenecks and norms::
 
     pattern 1132      x ---------> heads 0, 1 ---.
                       x.detach() -> head 3 --------+--> + bias --> bottleneck, residual, norm --> ...
 
 Without a graph, full and forward-only subnets are the same.
 
-The active subnets of a block are ranges of rows (or columns) of its matrices, one range where they are neighbours. Each
-range is one matrix product that writes into its part of the result, or adds to it, without a copy of the rows. So
-nothing is kept besides what the whole matrix would keep, and matrices that train are treated as frozen ones.
+The active subnets of a block are ranges of rows (or columns) of its matrices, with neighbours joined. Each range is one
+matrix product that writes into its part of the result, or adds to it, without a copy of the rows. So the graph keeps no
+more than that of the whole matrix, for trained and frozen matrices alike.
 
-Measured on one core (x86, 1,024 tokens, widths 384 and 768, 7 of 12 subnets): within 2 % of a product with a matrix
-that was cut out before, for neighbours and for four ranges alike. Cutting out at each call costs up to 2 % too, and the
-graph holds the copy until its backward.
+Measured on one core (x86, 1,024 tokens, widths 384 and 768, 7 of 12 subnets): within 2 % of a product with a matrix cut
+out before, for one range and for four. A cut at each call costs up to 2 % too, and the graph would hold the copy.
 
 B batch rows, T tokens, D model width, H heads, W width of a head. Of a product: N rows of the input, I inputs,
-O outputs; a is the number of active ones.
+O outputs, a active inputs or outputs.
 """
 
 from __future__ import annotations
@@ -46,13 +44,13 @@ from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Sub
 
 
 class WeightSlice(NamedTuple):
-    """A part of one parameter.
+    """A range of one parameter.
 
     Attributes:
         name: of the parameter in its block.
-        dimension: along which the part is cut.
+        dimension: along which the range is cut.
         start: first index.
-        stop: first index that is no more in it.
+        stop: one past the last index.
     """
 
     name: str
@@ -66,9 +64,9 @@ class Matrix(NamedTuple):
 
     Attributes:
         module: its dotted name.
-        has_own_rows: whether a subnet has outputs of it, otherwise inputs.
-        offset: where the outputs begin that are meant.
-        width: what one unit is wide: of a head, or 1 in the feed-forward part.
+        has_own_rows: whether a subnet has some of its outputs; otherwise some of its inputs.
+        offset: first output of this matrix in a fused one.
+        width: of one unit: of a head, or 1 in the feed-forward part.
         is_query: whether its units are query heads.
         is_attention: whether its units are heads.
     """
@@ -81,7 +79,7 @@ class Matrix(NamedTuple):
     is_attention: bool
 
     def unit_range(self, subnets: Subnets, subnet: int) -> tuple[int, int]:
-        """The outputs, or inputs, [start, stop) of a subnet."""
+        """Outputs, or inputs, [start, stop) of a subnet."""
         if self.is_attention:
             each = subnets.heads_each if self.is_query else subnets.kv_heads_each
             start, stop = subnet * each, (subnet + 1) * each
@@ -91,31 +89,20 @@ class Matrix(NamedTuple):
 
 
 def subnets_of_block(block: nn.Module, model_type: str, config: Any, count: int) -> Subnets:
-    """The division of a block into so many subnets.
-
-    Args:
-        block: of the base model.
-        model_type: its family.
-        config: of the base model.
-        count: subnets of a block.
+    """Divide a block of the base model into ``count`` subnets.
 
     Raises:
-        PlanError: so many do not divide the key/value heads.
+        PlanError: ``count`` does not divide the key/value heads.
     """
     layout = LAYOUTS[model_type]
     return subnets_of_config(config, inner=_outputs_and_inputs(block, layout, layout.up)[0], count=count)
 
 
 def subnets_of_config(config: Any, *, inner: int, count: int) -> Subnets:
-    """The division of every block of a model into so many subnets.
-
-    Args:
-        config: of the base model.
-        inner: width of the feed-forward part.
-        count: subnets of a block.
+    """Divide every block of a model into ``count`` subnets; ``inner`` is the width of the feed-forward part.
 
     Raises:
-        PlanError: so many do not divide the key/value heads.
+        PlanError: ``count`` does not divide the key/value heads.
     """
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -123,7 +110,7 @@ def subnets_of_config(config: Any, *, inner: int, count: int) -> Subnets:
 
 
 def matrices(block: nn.Module, model_type: str, subnets: Subnets) -> dict[str, Matrix]:
-    """The matrices that subnets share, by their field in the layout; ``gate`` only where there is one."""
+    """Return the matrices that subnets share, by their field in the layout; ``gate`` only if the family has one."""
     layout = LAYOUTS[model_type]
     width = _outputs_and_inputs(block, layout, layout.attention_out)[1] // subnets.heads
     offset = subnets.heads * width if layout.is_merged else 0
@@ -143,16 +130,7 @@ def matrices(block: nn.Module, model_type: str, subnets: Subnets) -> dict[str, M
 
 
 def subnet_slices(block: nn.Module, model_type: str, subnets: Subnets) -> tuple[tuple[WeightSlice, ...], ...]:
-    """The parts of base weights and biases that are each subnet's own.
-
-    Args:
-        block: of the base model, with or without adapters.
-        model_type: its family.
-        subnets: how the block is divided.
-
-    Returns:
-        For each subnet its parts; together they are the whole of every parameter that they name.
-    """
+    """Return the ranges of base weights and biases of each subnet; together they cover each named parameter."""
     inputs_first = LAYOUTS[model_type].inputs_first
     shared = matrices(block, model_type, subnets).values()
     return tuple(
@@ -179,23 +157,19 @@ Whole = Callable[[torch.Tensor], torch.Tensor]
 
 
 class HeadGroups:
-    """The hosted blocks of a model, each by any number of subnets.
-
-    Args:
-        skeleton: after ``materialise``.
-    """
+    """Runs the hosted blocks of a model with any pattern of subnets; make it after ``materialise``."""
 
     def __init__(self, skeleton: Skeleton) -> None:
         self._skeleton = skeleton
         self._blocks: dict[tuple[int, int], PartialBlock] = {}
 
     def run(self, index: int, hidden_BTD: torch.Tensor, context: Any, pattern: str, whole: Whole) -> torch.Tensor:
-        """Run one block; whether a graph is kept is torch's grad mode.
+        """Run one block; torch's grad mode decides whether a graph is kept.
 
         Args:
             index: of the block.
-            hidden_BTD: (batch rows, tokens, model width) enters it.
-            context: what the family's blocks need besides.
+            hidden_BTD: input of the block.
+            context: of ``FamilyForward.context``.
             pattern: a code for each subnet; empty = all full.
             whole: runs the whole block.
         """
@@ -220,17 +194,15 @@ class HeadGroups:
 
 
 Active = tuple[int, ...]
-"""Subnets that are computed, in order."""
+"""Computed subnets, ascending."""
 _ATTENTION: Final = ("query", "key", "value")
 
 
 class PartialBlock:
-    """Runs one block by its subnets; weights are read anew each time, as an update may put others in their place.
+    """Runs one block by its subnets; weights are read at each run, because an update may replace them.
 
     Args:
         block: real, with adapters.
-        model_type: its family.
-        subnets: how it is divided.
         adapter: name of the adapter.
     """
 
@@ -245,12 +217,12 @@ class PartialBlock:
         }
 
     def run(self, hidden_BTD: torch.Tensor, context: Any, pattern: str) -> torch.Tensor:
-        """Run the block; whether a graph is kept is torch's grad mode.
+        """Run the block; torch's grad mode decides whether a graph is kept.
 
         Args:
-            hidden_BTD: enters the block.
-            context: what the family's blocks need besides.
-            pattern: a code for each subnet, not all of them shortcuts; with a graph, at least one is full.
+            hidden_BTD: input of the block.
+            context: of ``FamilyForward.context``.
+            pattern: a code for each subnet, not all shortcuts; with a graph, at least one is full.
         """
         free = _with_code(pattern, FORWARD_ONLY) if torch.is_grad_enabled() else ()
         full = tuple(at for at in range(len(pattern)) if at not in free and pattern[at] != SHORTCUT)
@@ -269,7 +241,7 @@ class PartialBlock:
         full: Active,
         free: Active,
     ) -> torch.Tensor:
-        """Sum what full and forward-only subnets compute, and let bottleneck and norm finish it."""
+        """Sum the outputs of full and forward-only subnets, and apply bottleneck and norm."""
         norm, bottleneck = self._modules[f"{name}_norm"], self._modules[f"{name}_adapter"]
         x_BTD = norm(hidden_BTD) if self._layout.norm_first else hidden_BTD
         total = compute(x_BTD, full, True)
@@ -289,13 +261,13 @@ class PartialBlock:
         return self._inputs("attention_out", found.flatten(2), active, with_bias)
 
     def _separate(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
-        """Compute the active heads of queries, keys and values: (B, H, T, width of a head) each."""
+        """Compute the active heads of queries, keys and values: (B, H, T, W) each."""
         found = [self._heads(name, self._outputs(name, x_BTD, active)) for name in _ATTENTION]
         norms = [self._modules.get(f"{name}_norm") for name in _ATTENTION]
         return [x if norm is None else norm(x) for norm, x in zip(norms, found, strict=True)]
 
     def _merged(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
-        """Do the same where one matrix gives all three: one product, and LoRA has a part for each that it wraps."""
+        """Compute them with one fused matrix, whose LoRA has separate factors for some of the three."""
         module = self._modules["query"]
         ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
         found = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))
@@ -307,7 +279,7 @@ class PartialBlock:
                 rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (module.out_features // 3))
                 change = active_outputs(inner, lora.lora_B, None, _ranges(rows, self._subnets, active))
                 parts[at] = torch.add(parts[at], change, alpha=lora.scaling)
-            # so that no view keeps what was there before LoRA's change
+            # so that no view keeps the fused output
             parts = [part if at in wrapped else part.contiguous() for at, part in enumerate(parts)]
         return [self._heads(name, part) for name, part in zip(_ATTENTION, parts, strict=True)]
 
@@ -341,7 +313,7 @@ class PartialBlock:
         return torch.add(found, torch.nn.functional.linear(inner, lora.lora_B), alpha=lora.scaling)
 
     def _weight(self, module: Any) -> torch.Tensor:
-        """The matrix with a row for each output."""
+        """Return the matrix with a row for each output."""
         weight: torch.Tensor = module.weight
         return weight.t() if self._layout.inputs_first else weight
 
@@ -355,7 +327,7 @@ def _with_code(pattern: str, code: str) -> Active:
 
 @functools.lru_cache(maxsize=1024)
 def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
-    """The outputs, or inputs, of the active subnets; those of neighbours are one range."""
+    """Return the outputs, or inputs, of the active subnets, with neighbours joined."""
     found: list[tuple[int, int]] = []
     for subnet in active:
         start, stop = matrix.unit_range(subnets, subnet)
@@ -371,7 +343,7 @@ Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Te
 def _encoder(
     module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attend as BERT: with an additive mask, or with the 2-D mask of tokens, or without any."""
+    """Attend as BERT: with an additive mask, a 2-D mask, or none."""
     if mask is not None and mask.dim() == 2:
         mask = (mask != 0)[:, None, None, :]
     found = torch.nn.functional.scaled_dot_product_attention(q_BHTW, k_BHTW, v_BHTW, attn_mask=mask)
@@ -391,7 +363,7 @@ def _llama(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torc
 def _layered(
     module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any
 ) -> torch.Tensor:
-    """Attend as a block of its type, turned unless it has no positions; scores are capped where the module does it."""
+    """Attend as a block of its type: rotary positions and a cap on the scores as the module has them."""
     own = context.of(module)
     if getattr(module, "use_rope", True):
         q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, own.rotary)
@@ -413,7 +385,7 @@ def _vit(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.
 
 
 def _library(module: Any, *tensors: torch.Tensor | None, **choices: Any) -> torch.Tensor:
-    """Call the attention function that the module itself picks; it gives (B, T, H, W)."""
+    """Call the attention function of the module's configuration; returns (B, T, H, W)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = module.config._attn_implementation
@@ -441,13 +413,9 @@ Ranges = tuple[tuple[int, int], ...]
 def active_outputs(
     x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
 ) -> torch.Tensor:
-    """Compute the outputs in ``ranges`` of a linear layer, side by side.
+    """Compute the outputs in ``ranges`` (ascending) of a linear layer, side by side.
 
-    Args:
-        x_NI: any number of leading dimensions.
-        weight_OI: the whole matrix.
-        bias_O: the whole bias.
-        ranges: rows of the matrix, in order.
+    x has any number of leading dimensions; matrix and bias are the whole ones.
     """
     found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
     return found
@@ -456,13 +424,9 @@ def active_outputs(
 def active_inputs(
     x_Na: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
 ) -> torch.Tensor:
-    """Compute a linear layer of which only the inputs in ``ranges`` are there.
+    """Compute a linear layer from the inputs in ``ranges`` (ascending) alone, which stand side by side in x.
 
-    Args:
-        x_Na: those inputs side by side; any number of leading dimensions.
-        weight_OI: the whole matrix.
-        bias_O: added once.
-        ranges: columns of the matrix, in order.
+    x has any number of leading dimensions; matrix and bias are the whole ones.
     """
     found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
     return found
@@ -544,7 +508,6 @@ def _gradients(
     of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
     of_bias: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Compute those gradients of a product that are needed; the ranges have none."""
     flat, (rows, weight) = _flat(grad), _saved(ctx)
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
     return (
@@ -556,19 +519,18 @@ def _gradients(
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All leading dimensions as one."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> None:
-    """Keep for backward what the library's linear layer keeps: its input only if the matrix trains."""
+    """Save for backward what the library's linear layer saves: its input only if the matrix trains."""
     is_small = isinstance(weight, FrozenMatrix)
     ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, None if is_small else weight)
     ctx.small, ctx.ranges = weight if is_small else None, ranges
 
 
 def _saved(ctx: Any) -> tuple[Any, Any]:
-    """Return the input, if it was kept, and the matrix."""
+    """Return the input, or None, and the matrix."""
     rows, weight = ctx.saved_tensors
     return rows, weight if ctx.small is None else ctx.small
 
@@ -578,7 +540,7 @@ def _width(ranges: Ranges) -> int:
 
 
 def _range_parts(tensor: torch.Tensor, ranges: Ranges) -> Any:
-    """Yield each range with its columns of a tensor in which the ranges stand side by side."""
+    """Yield each range with its columns of a tensor in which the ranges are side by side."""
     at = 0
     for start, stop in ranges:
         yield (start, stop), tensor[:, at : at + stop - start]

@@ -1,16 +1,16 @@
-"""Prediction heads by task: AdapterHub's head, its loss summed over micro-batches, and the counts of an evaluation.
+"""Prediction heads by task: AdapterHub's head, its summed loss, and the counts of an evaluation.
 
-A language model's loss never has the logits of all tokens at once: for 512 tokens over 32,000 words they take 65 MB,
-and three times that with their probabilities and gradient, more than the blocks of a small model. So tokens are taken
-a chunk at a time, and a chunk's logits become its gradient in place::
+A language model never has the logits of many tokens at once: for 512 tokens over 32,000 words they take 65 MB, and
+three times that with probabilities and gradient. So the loss is computed by chunks of tokens, and a chunk's logits
+become its gradient in place::
 
     logits  ->  minus the largest  ->  exp, over the sum  ->  minus 1 at the target  ->  times the table = gradient
 
-Where a model caps its logits, ``cap * tanh(logit / cap)`` takes the place of each, and what the gradient is multiplied
-by for it, ``1 - tanh ** 2``, is kept in a second chunk.
+With a cap each logit is ``cap * tanh(logit / cap)``, and the factor of its gradient, ``1 - tanh ** 2``, is kept in a
+second chunk.
 
-The gradients of the hidden state and of a table that trains are ready when the loss is, because nothing but a factor
-follows the sum. Tokens without a target cost nothing.
+The gradients of hidden state and table are ready with the loss, because only a factor follows the sum. Tokens without a
+target cost nothing.
 
 N tokens, V words, D model width.
 """
@@ -45,8 +45,8 @@ class TokenLoss(NamedTuple):
     """Summed loss and number of hits of some tokens.
 
     Attributes:
-        loss_sum: scalar tensor, summed cross entropy; keeps its graph.
-        num_correct: tokens with the target's logit as the largest.
+        loss_sum: scalar tensor with graph, summed cross entropy.
+        num_correct: number of tokens with the largest logit at the target.
     """
 
     loss_sum: torch.Tensor
@@ -62,15 +62,15 @@ def token_loss(
     ignored: int,
     cap: float = 0.0,
 ) -> TokenLoss:
-    """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, a chunk at a time.
+    """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
     Args:
-        hidden_ND: what the decoder gets.
+        hidden_ND: input of the decoder.
         table_VD: the decoder.
         labels_N: target of each token.
-        chunk: tokens with logits in memory at once.
-        ignored: the label of a token without a target.
-        cap: of the size of each logit; 0 = none.
+        chunk: number of tokens with logits in memory at once.
+        ignored: label of a token without a target.
+        cap: of the logits' magnitude; 0 = none.
     """
     places = (labels_N != ignored).nonzero().squeeze(-1)
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_ND, table_VD)]
@@ -93,7 +93,7 @@ class _Chunked(torch.autograd.Function):
         wants_hidden: bool,
         wants_table: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum the chunks' losses and hits; all of them use the same memory."""
+        """Sum the losses and hits of all chunks, which share one buffer."""
         grad_ND = torch.zeros_like(hidden_ND) if wants_hidden else None
         grad_VD = torch.zeros_like(table_VD) if wants_table else None
         loss = hidden_ND.new_zeros(())
@@ -121,7 +121,7 @@ class _Chunked(torch.autograd.Function):
                 if cap:
                     values_CV *= slope_CV[: len(some)].neg_().add_(1)
             if grad_ND is not None:
-                grad_ND[some] = values_CV @ table_VD  # a table that is held small multiplies by itself
+                grad_ND[some] = values_CV @ table_VD  # a ``FrozenMatrix`` multiplies without a float32 copy
             if grad_VD is not None:
                 grad_VD.addmm_(values_CV.T, hidden_ND[some])
         ctx.grads = (grad_ND, grad_VD)
@@ -130,7 +130,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Multiply the ready gradients by the loss's gradient; a second call is refused."""
+        """Scale the computed gradients by the loss's gradient; a second call is refused."""
         ready, ctx.grads = ctx.grads, (None, None)
         if all(grad is None for grad in ready):
             raise RuntimeError("the loss of these tokens was computed without a gradient, or went backward already")
@@ -139,19 +139,19 @@ class _Chunked(torch.autograd.Function):
 
 HEAD = "ringtune"
 _NO_SHARE = -1e4
-"""Logit of padding, whose exponential is 0; a target there, as rows for measuring have, still has a finite loss."""
+"""Logit of padding: its exponential is 0, and a target there, as in measured batches, has a finite loss."""
 NUMBER = "number"
-"""What the one output of a head for numbers is called; a config that names one output says that it is a regression."""
+"""Label of the single output of a regression head; a config with one label is a regression."""
 
 
 class HeadCounts(NamedTuple):
     """Summed loss and counts of one micro-batch.
 
     Attributes:
-        loss_sum: scalar tensor, sum over valid targets; keeps its graph.
-        num_targets: valid targets.
-        more: what else is counted, by name; summed over micro-batches, batches and owners.
-        predictions: to be scored row by row by an evaluation; None if ``more`` has all.
+        loss_sum: scalar tensor with graph, sum over valid targets.
+        num_targets: number of valid targets.
+        more: further counts by name, summed over micro-batches, batches and owners.
+        predictions: for row-by-row scores of an evaluation; None if ``more`` suffices.
     """
 
     loss_sum: torch.Tensor
@@ -161,26 +161,19 @@ class HeadCounts(NamedTuple):
 
 
 class Task(Protocol):
-    """The head of one task: how it is made, run and judged."""
+    """Head of one task: construction, loss and counts."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add the head to an ``AutoAdapterModel`` and return it; consumes torch's generator as the library does."""
+        """Add the head to an ``AutoAdapterModel`` and return it; draws from torch's generator as the library does."""
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Give the head the tensors that it has from the pretrained model, after the embedding is real."""
+        """Set the head's pretrained tensors, after the embedding is real."""
 
     def num_targets(self, batch: Batch) -> int:
-        """Number of valid targets of a whole batch, by which the summed loss is divided."""
+        """Number of valid targets of a whole batch, the divisor of the summed loss."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Compute loss and hits of a micro-batch.
-
-        Args:
-            head: what ``add`` gave.
-            last_BTD: the model's last hidden state.
-            batch: the rows.
-            more: keyword arguments that the family has for the head.
-        """
+        """Compute loss and hits of a micro-batch; ``more`` are the keyword arguments of ``FamilyForward.finish``."""
 
 
 def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> Any:
@@ -192,10 +185,10 @@ def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[s
 
 
 class _OneOutput(abc.ABC):
-    """A task whose head computes all outputs of a micro-batch at once."""
+    """A task with all outputs of a micro-batch at once."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Run the head; its output gets no name here, so that logits end before backward."""
+        """Run the head; its output has no name here, so that logits are freed before backward."""
         return self.evaluate(head_output(head, last_BTD, batch, more), batch)
 
     @abc.abstractmethod
@@ -207,20 +200,20 @@ class SequenceClassification(_OneOutput):
     """Predicts one class per row of text."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default classification head, with the class names in it."""
+        """Add AdapterHub's default classification head with the class names."""
         names = dict(enumerate(labels))
         model.add_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new and has nothing from the pretrained model."""
+        """Do nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of rows with a label."""
         return int((batch.labels != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy over rows, and count rows whose largest logit is the label's."""
+        """Sum the cross entropy over rows, and count rows with the largest logit at the label."""
         logits_BC, labels_B = output.logits, batch.labels  # B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
         predicted_B = logits_BC.detach().argmax(dim=-1)
@@ -237,19 +230,19 @@ class Regression(_OneOutput):
     """Predicts one number per row of text, or pair of texts."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default classification head with one output, which is its head for numbers."""
+        """Add AdapterHub's default classification head with one output, its regression head."""
         model.add_classification_head(HEAD, num_labels=1, id2label={0: NUMBER})
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new and has nothing from the pretrained model."""
+        """Do nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of rows."""
         return len(batch.labels)
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum the squared errors over rows, and beside them their sizes."""
+        """Sum the squared and the absolute errors over rows."""
         said_B = output.logits.squeeze(-1)  # B rows
         errors_B = said_B - batch.labels.to(said_B.dtype)
         return HeadCounts(
@@ -264,7 +257,7 @@ class ImageClassification(SequenceClassification):
     """Predicts one class per image."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default image head, with the class names in it."""
+        """Add AdapterHub's default image head with the class names."""
         names = dict(enumerate(labels))
         model.add_image_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
@@ -274,20 +267,20 @@ class TokenClassification(_OneOutput):
     """Predicts the tag of each word at its first token."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default tagging head, with the names of the tags in it."""
+        """Add AdapterHub's default tagging head with the names of the tags."""
         names = dict(enumerate(labels))
         model.add_tagging_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new and has nothing from the pretrained model."""
+        """Do nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of words with a tag."""
         return int((batch.labels != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy over words, and count words whose largest logit is the tag's."""
+        """Sum the cross entropy over words, and count words with the largest logit at the tag."""
         logits_NC, labels_N = output.logits.flatten(0, 1), batch.labels.flatten()  # N tokens, C tags
         loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
         predicted_BT = output.logits.detach().argmax(dim=-1)
@@ -309,16 +302,16 @@ class QuestionAnswering(_OneOutput):
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new and has nothing from the pretrained model."""
+        """Do nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of windows."""
         return int((batch.labels[:, 0] != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum half the cross entropies of start and end; return the logits to be scored against the answers' texts.
+        """Sum half the cross entropies of start and end; return the logits, to be scored against the answers' texts.
 
-        No probability is left for padding, which depends on the neighbours of a row.
+        Padding gets no probability, because its amount depends on the neighbours of a row.
         """
         both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
         losses = [
@@ -338,10 +331,10 @@ class QuestionAnswering(_OneOutput):
 
 
 class CausalLanguageModel(_OneOutput):
-    """Predicts the next token with the pretrained decoder as head, which is frozen unless all parameters train."""
+    """Predicts the next token with the pretrained decoder, which is frozen unless all parameters train."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add the decoder as AdapterHub keeps it for a loaded language model, without weights until ``connect``."""
+        """Add the decoder as AdapterHub does for a loaded language model, without weights until ``connect``."""
         from adapters.heads import CausalLMHead
 
         with without_weights():
@@ -351,7 +344,7 @@ class CausalLanguageModel(_OneOutput):
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Make the token table the decoder's weight, or read the decoder from the files if they are not tied.
+        """Use the token table as the decoder's weight, or read the decoder from the files if they are not tied.
 
         A tied decoder that trains is a parameter of its own on the table's memory, with a gradient of its own.
         """
@@ -383,13 +376,13 @@ class CausalLanguageModel(_OneOutput):
         decoder.weight.requires_grad_(trains)
 
     def num_targets(self, batch: Batch) -> int:
-        """Number of tokens that have a token before them in their row."""
+        """Number of tokens with a token before them in their row."""
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Compute the loss from all tokens' logits at once if these are few, else a chunk at a time.
+        """Compute the loss from all logits at once if they are small, else by chunks.
 
-        Logits with a cap always come in chunks, of half the size, as each has a second number beside it.
+        Capped logits are always computed by chunks, of half the size, because each needs a second number.
         """
         table_VD = head.get_output_embeddings().weight  # V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
@@ -404,8 +397,8 @@ class CausalLanguageModel(_OneOutput):
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
         """Sum the cross entropy of the next tokens.
 
-        The labels are moved and not the logits: cutting the last token off would copy a vocabulary's worth of
-        numbers for every token, twice with the gradient.
+        The labels are shifted, not the logits: to cut off the last token would copy all logits, and again their
+        gradient.
         """
         logits_NV = output.logits.flatten(0, 1)  # N tokens, V vocabulary
         labels_N = _next_tokens(batch)
@@ -420,7 +413,7 @@ class CausalLanguageModel(_OneOutput):
 
 
 def _next_tokens(batch: Batch) -> torch.Tensor:
-    """Return the token that each token has to predict (N): a row 5, 6, 7 gives 6, 7, ``IGNORED``."""
+    """Return the target of each token (N): a row 5, 6, 7 gives 6, 7, ``IGNORED``."""
     return nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
 
 
@@ -438,7 +431,7 @@ def task_of(name: str) -> Task:
     """Return the task of a job's ``model.task``.
 
     Raises:
-        JobError: not supported.
+        JobError: the task is not supported.
     """
     if name not in TASKS:
         raise JobError(f"model.task = {name!r} is not supported yet; use one of {', '.join(sorted(TASKS))}")

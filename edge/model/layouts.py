@@ -1,8 +1,8 @@
-"""The modules of a block, family by family: the matrices that its subnets share, and where its adapters are.
+"""Modules of a block by family: the matrices that subnets share, and the places of adapters.
 
 Source: the modules of transformers 4.57 and adapters 1.3.0. In the Llama family the library's ``intermediate_lora``
-wraps the matrix ``down``, and its ``output_lora`` the matrix ``up``; here a module is called after what it computes.
-Where adapters are plugged in, the two are as their names say.
+wraps the matrix ``down``, and its ``output_lora`` the matrix ``up``; here a module has the name of its function. For
+plugged-in adapters both names are right.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockLayout:
-    """The dotted names of the modules in a block of one family.
+    """Dotted names of the modules in a block of one family.
 
     Attributes:
-        attention: knows how its heads attend.
-        query: matrix of the queries; the same as ``key`` and ``value`` where the three are one matrix.
+        attention: module of the attention itself.
+        query: matrix of the queries; the same as ``key`` and ``value`` for a fused matrix.
         key: matrix of the keys.
         value: matrix of the values.
-        attention_out: matrix behind the attention.
+        attention_out: output matrix of the attention.
         up: first matrix of the feed-forward part.
         gate: matrix of the gate beside ``up``; empty without one.
         activation: function between ``up`` (or ``gate``) and ``down``.
-        down: last matrix of the feed-forward part.
-        attention_norm: before the attention, or behind it with the residual.
+        down: output matrix of the feed-forward part.
+        attention_norm: before the attention, or after it and the residual.
         feed_forward_norm: the same of the feed-forward part.
-        attention_adapter: bottleneck behind the attention; it adds the residual.
-        feed_forward_adapter: bottleneck behind the feed-forward part; it adds the residual.
-        norm_first: whether norms come before attention and feed-forward part, not behind them.
-        inputs_first: matrices that are stored with a row for each input, not for each output.
-        swaps_lora: the library calls ``down`` the intermediate matrix and ``up`` the output.
-        adds_residual: the block itself adds the residual behind a bottleneck, which is plugged in.
-        query_norm: of each head's queries, before they are turned; empty without one.
+        attention_adapter: bottleneck after the attention; adds the residual.
+        feed_forward_adapter: bottleneck after the feed-forward part; adds the residual.
+        norm_first: whether norms are before attention and feed-forward part, not after them.
+        inputs_first: whether matrices are stored with a row for each input, not for each output.
+        swaps_lora: whether the library calls ``down`` the intermediate matrix and ``up`` the output.
+        adds_residual: whether the block adds the residual after its plugged-in bottleneck.
+        query_norm: norm of each head's queries, before the rotation; empty without one.
         key_norm: the same of keys.
-        attention_last_norm: of what the attention adds, behind its bottleneck; empty without one.
+        attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
         feed_forward_last_norm: the same of the feed-forward part.
     """
 
@@ -65,17 +65,17 @@ class BlockLayout:
 
     @property
     def is_merged(self) -> bool:
-        """Whether queries, keys and values come of one matrix."""
+        """Whether queries, keys and values have one fused matrix."""
         return self.query == self.key
 
     @property
     def lora_intermediate(self) -> str:
-        """The matrix that the library calls ``intermediate_lora``; in the Llama family it is ``down``."""
+        """Matrix of the library's ``intermediate_lora``; in the Llama family ``down``."""
         return self.down if self.swaps_lora else self.up
 
     @property
     def lora_output(self) -> str:
-        """The matrix that the library calls ``output_lora``; in the Llama family it is ``up``."""
+        """Matrix of the library's ``output_lora``; in the Llama family ``up``."""
         return self.up if self.swaps_lora else self.down
 
 

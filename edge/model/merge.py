@@ -1,10 +1,8 @@
-"""``python -m edge.model.merge RUN OUT``: write a run's model with its adapter merged, or adapters added up.
+"""``python -m edge.model.merge RUN OUT``: write a run's model with its adapter merged, or the sum of users' adapters.
 
-``ringtune export --merge`` starts it. Where each user has adapters of their own, it merges those of one user, or all of
-them added up (``summed_adapters``). The adapter is loaded as an evaluation loads it, added to the matrices beside it,
-and then left out. Tensors are read and added one at a time, while the file is written.
-
-It is a process of its own, because an export is put together without torch.
+``ringtune export --merge`` starts it as a process of its own, because an export runs without torch. For users with
+adapters of their own it merges those of one user, or the sum of all. The adapter is loaded as for an evaluation, and
+added to its matrices. Tensors are read and added one at a time, while the file is written.
 """
 
 from __future__ import annotations
@@ -74,16 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> None:
-    """Write the merged model of a run.
+    """Write the merged model of a run into the folder ``out``.
 
-    Args:
-        run: its folder.
-        out: folder that takes the files.
-        model: of the base model; None = the run's own.
-        user: to merge the adapters of, where each user has their own; empty = those of all added up.
+    ``model`` is the folder of the base model; None = the run's own. Where each user has own adapters, those of ``user``
+    are merged; empty = the sum of all.
 
     Raises:
-        RingTuneError: see ``edge.model.merge.merged_files``.
+        RingTuneError: see ``merged_files`` and ``sum_run``.
     """
     job, course = _read(run)
     base = model or Path(job.model.path)
@@ -103,10 +98,11 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
 
 
 def sum_run(run: Path, out: Path) -> None:
-    """Write the adapters of all users of a run added up, as the folder of one adapter.
+    """Write the sum of all users' adapters of a run, as the folder of one adapter.
 
     Raises:
-        RingTuneError: see ``summed_files`` and ``summed_kinds_files`` of ``edge.model.result``.
+        UsageError: the run has no users with adapters of their own.
+        RingTuneError: see ``summed_files`` and ``summed_kinds_files``.
     """
     job, course = _read(run)
     folders = {user: run / of_user(user) for user in user_sets(course)}
@@ -128,20 +124,13 @@ def _read(run: Path) -> tuple[Job, Course]:
 
 
 def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) -> dict[str, Pieces]:
-    """Make the folder of a model with an adapter merged into it; tensors are read when a file is gone through.
+    """Make the folder of a model with a merged adapter, by file name; tensors are read when a file is iterated.
 
-    Args:
-        job: of the run.
-        model: folder of the base model.
-        adapter: folder of the run's result.
-        labels: names of the classes; empty without.
-
-    Returns:
-        Name to content.
+    ``model`` and ``adapter`` are the folders of the base model and of the run's result.
 
     Raises:
         UsageError: the adapter is no change of matrices.
-        ModelError: the base model is not there, or is another one.
+        ModelError: the base model is missing, or another one.
         IntegrityError: the adapter is damaged, or of another model.
     """
     if problem := merge_refusal(job.adapter.config):
@@ -163,7 +152,7 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 
 
 def merge(skeleton: Skeleton) -> None:
-    """Add the adapter of every hosted block to the matrices; the modules of the adapter stay, unused from now on."""
+    """Add the adapter of every hosted block to the matrices; the adapter modules stay, unused."""
     if skeleton.has_library:
         skeleton.model.merge_adapter(ADAPTER)
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
@@ -185,16 +174,13 @@ _DOWN, _UP = "lora_A", "lora_B"
 
 
 def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
-    """Make the files of the sum; what is the same for all is that of the first.
+    """Make the files of the sum, by name; files that are equal for all users are the first user's.
 
     Args:
         folders: of the users.
         names: of the files of each; its adapter is one that ``ringtune.models.adapter_support.summed_config`` takes.
-        is_own: whether the adapters of a block are each user's own. Others never trained, are the same for all, and
-            count once, as in every forward of the run.
-
-    Returns:
-        Name to content.
+        is_own: whether each user has own adapters in a block. Those of other blocks never trained, are equal for all,
+            and count once, as in every forward of the run.
 
     Raises:
         IntegrityError: a file is damaged, or the adapters do not have the same tensors.
@@ -222,7 +208,6 @@ def opened(path: Path) -> TensorFile:
 
 
 def _summed(files: Sequence[TensorFile], folders: Sequence[Path], is_own: Callable[[int], bool]) -> Pieces:
-    """Write the sums to one file."""
     shapes = {name: (info.dtype, info.shape) for name, info in files[0].infos.items()}
     for file, folder in zip(files, folders, strict=True):
         other = {name: (info.dtype, info.shape) for name, info in file.infos.items()}
@@ -234,7 +219,7 @@ def _summed(files: Sequence[TensorFile], folders: Sequence[Path], is_own: Callab
 
 
 def _tensor(files: Sequence[TensorFile], name: str, is_own: Callable[[int], bool]) -> TensorPieces:
-    """Describe a tensor of the sum without reading it."""
+    """Describe a tensor of the sum; its values are computed when the pieces are iterated."""
     info, rank, block = files[0].infos[name], _rank(files[0], name), block_of(name)
     shape, size_bytes = list(info.shape), info.nbytes
     if rank:
@@ -251,7 +236,7 @@ def _tensor(files: Sequence[TensorFile], name: str, is_own: Callable[[int], bool
 
 
 def _rank(file: TensorFile, name: str) -> int:
-    """Return the rank of the product of which a tensor is a factor; 0 of a matrix of its own.
+    """Return the rank of a low-rank factor; 0 for another tensor.
 
     Raises:
         IntegrityError: the other factor is missing, or they do not fit.
@@ -273,9 +258,9 @@ def read_tensor(source: TensorPieces) -> torch.Tensor:
 
 
 def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tensor:
-    """Add up matrices, and put the factors of products beside each other.
+    """Add up matrices, and concatenate low-rank factors.
 
-    Where query, key and value are one matrix, ``lora_A`` has ``rank`` rows for each of them, one after the other.
+    For a fused matrix ``lora_A`` has ``rank`` rows for each part, one after the other.
     """
     if name.endswith(_UP):
         return torch.cat(list(tensors), dim=1)
@@ -286,7 +271,7 @@ def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tenso
 
 
 def _grown(path: Path, count: int) -> bytes:
-    """Return the description of an adapter with the rank of the sum, where it has one."""
+    """Return the description of an adapter with the rank of the sum."""
     try:
         found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         if path.name == ADAPTER_CONFIG_FILE:
@@ -305,12 +290,7 @@ def _with_rank(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 class UserAdapter(NamedTuple):
-    """The adapter of one user.
-
-    Attributes:
-        folder: that it is in.
-        config: ``adapter.config`` that it has.
-    """
+    """The adapter of one user; ``config`` is its ``adapter.config``."""
 
     folder: Path
     config: str
@@ -322,14 +302,9 @@ class _Opened(NamedTuple):
 
 
 def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
-    """Make the files of the sum, a ``linear``; the head is that of the first, as it is the same for all.
+    """Make the files of the sum, a ``linear``, by name; the head, equal for all, is the first user's.
 
-    Args:
-        users: with adapters that ``sum_of_kinds`` takes.
-        is_own: see ``summed_files``.
-
-    Returns:
-        Name to content.
+    The adapters are those that ``sum_of_kinds`` takes; ``is_own`` as for ``summed_files``.
 
     Raises:
         IntegrityError: a file is damaged.
@@ -361,7 +336,6 @@ def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], 
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
-    """Read what describes an adapter, of any kind."""
     path = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), folder / DESCRIPTIONS[0])
     try:
         found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
@@ -376,14 +350,14 @@ def _is_fused(layout: BlockLayout, place: str) -> bool:
 
 
 class _Change(NamedTuple):
-    """The change that one adapter makes to one matrix: a matrix, or the product of two.
+    """Change of one matrix by one adapter: a matrix, or the product of two.
 
     Attributes:
-        file: that has them.
+        file: with both.
         up: name of the matrix with a row for each output.
-        down: name of the matrix that is multiplied from the right; empty without one.
-        part: which of the parts that ``up`` and ``down`` have, one for each place in one matrix.
-        parts: of these.
+        down: name of the right factor; empty without one.
+        part: index of the part in ``up`` and ``down``, which have one for each place of a fused matrix.
+        parts: number of parts.
         scale: factor.
     """
 
@@ -407,7 +381,6 @@ class _Change(NamedTuple):
         return up[0] // self.parts, down[1]
 
     def value(self) -> torch.Tensor:
-        """Read it, in float64."""
         up = read_tensor(self.file.tensor(self.up)).double().chunk(self.parts)[self.part]
         if not self.down:
             return up * self.scale
@@ -415,7 +388,7 @@ class _Change(NamedTuple):
 
 
 def _sum(changes: Sequence[_Change], counted: int, where: str) -> TensorPieces:
-    """Describe the sum of the changes at one place without reading them; the first ones are counted."""
+    """Describe the sum of the first ``counted`` changes at one place; it is computed when the pieces are iterated."""
     first = changes[0]
     dtype, shape = first.file.infos[first.up].dtype, first.shape
     if odd := next((change for change in changes if change.shape != shape), None):
@@ -432,7 +405,7 @@ def _sum(changes: Sequence[_Change], counted: int, where: str) -> TensorPieces:
 
 
 def _changes(one: _Opened, stem: str, block: int, place: str, layout: BlockLayout) -> list[_Change]:
-    """List what a user's adapter changes at a place of a block."""
+    """List the changes of a user's adapter at one place of a block."""
     is_fused, found = _is_fused(layout, place), list[_Change]()
     own = f"{stem}.{ADAPTER}.{place}.weight" if is_fused else f"{stem}.{ADAPTER}.weight"
     for auxiliary in in_block(auxiliary_of(one.config), block):

@@ -1,21 +1,20 @@
-"""The optimizer state of inactive units on disk: a safetensors file for each unit, mapped while the unit is updated.
+"""Optimizer state of inactive units on disk: a safetensors file for each unit, mapped while the unit is updated.
 
-The update writes into the mapping, so that nothing is read or written as a whole: the kernel reads pages in and writes
-them out, and what an inactive unit has of them is page cache, which the kernel drops where memory is short. Disk space
-is allocated when the file is made: a write into a page for which the disk has no space would end the process.
+The update writes into the mapping: the kernel reads and writes pages, and pages of an inactive unit are page cache,
+which the kernel drops where memory is short. Disk space is allocated when the file is made, because a write into a page
+without disk space would end the process.
 
-The file is scratch: it is not forced to the disk. After a crash a run resumes from its checkpoint, which has its own.
+The file is scratch and not forced to the disk. After a crash a run resumes from its checkpoint, which has its own copy.
 
-Files are read ahead by a thread that only gives the kernel a hint for each piece: it runs nothing of torch, draws no
-random number, and maps nothing, so that no result depends on it and a process holds nothing more. What is not there in
-time is read when it is used. Where the kernel takes no hints nothing is read ahead.
+A thread prefetches files by hints to the kernel alone, so no result depends on it and it takes no memory. Without
+support for hints nothing is prefetched; pages are then read at their use.
 
-State is put away and read ahead by the units that the method trains at each step::
+State is evicted and prefetched by the units that the method trains at each step::
 
     step       0          1          2          3       two groups; node a has units 0 and 1, each a group
     updates    unit 0     unit 1     unit 0     unit 1
-    put away   after 0    after 1    ...                unless the next step trains the unit again
-    read ahead      unit 1     unit 0     unit 1        while the step before computes
+    evict      after 0    after 1    ...                unless the next step trains the unit again
+    prefetch        unit 1     unit 0     unit 1        during the step before
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ class DiskStateStore:
     """The state of units, in ``FOLDER/<unit>.safetensors``.
 
     Args:
-        folder: nobody else writes there; it is removed with the run.
-        optimizer: of the job.
-        of: what the files are of: run and node.
+        folder: used by this store only; removed with the run.
+        of: run and node, for the files' headers.
     """
 
     def __init__(self, folder: Path, optimizer: str, of: Mapping[str, str]) -> None:
@@ -73,14 +71,14 @@ class DiskStateStore:
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of the files that were asked for ahead and are not mapped yet (for benchmarks)."""
+        """Bytes of the prefetched files that are not mapped yet."""
         return sum(self._files[unit].size_bytes for unit in self._ahead)
 
     def reserve(self, units: Mapping[int, Parameters]) -> None:
-        """Take the room on the disk that the state of these units will need, so that nobody else can.
+        """Allocate the disk space for the state of these units.
 
         Raises:
-            StorageError: no room.
+            StorageError: the disk is full.
         """
         for unit, parameters in units.items():
             shapes = _shapes(self._optimizer, parameters)
@@ -91,8 +89,8 @@ class DiskStateStore:
         """Map the state of a unit, with zeros for parameters that have none yet.
 
         Raises:
-            StorageError: no room on the disk.
-            IntegrityError: the file is not the one that was made here.
+            StorageError: the disk is full.
+            IntegrityError: the file was replaced or cut.
         """
         wanted = _shapes(self._optimizer, updated)
         file = self._files.get(unit)
@@ -105,11 +103,11 @@ class DiskStateStore:
         self._mapped.add(unit)
         self._ahead.discard(unit)
         if self._files[unit].size_bytes >= STATE_GIVEN_BACK_BYTES:
-            trim_heap()  # of what the graphs of the step took
+            trim_heap()  # memory of the step's graphs
         return self._files[unit].map()
 
     def parts(self, unit: int, updated: Parameters) -> Iterator[Parameters]:
-        """Yield one parameter after the other; pages of one's state are released before the next one's are read."""
+        """Yield one parameter after the other; the pages of its state are released before the next one's are read."""
         file = self._files.get(unit)
         for name, parameter in updated.items():
             yield {name: parameter}
@@ -117,23 +115,23 @@ class DiskStateStore:
                 file.release_pages(name)
 
     def evict_state(self, unit: int) -> bool:
-        """Drop the mapping; what was written is in the file."""
+        """Drop the mapping; the file has the state."""
         self._mapped.discard(unit)
         return True
 
     def prefetch(self, units: Iterable[int]) -> None:
-        """Begin to bring the files of these units into the page cache, each once before it is mapped."""
+        """Start to read the files of these units into the page cache, each once before it is mapped."""
         for unit in units:
             if unit in self._files and unit not in self._mapped and unit not in self._ahead:
                 self._ahead.add(unit)
                 self._prefetcher.ask(self._files[unit].path)
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
-        """Return the state of a unit, read from its file; none if it was never updated."""
+        """Return the state of a unit, read from its file when iterated; empty if it was never updated."""
         return self._files[unit].pieces() if unit in self._files else {}
 
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
-        """Make the file of a unit anew, for what is named."""
+        """Replace the file of a unit by one for ``wanted``."""
         self._mapped.discard(unit)
         self._ahead.discard(unit)
         file = self._files.pop(unit, None)
@@ -148,7 +146,7 @@ class DiskStateStore:
         self._files[unit].fill(name, source)
 
     def close(self) -> None:
-        """End the reading ahead, and remove the files."""
+        """Stop the prefetch, and remove the files."""
         self._prefetcher.close()
         for file in (*self._files.values(), *self._reserved.values()):
             file.path.unlink(missing_ok=True)
@@ -158,12 +156,12 @@ class DiskStateStore:
         self._ahead.clear()
 
     def file_bytes(self, unit: int, parameters: Parameters) -> int:
-        """Bytes of the file of a unit once all of these parameters were updated."""
+        """Bytes of a unit's file after an update of all these parameters."""
         shapes = _shapes(self._optimizer, parameters)
         return StateFile(self._path(unit), self._origin(unit), shapes).size_bytes if shapes else 0
 
     def _extend(self, unit: int, wanted: Shapes) -> None:
-        """Make the file of a unit, or a larger one with what the smaller one has."""
+        """Make the file of a unit, or a larger one with the content of the old one."""
         before = self._files.get(unit)
         if before is None:
             self._begin(unit, wanted)
@@ -183,7 +181,7 @@ class DiskStateStore:
         return {**self._of, "unit": str(unit)}
 
     def _begin(self, unit: int, shapes: Shapes) -> None:
-        """Use the file that was reserved for a unit if it is for the same tensors, else one in its place."""
+        """Use the reserved file of a unit if it has the same tensors; otherwise make one."""
         reserved = self._reserved.pop(unit, None)
         is_fitting = reserved is not None and reserved.infos.keys() == shapes.keys()
         self._files[unit] = reserved if reserved is not None and is_fitting else self._made(unit, shapes)
@@ -195,7 +193,7 @@ class DiskStateStore:
 
 
 def _shapes(optimizer: str, parameters: Parameters) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Types and shapes of the state of some parameters, as ``name/key``."""
+    """Dtypes and shapes of the state of some parameters, as ``name/key``."""
     return {
         f"{name}/{key}": (DTYPE_NAMES[state_dtype(key, parameter)], shape)
         for name, parameter in parameters.items()
@@ -204,15 +202,10 @@ def _shapes(optimizer: str, parameters: Parameters) -> dict[str, tuple[str, tupl
 
 
 def require_room(folder: Path, optimizers: Sequence[UnitOptimizers], of: Mapping[str, str]) -> None:
-    """Refuse a folder in which the state of all units has no room.
-
-    Args:
-        folder: for the files.
-        optimizers: of the node.
-        of: what the files are of: run and node.
+    """Refuse a folder without disk space for the state of all units of a node; ``of`` as for ``DiskStateStore``.
 
     Raises:
-        StorageError: it can't be written, or its disk has less room; both numbers are in the message.
+        StorageError: the folder can't be written, or its disk has less space; names both numbers.
         UsageError: the node computes on an accelerator; its optimizers can't update mapped tensors.
     """
     check_writable(folder / "unit.safetensors")
@@ -238,15 +231,14 @@ FORMAT = "ringtune-state-1"
 _METADATA = "ringtune"
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Type, as ``F32``, and shape of each tensor by its name."""
+"""Name of a tensor -> dtype, as ``F32``, and shape."""
 
 
 class StateFile:
-    """A file that was made by this process and that nobody else may write.
+    """A file of tensors that only this process writes.
 
     Args:
-        path: of the file.
-        of: for the header, such as the run and the unit.
+        of: run and unit, for the header.
         shapes: of its tensors.
 
     Attributes:
@@ -269,7 +261,7 @@ class StateFile:
         """Make the file, with zeros in all tensors; one that was there is replaced.
 
         Raises:
-            StorageError: no room.
+            StorageError: the disk is full.
         """
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,17 +275,17 @@ class StateFile:
                 raise
 
     def moved(self, path: Path) -> StateFile:
-        """Give the file another name, in place of what is there; return it under that name."""
+        """Rename the file, in place of an old one; return itself."""
         with storage_errors(path):
             self.path.replace(path)
         self.path = path
         return self
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Return the tensors, whose memory is the file; it is mapped until the last of them is gone.
+        """Return the tensors on the mapped file, which stays mapped until the last of them is freed.
 
         Raises:
-            IntegrityError: the file is gone, was cut off, or belongs to another run or unit.
+            IntegrityError: the file is missing, was cut, or belongs to another run or unit.
         """
         with self._opened("r+b") as file:
             self._check(file)
@@ -302,13 +294,7 @@ class StateFile:
         return {name: _tensor(pages, info) for name, info in self.infos.items()}
 
     def release_pages(self, parameter: str) -> None:
-        """Release the resident pages of a parameter's state where it is mapped; what was written is in the file.
-
-        Whoever reads or writes there again gets them back from the page cache.
-
-        Args:
-            parameter: its tensors are ``parameter/key``.
-        """
+        """Release the resident pages of a mapped parameter's state ``parameter/key``; a later access reads the file."""
         pages = self._pages()
         if pages is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
@@ -318,7 +304,7 @@ class StateFile:
                 pages.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def pieces(self) -> dict[str, TensorPieces]:
-        """Return the tensors, read from the file when they are gone through.
+        """Return the tensors, read from the file when iterated.
 
         Raises:
             IntegrityError: as ``map``.
@@ -331,10 +317,10 @@ class StateFile:
         }
 
     def fill(self, name: str, source: TensorPieces) -> None:
-        """Replace the bytes of a tensor by those of a source of its type and shape, a piece at a time.
+        """Replace the bytes of a tensor by those of a source of its dtype and shape, a piece at a time.
 
         Raises:
-            IntegrityError: as ``map``, or the source has fewer or more bytes.
+            IntegrityError: as ``map``, or the source has another number of bytes.
         """
         info = self.infos[name]
         if source.data.size_bytes != info.nbytes:
@@ -348,7 +334,7 @@ class StateFile:
                 file.write(piece)
 
     def _check(self, file: io.BufferedIOBase) -> None:
-        """Refuse a file that is not the one that was made here."""
+        """Refuse a file with another header or size than this process wrote."""
         found, size_bytes = file.read(len(self._header)), os.fstat(file.fileno()).st_size
         if found == self._header and size_bytes == self.size_bytes:
             return
@@ -392,7 +378,7 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _origin(header: bytes) -> str:
-    """Run and unit of a file by its header; empty if it has none."""
+    """Run and unit in a file's header; empty if it has none."""
     try:
         entry = parse_json(header[8:])["__metadata__"][_METADATA]
         found = dict(parse_json(entry))
@@ -407,12 +393,12 @@ def _in_words(of: Mapping[str, str]) -> str:
 
 
 _LOG = logging.getLogger(__name__)
-_HINT_BYTES = 128 * 1024  # a longer hint is cut off to what the kernel reads ahead at once
+_HINT_BYTES = 128 * 1024  # the kernel cuts a longer hint
 _CLOSE_S = 2.0
 
 
 class Prefetcher:
-    """A thread that reads files ahead; it begins with the first file."""
+    """A thread that prefetches files; started by the first file."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
@@ -420,7 +406,7 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
 
     def ask(self, path: Path) -> None:
-        """Ask for a file to be read ahead, and return at once; a file that is not there is left alone."""
+        """Queue a file for the prefetch; a missing file is ignored."""
         if self._closing.is_set() or not hasattr(os, "posix_fadvise"):
             return
         if self._thread is None:
@@ -429,7 +415,7 @@ class Prefetcher:
         self._asked.put(path)
 
     def close(self) -> bool:
-        """End the thread; False if the disk keeps it for longer than ``_CLOSE_S`` seconds."""
+        """Stop the thread; False if it still runs after ``_CLOSE_S`` seconds."""
         self._closing.set()
         self._asked.put(None)
         if self._thread is None:
@@ -456,10 +442,9 @@ class Prefetcher:
 
 
 class InactiveState:
-    """Tells the optimizers of a node which units become inactive, and which are updated soon.
+    """Evicts and prefetches optimizer state by the units of each step.
 
     Args:
-        course: of the run.
         optimizers: of the node's blocks, and of an owner's embedding and head.
     """
 
@@ -475,14 +460,11 @@ class InactiveState:
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
         """Keep the state of inactive units in files from now on; no unit may have state yet.
 
-        The room is taken at once, so that two nodes on one disk can't both count on it.
-
-        Args:
-            folder: for the files.
-            of: what they are of: run and node.
+        Disk space is allocated at once, so that two nodes on one disk can't both count on it; ``of`` as for
+        ``DiskStateStore``.
 
         Raises:
-            StorageError: the folder can't be written, or its disk has less room than the state of all units takes.
+            StorageError: the folder can't be written, or its disk has less space than the state of all units needs.
         """
         require_room(folder, self._optimizers, of)
         self._is_moved = True
@@ -492,7 +474,7 @@ class InactiveState:
             keeper.reserve(each.units)
 
     def begin(self, item: Item) -> None:
-        """Read ahead what the step of an item and the next one update; call it with each action."""
+        """Prefetch the state for the step of an item and for the next step; called at each action."""
         if self._is_moved and item.kind.has_update and item.step != self._step:
             self._step = item.step
             for step in (item.step, item.step + 1):
@@ -500,7 +482,7 @@ class InactiveState:
                     each.prefetch(self._trained(step))
 
     def updated(self, step: int, units: Iterable[int]) -> None:
-        """Put the state of units away that were updated at ``step`` and that the next step does not train."""
+        """Evict the state of units that were updated at ``step`` and do not train at the next step."""
         if self._is_moved:
             goes_on = self._trained(step + 1)
             inactive = [unit for unit in units if unit not in goes_on]
@@ -508,7 +490,7 @@ class InactiveState:
                 each.evict_state(inactive)
 
     def close(self) -> None:
-        """Remove what is on the disk."""
+        """Remove the files."""
         if self._is_moved:
             for each in self._optimizers:
                 each.close()

@@ -1,18 +1,17 @@
 """Optimizers, one for each unit, and the safetensors files of trained tensors with their optimizer state.
 
-A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
-has its own count of updates, for the bias correction: under HiFT unit 3 has its first update at a later step than
-unit 2, and yet it is its first. A unit is inactive between an update and its next one, unless the very next step trains
-it again; a ``StateStore`` has its state meanwhile, which by default stays in memory.
+Updates of units are independent, in any order and at any step. Each parameter has its own count of updates, for the
+bias correction: under HiFT the first update of unit 3 is at a later step than that of unit 2. A unit is inactive
+between two updates, unless these are at consecutive steps; a ``StateStore`` keeps its state then, by default in memory.
 
-AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which reads parameter, gradient and state once and
-holds nothing besides; the other paths of torch hold copies, of one tensor or of all (``foreach``). Adafactor has no
-such kernel: it is updated one tensor after the other. On a CPU the kernel silently takes all tensors for contiguous: so
-gradients are made contiguous, and parameters that are not have the slow path. Nor does it raise the version counter by
-which autograd detects a graph of the old values: that is done here.
+AdamW, SGD, momentum and Adagrad use torch's ``fused`` kernel, which reads parameter, gradient and state once and copies
+nothing; the other paths of torch copy one tensor or all (``foreach``). Adafactor has no such kernel, and is updated
+tensor by tensor. On a CPU the kernel silently assumes contiguous tensors: so gradients are made contiguous, and other
+parameters use the slow path. It does not raise the version counter by which autograd detects a graph of old values:
+that is done here.
 
-Measured with two threads: AdamW takes a quarter of the processor's time of the path for one tensor at a time, and
-differs from it by rounding; one and several threads give the same bits.
+Measured with two threads: AdamW takes a quarter of the processor time of the path tensor by tensor, and differs from it
+by rounding; one and several threads give the same bits.
 
 A head at a hand-over and a shard of a checkpoint are such files; they differ in the names of their tensors.
 """
@@ -33,47 +32,47 @@ from ringtune.job.job import Train
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces
 
 State = dict[str, torch.Tensor]
-"""Tensors of state as ``name/key``."""
+"""Optimizer state as ``name/key``."""
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
 class StateStore(Protocol):
-    """Keeps the state of inactive units, by unit."""
+    """Keeps the optimizer state of inactive units."""
 
     def load_state(self, unit: int, updated: Parameters) -> State | None:
-        """Return the state of a unit whose named parameters are about to be updated.
+        """Return the state of a unit before an update of these parameters.
 
-        None if the optimizer has it already, or makes it anew.
+        None if the optimizer has the state, or has to make it anew.
         """
 
     def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
-        """Yield the parameters of an update in the parts in which it is done; a part is over when the next is asked."""
+        """Yield the parameters of an update in parts; a part is updated before the next is requested."""
 
     def evict_state(self, unit: int) -> bool:
-        """Take the state of a unit that was updated; whether the optimizer has to drop it."""
+        """Keep the state of an updated unit; True if the optimizer has to drop it."""
 
     def prefetch(self, units: Iterable[int]) -> None:
-        """Begin to read the state of units that are updated soon, without waiting for it."""
+        """Start to read the state of units before their update."""
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
-        """Return the state of a unit; None if this keeps none."""
+        """Return the state of a unit; None if this store keeps none."""
 
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
-        """Make room for the state of a unit in place of what is kept of it; False if this keeps none."""
+        """Make room for the state of a unit, in place of the kept state; False if this store keeps none."""
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
-        """Fill a tensor of the room of a unit."""
+        """Fill a tensor of a unit's room."""
 
     def close(self) -> None:
-        """Drop all that is kept."""
+        """Drop all state."""
 
 
 class NoStateStore:
     """Keeps nothing: an inactive unit's moments and counts start anew at its next update."""
 
     def load_state(self, unit: int, updated: Parameters) -> State | None:
-        """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
+        """Return None: the optimizer makes the state anew, or has it if the unit stayed active."""
         return None
 
     def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
@@ -85,21 +84,21 @@ class NoStateStore:
         return True
 
     def prefetch(self, units: Iterable[int]) -> None:
-        """Do nothing: there is nothing to read."""
+        """Do nothing."""
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
         """Return None: only the optimizer has state, of active units."""
         return None
 
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
-        """Return False: what is loaded is of active units."""
+        """Return False: only active units have state."""
         return False
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
         """Refuse: there is no room.
 
         Raises:
-            PlanError: always; state is filled in only where ``make_room`` made room.
+            PlanError: always, because ``make_room`` returned False.
         """
         raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
 
@@ -111,17 +110,17 @@ class MemoryStateStore(NoStateStore):
     """Leaves all state with the optimizers, in memory."""
 
     def evict_state(self, unit: int) -> bool:
-        """Keep the state where it is."""
+        """Return False: the optimizer keeps the state."""
         return False
 
 
 class UnitOptimizers:
-    """The optimizers of everything that trains at a node.
+    """Optimizers of all units that train at a node, one each.
 
     Args:
         train: the job's optimizer.
-        units: the parameters of each unit, by names that differ over all units.
-        keeper: keeps the state of inactive units; by default it stays in memory.
+        units: unit -> its parameters, by names that are unique over all units.
+        keeper: keeps the state of inactive units; by default in memory.
 
     Attributes:
         name: of the optimizer, as in the job.
@@ -138,11 +137,11 @@ class UnitOptimizers:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the state that the optimizers hold, without what is kept elsewhere (for tests and benchmarks)."""
+        """Bytes of the state in the optimizers, without that of the store; for tests and benchmarks."""
         return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
 
     def keep_in(self, keeper: StateStore) -> None:
-        """Keep the state of inactive units there from now on; no unit has state yet."""
+        """Set the store for inactive units; no unit may have state yet."""
         self._keeper = keeper
 
     @property
@@ -153,9 +152,9 @@ class UnitOptimizers:
     # ---- training ---------------------------------------------------------------------------------
 
     def update(self, units: Iterable[int], learning_rate: float) -> None:
-        """Do one optimizer step of each of these units, one after the other, and free its gradients.
+        """Do one optimizer step of each of these units in turn, and free its gradients.
 
-        A parameter without a gradient is left alone. No gradient is changed.
+        A parameter without a gradient is not updated.
         """
         for unit in units:
             updated = {name: value for name, value in self._units.get(unit, {}).items() if value.grad is not None}
@@ -169,17 +168,17 @@ class UnitOptimizers:
                         apply_update(self._optimizers[unit], learning_rate)
 
     def evict_state(self, units: Iterable[int]) -> None:
-        """Put the state of these units away until they are updated again."""
+        """Evict the state of these units until their next update."""
         for unit in units:
             if unit in self._optimizers and self._keeper.evict_state(unit):
                 self._optimizers[unit].state.clear()
 
     def prefetch(self, units: Iterable[int]) -> None:
-        """Begin to read the state of units that are updated soon; no result depends on it."""
+        """Start to read the state of units before their update."""
         self._keeper.prefetch(unit for unit in units if unit in self._units)
 
     def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
-        """Put other tensors in the places of some parameters, by their ``id``; state and counts stay."""
+        """Replace parameters by new ones, by ``id`` of the old; state and counts stay."""
         for unit, optimizer in self._optimizers.items():
             self._units[unit] = {name: fresh.get(id(value), value) for name, value in self._units[unit].items()}
             for group in optimizer.param_groups:
@@ -189,19 +188,19 @@ class UnitOptimizers:
                     optimizer.state[fresh[id(parameter)]] = optimizer.state.pop(parameter)
 
     def drop_state(self) -> None:
-        """Free the moments and step counts of all active units."""
+        """Free the state of all active units."""
         for optimizer in self._optimizers.values():
             optimizer.state.clear()
 
     def close(self) -> None:
-        """Free all state, wherever it is."""
+        """Free all state, also that of the store."""
         self.drop_state()
         self._keeper.close()
 
     # ---- files ------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, TensorPieces]:
-        """Return all state as ``name/key``, read when it is gone through; a parameter never updated has none."""
+        """Return all state as ``name/key``, read when iterated; a parameter without updates has none."""
         found: dict[str, TensorPieces] = {}
         for unit in self._units:
             kept = self._keeper.tensors(unit)
@@ -211,17 +210,11 @@ class UnitOptimizers:
         return found
 
     def state_shapes(self, shape: Shape) -> dict[str, Shape]:
-        """Return the shapes of the state of an updated parameter of this shape, by key."""
+        """Return the shapes of an updated parameter's state, by key."""
         return state_shapes(self.name, shape)
 
     def make_room(self, wanted: Mapping[str, TensorInfo]) -> None:
-        """Make room for the state that is named, to be filled; state that is not named is dropped.
-
-        A tensor of the same type and shape stays.
-
-        Args:
-            wanted: as ``name/key``.
-        """
+        """Make room for exactly the state ``wanted``, as ``name/key``; a tensor of the same dtype and shape stays."""
         for unit in self._units:
             of_unit = {full: info for full, info in wanted.items() if self._unit_of[full.rpartition("/")[0]] == unit}
             if not self._keeper.make_room(unit, of_unit):
@@ -244,7 +237,6 @@ class UnitOptimizers:
         return state_tensors(self._optimizers[unit], self._units[unit])
 
     def _give(self, unit: int, state: State) -> None:
-        """Give an optimizer this state in place of its own."""
         optimizer = self._optimizers[unit]
         optimizer.state.clear()
         for full, value in state.items():
@@ -263,9 +255,9 @@ class UnitOptimizers:
 
 
 def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Make torch's optimizer of a job; it has no state yet.
+    """Make torch's optimizer of a job, without state.
 
-    Parameters without a gradient are skipped by ``step``, so their state and counts start when they first train.
+    ``step`` skips parameters without a gradient, so their state and counts start when they first train.
     """
     made = _made(train, parameters)
     made.state.clear()  # Adagrad makes its state at once
@@ -307,7 +299,7 @@ def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None
 
 @contextmanager
 def only(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Let an optimizer know these of its parameters only; state and gradients of the others stay as they are."""
+    """Restrict an optimizer to these parameters inside the context; the others keep state and gradients."""
     wanted, before = {id(parameter) for parameter in parameters}, [group["params"] for group in optimizer.param_groups]
     for group, known in zip(optimizer.param_groups, before, strict=True):
         group["params"] = [parameter for parameter in known if id(parameter) in wanted]
@@ -319,9 +311,9 @@ def only(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Paramet
 
 
 def begin_state(name: str, optimizer: torch.optim.Optimizer, updated: Iterable[torch.nn.Parameter]) -> None:
-    """Give parameters that have none yet the state before their first update: zeros.
+    """Set zero state for parameters without state.
 
-    Torch would make it too, but momentum's kernel takes a first update for the first one of all its parameters.
+    Torch would do it too, but the momentum kernel takes the first update of one parameter as the first of all.
     """
     for parameter in updated:
         if not optimizer.state.get(parameter):
@@ -335,14 +327,14 @@ def begin_state(name: str, optimizer: torch.optim.Optimizer, updated: Iterable[t
 
 
 def state_dtype(key: str, parameter: torch.nn.Parameter) -> torch.dtype:
-    """Return the type of a tensor of a parameter's state: the parameter's, of a count float32."""
+    """Return the dtype of a state tensor: float32 for a count, otherwise the parameter's."""
     return torch.float32 if key == STEP else parameter.dtype
 
 
 def state_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Return moments and step counts as ``name/key``; a parameter that was never updated has none.
+    """Return moments and step counts as ``name/key``; a parameter without updates has none.
 
     Example: AdamW after a step gives ``w/step``, ``w/exp_avg`` and ``w/exp_avg_sq`` for the parameter ``w``.
     """
@@ -355,7 +347,7 @@ def state_tensors(
 
 
 class NamePrefixes(NamedTuple):
-    """How the names of trained tensors and of their optimizer state begin in a file."""
+    """Name prefixes of trained tensors and of their optimizer state in a file."""
 
     value: str
     state: str
@@ -363,15 +355,15 @@ class NamePrefixes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """The state of training: some tensors, and the optimizer state of those that train.
+    """Some tensors, with the optimizer state of those that train, as content of a file.
 
     Attributes:
-        values: the tensors by name; they are filled in place.
-        parameters: those of them that the optimizers are over.
+        values: the tensors by name; filled in place.
+        parameters: those that the optimizers update.
         optimizers: None if nothing trains.
         prefixes: of the names in a file.
         where: names the file in errors.
-        part: of a node that has this state, for errors.
+        part: names this state's part of the node in errors.
     """
 
     values: Mapping[str, torch.Tensor]
@@ -382,21 +374,17 @@ class TrainingState:
     part: str
 
     def tensors(self) -> dict[str, TensorPieces]:
-        """Return every tensor by its name in a file; a parameter that was never updated has no optimizer state."""
+        """Return every tensor by its name in a file; a parameter without updates has no optimizer state."""
         found = {f"{self.prefixes.value}{name}": pieces_of(value) for name, value in self.values.items()}
         if self.optimizers is not None:
             found |= {f"{self.prefixes.state}{name}": value for name, value in self.optimizers.tensors().items()}
         return found
 
     def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
-        """Refuse a file that is not of this state.
-
-        Args:
-            file: as ``tensors`` makes it.
-            besides: names of other tensors in it.
+        """Refuse a file with other tensors than ``tensors()``, except ``besides``.
 
         Raises:
-            IntegrityError: tensors with other names, shapes or types.
+            IntegrityError: names, shapes or dtypes differ.
         """
         own = {name: info for name, info in file.infos.items() if name not in besides}
         given, state = _named(own, self.prefixes.value), _named(own, self.prefixes.state)
@@ -412,7 +400,7 @@ class TrainingState:
     def load(self, file: TensorFile) -> None:
         """Replace tensors and optimizer state by those of a checked file, one after the other.
 
-        Memory of the file is freed as soon as it was read.
+        Memory of the file is freed after each tensor.
         """
         prefixes = self.prefixes
         if self.optimizers is not None:
@@ -427,7 +415,7 @@ class TrainingState:
             file.release_pages(name)
 
     def _check_state(self, name: str, state: Mapping[str, TensorInfo]) -> None:
-        """Refuse state of an unknown tensor, or other state than the optimizer keeps of it."""
+        """Refuse state of an unknown tensor, or other state than the optimizer's."""
         parameter = self.parameters.get(name)
         if parameter is None or self.optimizers is None:
             raise IntegrityError(f"{self.where} has state of {name}, which does not train here")
@@ -454,5 +442,5 @@ class TrainingState:
 
 
 def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:
-    """Choose the tensors with this prefix, by the rest of their names."""
+    """Select the tensors with this prefix, by the rest of their names."""
     return {name.removeprefix(prefix): info for name, info in infos.items() if name.startswith(prefix)}

@@ -1,15 +1,14 @@
-"""The embedding and the head, which only an owner has, and the names of their trained tensors.
+"""Embedding and head of an owner, and the names of their trained tensors.
 
-A head that trains besides adapters is the one trained part that moves: at a hand-over it travels with its optimizer
-state, so that the result is that of one process. Where all parameters train, every owner keeps embedding and head, and
-gets the gradients of the other owners instead (``edge.model.unit_grads``). The units of the model are complete then::
+With adapters, a trained head travels with its optimizer state at a hand-over, so that the result is that of one
+process. Where all parameters train, every owner keeps copies of embedding and head, and gets the gradients of the other
+owners instead (``edge.model.unit_grads``). The units are then::
 
     embedding   token table, positions, their norm                    wte.weight, embeddings.LayerNorm.bias, ...
     head        last norm, decoder of its own, or a new head          ln_f.weight, lm_head.weight, heads.ringtune.1.bias
 
-A tensor that embedding and head share belongs to the embedding alone. The head then computes with a stand-in, another
-parameter on the same memory, so that each of the two has a gradient of its own: in whatever order the backwards of head
-and embedding run, their sum is the same in every bit.
+A tied tensor belongs to the embedding. The head computes with a stand-in, another parameter on the same memory, so that
+the two gradients are separate: their sum has the same bits in whatever order the backwards run.
 
 B rows of a micro-batch, T tokens, D model width.
 
@@ -48,9 +47,9 @@ class HeadResult(NamedTuple):
     """Loss, counts and gradient of the head for one micro-batch.
 
     Attributes:
-        values: ``loss_sum``, ``count`` and what the task counts.
+        values: ``loss_sum``, ``count`` and the task's counts.
         grad: of the hidden state (B, T, D), None without backward.
-        predictions: what an evaluation scores row by row, None if there is nothing more than ``values``.
+        predictions: for row-by-row scores of an evaluation; None if ``values`` suffice.
     """
 
     values: tuple[tuple[str, float], ...]
@@ -63,14 +62,11 @@ class OwnerParts:
 
     Args:
         skeleton: after ``materialise``.
-        head: the head module of the skeleton.
-        task: its loss.
         train: optimizer, dropout and seed.
 
     Attributes:
-        head: the module.
-        units: what trains of the embedding and of the head, by name; see ``owner_units``.
-        parameters: both together.
+        units: trained parameters of embedding and head, by unit and name; see ``owner_units``.
+        parameters: of both units, by name.
     """
 
     def __init__(self, skeleton: Skeleton, head: torch.nn.Module, task: Task, train: Train) -> None:
@@ -88,17 +84,15 @@ class OwnerParts:
             collect_sparse(module for _, module in owner_modules(skeleton))
 
     def embed(self, batch: Batch) -> torch.Tensor:
-        """Embed token ids or images as the hidden state (B, T, D) that enters block 0, without graph and dropout."""
+        """Embed token ids or images as the hidden state (B, T, D) of block 0, without graph and dropout."""
         self._set_embedding_mode(train=False)
         with torch.no_grad():
             return self._embed(batch)
 
     def embed_to_train(self, batch: Batch, at: tuple[int, int] | None) -> torch.Tensor:
-        """Embed as ``embed``, with the graph that the embedding's own gradients need.
+        """Embed as ``embed``, with a graph for the embedding's gradients.
 
-        Args:
-            batch: the rows of a micro-batch.
-            at: (step, micro-batch), for dropout; None = without.
+        ``at`` is (step, micro-batch) for dropout; None = without.
         """
         self._set_embedding_mode(train=at is not None)
         if at is not None and self._train.dropout > 0:
@@ -117,10 +111,10 @@ class OwnerParts:
         return hidden_BTD
 
     def _require_finite(self, hidden_BTD: torch.Tensor) -> None:
-        """Name a frozen tensor of the embedding that is not finite: no learning rate would help.
+        """Refuse a non-finite hidden state that a frozen tensor of the embedding causes: no learning rate would help.
 
         Raises:
-            ModelError: it is the cause of numbers that are not finite.
+            ModelError: names that tensor.
         """
         if not first_not_finite({"hidden": hidden_BTD.detach()}):
             return
@@ -156,14 +150,14 @@ class OwnerParts:
         weights: Units,
         goes_down: bool,
     ) -> HeadResult:
-        """Compute the loss and the gradient of the hidden state, and add the head's own gradients up.
+        """Compute the loss and the gradient of the hidden state, and accumulate the head's gradients.
 
         Args:
-            hidden_BTD: leaves the last block.
+            hidden_BTD: output of the last block.
             batch: the rows of this micro-batch.
-            num_targets: valid targets of the whole batch, which the loss is divided by.
+            num_targets: valid targets of the whole batch, the divisor of the loss.
             at: (step, micro-batch), for dropout; None = without.
-            weights: units that collect gradients: the head, and the embedding where they share weights.
+            weights: units that collect gradients: the head, and with tied weights the embedding.
             goes_down: whether the hidden state gets a gradient.
         """
         set_mode(self.head, train=at is not None)
@@ -175,7 +169,7 @@ class OwnerParts:
 
     @contextmanager
     def _collecting(self, weights: Units) -> Iterator[None]:
-        """Let only these weights of the head collect gradients while the context is open."""
+        """Let only these units of the head's weights collect gradients inside the context."""
         resting = [] if weights.has_head else list(self.units[self._head_unit].values())
         if self._tied is not None and not weights.has_embedding:
             resting.append(self._tied[1])
@@ -204,38 +198,33 @@ class OwnerParts:
         return HeadResult(values=values, grad=None, predictions=counts.predictions)
 
     def complete(self, unit: int) -> None:
-        """Make the gradient of the embedding or of the head whole and dense, right before its update."""
+        """Make the gradient of a unit complete and dense, right before its update."""
         complete(self.units[unit], self._tied_in(unit))
 
     def update(self, unit: int, learning_rate: float) -> None:
-        """Do one optimizer step of the embedding or of the head, after ``complete``."""
+        """Do one optimizer step of a unit, after ``complete``."""
         self.optimizers.update([unit], learning_rate)
 
     def digest(self, unit: int) -> str:
-        """Return the SHA-256, hex, of a unit's parameters; see ``digest_of``."""
+        """Return the hex SHA-256 of a unit's parameters; see ``digest_of``."""
         return digest_of(self.units[unit])
 
     def unit_grad(self, unit: int) -> Pieces:
-        """Return the gradient of a unit as one safetensors file, read when it is gone through.
+        """Return the gradient of a unit as one safetensors file, read when iterated.
 
         All backwards of the item have to be done.
         """
         return grad_blob(self.units[unit], self._tied_in(unit))
 
     def add_up_rows(self) -> None:
-        """Bound what the embedding's gradient takes after a backward of it."""
+        """Bound the memory of the embedding's sparse gradient after its backward."""
         add_up_rows(self.units[EMBEDDING])
 
     def load_unit_grad(self, unit: int, data: Pieces, *, where: str) -> None:
-        """Take the gradient of a unit that ``unit_grad`` of another owner gave, for the next update.
-
-        Args:
-            unit: which one.
-            data: the file.
-            where: names it in errors.
+        """Set the gradient of a unit from ``unit_grad`` of another owner, for the next update.
 
         Raises:
-            IntegrityError: unreadable, or tensors with other names, shapes or types than those of the unit.
+            IntegrityError: unreadable, or tensors with other names, shapes or dtypes than those of the unit.
             DivergedError: numbers that are not finite.
         """
         load_grads(data, self.units[unit], where=where)
@@ -244,10 +233,9 @@ class OwnerParts:
         return self._tied if unit == EMBEDDING else None
 
     def to_blob(self) -> Pieces:
-        """Return parameters, moments and step counts as one safetensors file, without frozen tensors.
+        """Return parameters and optimizer state as one safetensors file, without frozen tensors.
 
-        Every node has the frozen ones already. The content is read when it is gone through: the head must not change
-        before.
+        The content is read when iterated: the head must not change before.
 
         Raises:
             DivergedError: a parameter is not finite.
@@ -256,16 +244,12 @@ class OwnerParts:
         return write_tensors(self._state().tensors())
 
     def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:
-        """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
+        """Replace parameters and optimizer state by ``to_blob`` of another owner; ``where`` names it in errors.
 
         Memory of ``data`` is freed while it is read.
 
-        Args:
-            data: the file.
-            where: names it in errors.
-
         Raises:
-            IntegrityError: unreadable, or tensors with other names, shapes or types than a head of this run.
+            IntegrityError: unreadable, or tensors with other names, shapes or dtypes than a head of this run.
             DivergedError: numbers that are not finite.
         """
         state, file = self._state(where), TensorFile(data, where=where)
@@ -278,7 +262,7 @@ class OwnerParts:
         state.load(file)
 
     def drop_state(self) -> None:
-        """Free moments and step counts of a head that was handed over: at its return it brings newer ones."""
+        """Free the optimizer state of a head after its hand-over: it returns with a newer one."""
         self.optimizers.drop_state()
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:
@@ -292,10 +276,10 @@ class OwnerParts:
         )
 
     def _travelling(self) -> dict[str, torch.Tensor]:
-        """Return the tensors without the frozen ones, by name: of the head, or of all that an owner trains."""
+        """Return the tensors of ``to_blob``: of the head without frozen ones, or of all that an owner trains."""
         if self.units[EMBEDDING]:
             return dict(self.parameters)
-        # a head that trains later in the run has no gradient now, and yet it travels
+        # a head that trains later in the run travels too
         frozen = {name for name, _ in self.head.named_parameters()} - self.parameters.keys()
         return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
 
@@ -308,10 +292,6 @@ def owner_units(skeleton: Skeleton, head: nn.Module) -> dict[int, Parameters]:
 
     Names are those in the base model, of a decoder ``lm_head.weight``, of a new head ``heads.ringtune.<name>``. Where
     only the head trains, they are those inside the head.
-
-    Args:
-        skeleton: of which the owner's parts are real.
-        head: the head module of the skeleton.
     """
     top = head_of(len(skeleton.blocks))
     own = {name: value for name, value in head.named_parameters() if value.requires_grad}
@@ -326,13 +306,13 @@ def owner_units(skeleton: Skeleton, head: nn.Module) -> dict[int, Parameters]:
 
 
 def embedding_modules(skeleton: Skeleton) -> tuple[nn.Module, ...]:
-    """Return every child of the base model that a hidden state may pass before block 0, dropout included."""
+    """Return every child of the base model between input and block 0, dropout included."""
     top = skeleton.layout.blocks_path.partition(".")[0]
     return tuple(child for name, child in skeleton.base.named_children() if name != top)
 
 
 def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """Return the token table that also is the decoder, and the stand-in that the head has; None if none trains so."""
+    """Return the token table that is also the decoder, and the head's stand-in; None unless a tied table trains."""
     table = skeleton.model.get_input_embeddings() if skeleton.full_parameters else None
     if not isinstance(table, nn.Embedding):
         return None
@@ -342,7 +322,7 @@ def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[nn.Parameter, nn.Pa
 
 
 def _head(skeleton: Skeleton, head: nn.Module, own: Mapping[str, nn.Parameter]) -> Parameters:
-    """Return the parameters of the head but a tied one, by their names in the whole model."""
+    """Return the head's parameters without a tied one, by their names in the whole model."""
     tied = tied_table(skeleton, head)
     decoder = getattr(head, "get_output_embeddings", lambda: None)()
     found: Parameters = {}

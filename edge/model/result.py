@@ -1,7 +1,7 @@
-"""The result of a run, the folder of an adapter or of a whole model: each node's part, and how a node loads it again.
+"""Result of a run, the folder of an adapter or of a whole model: each node's part, and its load at a node.
 
-Every node saves the trained tensors of its blocks under their names in the whole model; the coordinator merges these
-files by bytes. The node with the newest head adds that, and the descriptions.
+Every node saves the trained tensors of its blocks under their names in the whole model; the coordinator merges the
+files without torch. The node with the newest head adds the head and the descriptions.
 
 =================  ============================================  ======================================================
 what trained       folder                                        loads with
@@ -17,21 +17,20 @@ weights            adapter                                       head with ``loa
 all parameters     transformers', with config and tokenizer      ``from_pretrained``
 =================  ============================================  ======================================================
 
-The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
-(``ln_before``), writes a pretrained head out, and makes copies of everything.
+The library's writer is not used for tensors: it refuses adapters that have one tensor under two names (``ln_before``),
+writes a pretrained head, and copies everything.
 
-Some heads of AdapterHub equal, number for number, the head of a transformers architecture. Such a head is saved under
-the architecture's names, so that ``AutoModelForSequenceClassification`` and its like load the whole result, and
-``AutoAdapterModel`` too, which turns these names into a head of its own. Any other head keeps AdapterHub's names, which
-only ``AutoAdapterModel`` reads. BERT has AdapterHub's two layers as well: the first is the pooler of its base model. A
-model with adapters by the plug-in interface has only the architecture's head: ``load_adapter`` loads it with the
-adapters.
+Some heads of AdapterHub equal the head of a transformers architecture. Such a head is saved under the architecture's
+names, so that ``AutoModelForSequenceClassification`` and its like load the whole result, and so does
+``AutoAdapterModel``, which converts the names. Any other head keeps AdapterHub's names, which only ``AutoAdapterModel``
+reads. In BERT the first of AdapterHub's two layers is the pooler of the base model. A plugged-in model has only the
+architecture's head: ``load_adapter`` loads it with the adapters.
 
-A whole model has embedding, head and what nobody trains (a pooler) from the node with the newest head; a tensor that
-is tied to the token table is in no part.
+A whole model has embedding, head and untrained tensors (a pooler) from the node with the newest head; a tensor tied to
+the token table is in no part.
 
-At loading every node gets the whole folder and takes only the tensors of its own blocks, and at an owner the head. It
-writes to what it would save itself and to nothing else, so a file can't reach a weight that does not train.
+At a load every node gets the whole folder and reads only the tensors that it would save itself, so a file can't change
+a weight that does not train.
 
 Source: transformers 4.57, the ``For...`` classes; adapters 1.3.0, ``head_utils.STATIC_TO_FLEX_HEAD_MAP`` and
 ``PredictionHeadLoader`` for a model with a static head.
@@ -102,12 +101,12 @@ def result_files(
     """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
 
     Args:
-        skeleton: of which only hosted blocks are left.
+        skeleton: with hosted blocks only.
         task: of the job.
         folder: of the base model.
         without_blocks: hosted blocks to leave out.
         with_head: also the head and the configs; with full parameters the embedding too.
-        merged: adapters of hosted blocks that are inside their matrices, by block and name in it.
+        merged: merged adapters of hosted blocks, by block and name.
 
     Raises:
         DivergedError: a weight of a whole model is not finite.
@@ -123,7 +122,7 @@ def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse tensors that are not finite after the last update, a piece at a time.
 
     Raises:
-        DivergedError: names the first tensor with numbers that are not finite.
+        DivergedError: names the first such tensor.
     """
     for name, tensor in tensors.items():
         if not is_finite(pieces_of(tensor)):
@@ -138,16 +137,15 @@ def adapter_files(
     with_head: bool,
     merged: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Pieces]:
-    """Make the files of what trains in the hosted blocks; tensors are read when a file is gone through.
+    """Make the files of the trained tensors of hosted blocks, by name; tensors are read when a file is iterated.
+
+    There is no file without a tensor, and none of a frozen head.
 
     Args:
-        skeleton: of which only hosted blocks are left.
+        skeleton: with hosted blocks only.
         without_blocks: hosted blocks to leave out.
         with_head: also the configs, and the head if it trains.
         merged: see ``result_files``.
-
-    Returns:
-        Name to content; no file without a tensor in it, and nothing of a head that is frozen.
     """
     found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     if merged:
@@ -167,16 +165,16 @@ def users_files(
     """Make the files of a run in which each user has adapters of their own; tensors are read as in ``adapter_files``.
 
     Args:
-        skeleton: of which only hosted blocks are left; its modules may have any of the sets, or be taken away.
-        sets: by user, also of those without a tensor here: the tensors of hosted blocks, by block and name in it. What
-            else the hosted blocks have, such as the adapters of private blocks, every user gets as it is.
+        skeleton: with hosted blocks only; its modules may have any set, or have been removed.
+        sets: user -> tensors of hosted blocks, by block and name; also for users without a tensor here. Other tensors
+            of hosted blocks, such as the adapters of private blocks, are in every user's file.
         without_blocks: hosted blocks to leave out.
         with_head: see ``adapter_files``.
-        others: by user with adapters of another kind: the hosted blocks with that kind.
+        others: user with another kind of adapters -> the hosted blocks with that kind.
 
     Returns:
-        Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all. Who has
-        another kind also has the file that describes it.
+        Name to content: ``users/NAME/adapter.safetensors`` of each user, and the common files once. A user with another
+        kind also has its description.
 
     Raises:
         DivergedError: a weight of a user is not finite.
@@ -202,7 +200,7 @@ def users_files(
 def _set_by_name(
     skeleton: Skeleton, common: Mapping[str, torch.Tensor], tensors: Tensors, without_blocks: Collection[int]
 ) -> Tensors:
-    """Return a user's set, and what all users have besides, by name in the whole model."""
+    """Return a user's set and the tensors common to all users, by name in the whole model."""
     prefix, names = _blocks_prefix(skeleton), _names_of_parameters(skeleton)
     unwanted = tuple(f"{block}." for block in without_blocks)
     found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
@@ -210,7 +208,7 @@ def _set_by_name(
 
 
 def _names_of_parameters(skeleton: Skeleton) -> dict[int, str]:
-    """Name each parameter of a block by its place in memory: a file may have it under a second name."""
+    """Return address -> name of each parameter of a block: a file may have it under a second name."""
     return {
         parameter.data_ptr(): f"{index}.{name}"
         for index, block in enumerate(skeleton.blocks)
@@ -237,14 +235,14 @@ def _written(tensors: Mapping[str, torch.Tensor]) -> Pieces:
 
 
 def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
-    """Write the file that describes the adapter; none where the blocks' own weights train."""
+    """Write the description of the adapter; nothing where the blocks' own weights train."""
     if skeleton.auxiliary:
         return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
     return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter(skeleton)[1])}
 
 
 def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
-    """Write the interface by which the library's adapters are plugged in, for a family without a class of its own."""
+    """Write the plug-in interface of the library's adapters, for a family without a class in AdapterHub."""
     if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
         return {}
     with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
@@ -253,7 +251,7 @@ def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
-    """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
+    """Return the tensors of each file, by name; see ``adapter_files``."""
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
@@ -267,7 +265,7 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
 
 
 def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
-    """Return the names of what trains in each hosted block: an auxiliary model, or the block's own weights."""
+    """Return the names of the trained tensors in each hosted block: of auxiliary models, or of own weights."""
     hosted = {index: block for index, block in enumerate(skeleton.blocks) if list(block.parameters())}
     if skeleton.auxiliary:
         return {
@@ -278,7 +276,6 @@ def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
 
 
 def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str, ...]]) -> Tensors:
-    """Return these parameters of blocks, by name in the whole model."""
     return {
         f"{prefix}{index}.{name}": skeleton.blocks[index].get_parameter(name).detach()
         for index, found in names.items()
@@ -298,7 +295,6 @@ def _description(skeleton: Skeleton) -> bytes:
 
 
 def _trained_head(skeleton: Skeleton) -> Tensors:
-    """Return the tensors of the head without the frozen ones, which the pretrained model has."""
     frozen = {value.data_ptr() for value in skeleton.model.heads[HEAD].parameters() if not value.requires_grad}
     return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
 
@@ -318,7 +314,7 @@ def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
 
 
 def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
-    """Return the tensors that a loader of the library would save under ``name``, and the config as it is written."""
+    """Return the tensors that a loader of the library would save as ``name``, and the bytes of its config."""
     tensors: Tensors = {}
 
     def take(folder: str, wanted: Callable[[str], bool]) -> None:
@@ -336,13 +332,7 @@ _PREFIX = f"heads.{HEAD}."
 def as_static(
     tensors: Mapping[str, torch.Tensor], config: bytes, form: ArchitectureHead
 ) -> tuple[dict[str, torch.Tensor], bytes]:
-    """Return the tensors and ``head_config.json`` of a head as its architecture's own.
-
-    Args:
-        tensors: of AdapterHub's head, by name in the model.
-        config: as AdapterHub writes it.
-        form: the architecture, and the names of its layers.
-    """
+    """Convert the tensors and ``head_config.json`` of AdapterHub's head to its architecture's names."""
     described = json.loads(config)
     own = described.pop("config") or {}
     described |= {"config": None, "name": None, "model_class": form.architecture}
@@ -363,7 +353,7 @@ class ArchitectureHead(NamedTuple):
 
     Attributes:
         architecture: the class of transformers.
-        layers: name of each layer of AdapterHub's head in that class; empty where the head has these names already.
+        layers: layer of AdapterHub's head -> its name in that class; empty if the names are equal.
     """
 
     architecture: str
@@ -414,12 +404,12 @@ _OWN: Mapping[tuple[str, str], ArchitectureHead] = {
 }
 
 
-# a number is predicted by a head for classes with one output
+# regression uses the classification head with one output
 _NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
 
 
 def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
-    """Return the architecture's own form of the head that a task trains; None if it has another one."""
+    """Return the architecture's form of a task's head; None if it has no equal head."""
     return {**_OWN, **_NUMBERS}.get((model_type, task))
 
 
@@ -431,17 +421,9 @@ _HEAD_PREFIX: Final = f"heads.{HEAD}."
 def model_files(
     skeleton: Skeleton, task: str, folder: Path, own: Mapping[str, torch.Tensor], *, with_owner: bool
 ) -> dict[str, Pieces]:
-    """Make this node's part of the folder of the trained model; tensors are read when a file is gone through.
+    """Make this node's part of the trained model's folder, by file name; tensors are read when a file is iterated.
 
-    Args:
-        skeleton: of which only hosted blocks are left.
-        task: of the job.
-        folder: of the base model.
-        own: from ``model_tensors``.
-        with_owner: also what nobody trains, the config and the tokenizer's files.
-
-    Returns:
-        Name to content; no file without a tensor in it.
+    ``own`` is of ``model_tensors``. With ``with_owner`` also untrained tensors, the config and the tokenizer's files.
     """
     tensors = {name: pieces_of(value) for name, value in own.items()}
     files = description_files(skeleton, task, folder) if with_owner else {}
@@ -451,13 +433,9 @@ def model_files(
 
 
 def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[int], with_owner: bool) -> Tensors:
-    """Return every parameter that this node saves of the model, by its name in the file.
+    """Return every parameter of the model that this node saves, by its name in the file.
 
-    Args:
-        skeleton: of which only hosted blocks are left.
-        task: of the job.
-        without_blocks: hosted blocks to leave out.
-        with_owner: also the embedding, what comes after the last block, and the head.
+    With ``with_owner`` also the embedding, the modules after the last block, and the head.
     """
     prefix = f"{skeleton.model.base_model_prefix}."
     found: Tensors = {}
@@ -472,13 +450,13 @@ def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[i
 
 
 def _around_blocks(skeleton: Skeleton) -> Tensors:
-    """Return the parameters of the base model outside the blocks, by name in it."""
+    """Return the base model's parameters outside the blocks, by name."""
     own = tuple(f"{path}." for path in skeleton.layout.owner_paths)
     return {name: value.detach() for name, value in skeleton.base.named_parameters() if name.startswith(own)}
 
 
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
-    """Return the head's parameters by their names in the file, without a decoder that is the token table."""
+    """Return the head's parameters by their names in the file, without a tied decoder."""
     form = architecture_head(skeleton.layout.model_type, task)
     head = skeleton.model.heads[HEAD]
     decoder = head.get_output_embeddings()
@@ -493,12 +471,9 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
 
 
 def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[str]) -> dict[str, TensorPieces]:
-    """Return what the base folder has of the base model and no node hosts, such as a pooler, as it is there.
+    """Return stored tensors of the base model that no node hosts, such as a pooler, by name in the result.
 
-    Args:
-        skeleton: of the model.
-        folder: of the base model; it may lack such tensors.
-        without: names in the result that something else has already.
+    The folder may lack such tensors; names in ``without`` are left out.
     """
     layout, base = skeleton.layout, skeleton.base
     hosted = tuple(f"{path}." for path in (layout.blocks_path, *layout.owner_paths))
@@ -518,13 +493,7 @@ def _as_stored(stored: StoredTensor) -> TensorPieces:
 
 
 def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, Pieces]:
-    """Return ``config.json`` of the result, and the files beside the weights, without a path of this machine.
-
-    Args:
-        skeleton: with the head.
-        task: of the job.
-        folder: of the base model.
-    """
+    """Return ``config.json`` of the result, and the files beside the weights, without local paths."""
     files = {CONFIG_FILE: _json(_config(skeleton, task, with_old_rope(_read(folder / CONFIG_FILE))))}
     for name in MODEL_SIDE_FILES:
         path = folder / name
@@ -537,7 +506,7 @@ _WITH_PATHS: Final = ("generation_config.json", "preprocessor_config.json", "tok
 
 
 def _config(skeleton: Skeleton, task: str, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base model's config with the head and the type of numbers that the result has."""
+    """Return the base model's config with the head and dtype of the result."""
     config = {key: value for key, value in _without_local(base).items() if key not in _REPLACED_KEYS}
     form = architecture_head(skeleton.layout.model_type, task)
     head = dict(skeleton.model.heads[HEAD].config)
@@ -564,13 +533,10 @@ def _json(values: Mapping[str, Any]) -> Pieces:
 
 
 def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) -> None:
-    """Replace the initial values of what trains in the hosted blocks, and of the head, by saved ones.
+    """Replace the initial values of trained tensors in hosted blocks, and ``with_head`` of the head, by saved ones.
 
-    Args:
-        skeleton: of which only hosted blocks are left.
-        task: of the job.
-        folder: the merged files of ``result_files``. Of a whole model it may have this node's part alone.
-        with_head: also the head, if it trains; for an owner. A frozen one that an old folder holds is not read.
+    ``folder`` has the merged files of ``result_files``; of a whole model this node's part suffices. A frozen head in an
+    old folder is not read.
 
     Raises:
         IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.
@@ -586,7 +552,7 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
 
 
 def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Copy every target from the weights of a model, in which others may be, such as a pooler."""
+    """Read every target from the weights of a model, which may have other tensors, such as a pooler."""
     try:
         file = TensorFile(FilePieces(path), where=path.name)
         _check_names(path, file.infos.keys() & targets.keys(), targets)
@@ -596,13 +562,13 @@ def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
 
 
 def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, hosted: tuple[str, ...]) -> None:
-    """Copy every target from a file.
+    """Read every target from a file.
 
     Args:
         path: of the file.
-        targets: what this node would save itself, by name.
-        elsewhere: how tensors of other nodes begin; empty if there are none.
-        hosted: how those of this node begin.
+        targets: tensors that this node would save, by name.
+        elsewhere: name prefix of other nodes' tensors; empty if there are none.
+        hosted: name prefixes of this node's tensors.
     """
     try:
         file = TensorFile(FilePieces(path), where=path.name)
@@ -615,7 +581,7 @@ def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, ho
 
 
 def _fill_all(path: Path, file: TensorFile, targets: Mapping[str, torch.Tensor]) -> None:
-    """Check all shapes before anything is written."""
+    """Read all targets, after a check of all shapes."""
     for name in sorted(targets):
         _check_shape(path, name, file.infos[name].shape, targets[name])
     for name in sorted(targets):

@@ -1,18 +1,17 @@
-"""The skeleton of a model, its whole architecture with adapters and head but without base weights; seeds of dropout.
+"""Skeleton of a model: the whole architecture with adapters and head, without base weights; and seeds of dropout.
 
-Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
-those that one process would get, and none has to be sent. ``edge.model.slice`` then makes real what the node hosts,
-auxiliary models (``edge.model.auxiliary``) included, and drops the rest. A skeleton takes a few megabytes.
+Every node builds the skeleton of the *whole* model with the same seed, so the initial adapters and head are those of
+one process, and none is sent. ``edge.model.slice`` then makes the hosted modules real, auxiliary models
+(``edge.model.auxiliary``) included, and drops the rest. A skeleton takes a few megabytes.
 
 With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train. Under a method that
 trains all parameters, those of the embedding and of the head are marked too.
 
-Base weights are zeros of stride 0 (4 bytes each), not ``meta`` tensors: some adapters put their own weights on the
-device of the weight that they wrap. Buffers stay real, because no file has them.
+Base weights are zeros of stride 0 (4 bytes each), not ``meta`` tensors, because some adapters create their weights on
+the device of the wrapped weight. Buffers are real, because no file has them.
 
-torch's generator is one per process. It is seeded before each unit (embedding, block, head) from (seed, step,
-micro-batch, unit), so that every dropout mask is a function of these four, whatever the split, the order or the
-process.
+torch's global generator is seeded before each unit (embedding, block, head) from (seed, step, micro-batch, unit), so
+that every dropout mask is a function of these four, whatever the split or the order.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ class Skeleton(NamedTuple):
     """A model with adapters and head, but without base weights.
 
     Attributes:
-        model: an ``AutoAdapterModel``, or what takes its place (``edge.model.families.plugged``); adapters and head are
-            real float32 tensors, frozen weights stride-0 zeros.
-        family: how to run it.
-        layout: where its blocks and an owner's parts are.
-        own_weights: names inside a block of its own weights that train; empty with an adapter.
+        model: an ``AutoAdapterModel``, or a model of ``edge.model.families.plugged``; adapters and head are real
+            float32 tensors, frozen weights stride-0 zeros.
+        family: its forward.
+        layout: paths of its blocks and of an owner's parts.
+        own_weights: names, inside a block, of its trained base weights; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
-        auxiliary: models of our own that stand in the blocks, alone or beside adapters of the library.
+        auxiliary: auxiliary models in the blocks, alone or beside adapters of the library.
         has_library: whether there are adapters of the library.
-        seed: of the run, for initial values that are made with a block.
+        seed: of the run, for initial values of hosted blocks.
     """
 
     model: Any
@@ -87,8 +86,8 @@ class Skeleton(NamedTuple):
 def build_skeleton(folder: Path, job: Job) -> Skeleton:
     """Build the architecture of ``folder`` and add the job's adapter, if it has one, seeded with ``train.seed``.
 
-    The generator is left where ``add_adapter`` left it, so that a head added next gets the values that it would get
-    in one process; call this and ``add_head`` inside ``torch.random.fork_rng``.
+    The generator stays as ``add_adapter`` left it, so that a head added next gets the values of one process; call this
+    and ``Task.add`` inside ``torch.random.fork_rng``.
 
     Raises:
         ModelError: no such folder, or a family that is not supported.
@@ -98,9 +97,9 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
     values = read_config(folder)
     layout, config = family_named(values["model_type"]), library_config_of(values)
-    config.name_or_path = name_of_folder(folder.resolve())  # ends up in adapter_config.json: no local path
+    config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
-    with without_weights(), no_init_weights():  # draws no values for what is dropped: half the time
+    with without_weights(), no_init_weights():  # no initial values for base weights: half the time
         model = _model(config, layout)
     _fill_with_zeros(model)
     full = job.method.full_parameters
@@ -119,7 +118,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
 
 def library_config_of(values: Mapping[str, Any]) -> Any:
-    """Make the configuration object of transformers of what ``read_config`` gives, and of nothing else in the file."""
+    """Make transformers' configuration object of ``read_config`` alone, without other keys of the file."""
     from transformers import CONFIG_MAPPING
 
     own = {key: copy.deepcopy(value) for key, value in values.items() if key != "model_type"}
@@ -135,7 +134,7 @@ def _model(config: Any, layout: Family) -> Any:
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:
-    """Mark the own weights of every block to train, and where everything trains those of an owner's parts."""
+    """Mark the trained base weights of every block, and with full parameters those of an owner's parts."""
     for block in skeleton.blocks:
         for name, parameter in block.named_parameters():
             parameter.requires_grad_(skeleton.full_parameters or name in skeleton.layout.subnet_weights)
@@ -148,14 +147,14 @@ def _training_own_weights(skeleton: Skeleton) -> Skeleton:
 
 
 def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what an owner holds of the base model besides blocks, each with its path, as far as the model has it."""
+    """Yield path and module of each owner's part of the base model that this model has."""
     names = {name for name, _ in skeleton.base.named_children()}
     return ((path, skeleton.base.get_submodule(path)) for path in skeleton.layout.owner_paths if path in names)
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Put parameters of new modules on ``meta`` at once while the context is open; buffers stay real."""
+    """Put parameters of new modules on ``meta`` inside the context; buffers stay real."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -197,7 +196,7 @@ def _add_adapter(skeleton: Skeleton, job: Job, text: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's warning that no adapter is active, which ``train_adapter`` gives without need."""
+    """Silence the library's warning that no adapter is active, which ``train_adapter`` gives needlessly."""
     logger = logging.getLogger("adapters.model_mixin")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -208,9 +207,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _adapter_config(job: Job, text: str) -> Any:
-    """Make the configuration object of what the library has of ``adapter.config``, with ``train.dropout`` in each part.
+    """Make the library's configuration object of ``adapter.config``, with ``train.dropout`` in each part.
 
-    Only names that the library ships: a path or a hub name would mean something else on each node.
+    Only names that the library ships: a path or a hub name could differ on each node.
     """
     from adapters import AdapterConfig
     from adapters.configuration import ADAPTER_CONFIG_MAP
@@ -243,7 +242,7 @@ def _adapter_config(job: Job, text: str) -> Any:
 
 
 def _with_dropout(config: Any, probability: float) -> Any:
-    """Replace the dropout probability of every part of a configuration that has one."""
+    """Set the dropout probability of every part of a configuration that has one."""
     from adapters import ConfigUnion
 
     if isinstance(config, ConfigUnion):
@@ -265,7 +264,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> None:
-    """Refuse adapters with tensors outside the blocks, or with one tensor in two blocks."""
+    """Refuse adapters with tensors outside the blocks, or shared by two blocks."""
     prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     homes: dict[int, set[str]] = {}
     for name, tensor in _tensors(skeleton.model).items():
@@ -279,7 +278,7 @@ def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> Non
 
 
 def _check_that_it_runs(skeleton: Skeleton, text: str) -> None:
-    """Refuse MTL-LoRA on one matrix for query, key and value, which the library adds but can't run.
+    """Refuse MTL-LoRA on a fused matrix for query, key and value, which the library adds but can't run.
 
     Source: adapters 1.3.0, ``LoRAMergedLinear.forward`` (it takes its input for a picture there).
     """
@@ -303,7 +302,7 @@ HEAD_UNIT = "head"
 
 
 def block_unit(block: int) -> str:
-    """Name of a block as a unit: block 3 is ``block.3``."""
+    """Name of a block in dropout seeds: block 3 is ``block.3``."""
     return f"block.{block}"
 
 
@@ -316,8 +315,8 @@ def unit_seed(seed: int, step: int, micro: int, unit: str) -> int:
 def seed_unit(seed: int, step: int, micro: int, unit: str) -> None:
     """Seed torch's generators for ``unit``.
 
-    As ``torch.manual_seed``, but an accelerator that is not in use is left alone: for each of them that function
-    would keep the call and its stack for later, at every call.
+    Unlike ``torch.manual_seed`` it ignores an unused accelerator, for which that function would store each call with
+    its stack.
     """
     number = unit_seed(seed, step, micro, unit)
     torch.default_generator.manual_seed(number)

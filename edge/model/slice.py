@@ -1,7 +1,7 @@
-"""The slice of a model that one node hosts: its weights are read, all else is dropped, and its blocks are run.
+"""The slice of a model that one node hosts: reads its weights, drops all else, and runs its blocks.
 
 Only the tensors of hosted blocks (and, at an owner, of the embedding) are read from the file; every other module is
-replaced by an empty one, so using it by mistake fails. Blocks keep their absolute index.
+replaced by an empty one, so its use by mistake fails. Blocks keep their absolute index.
 
 B batch rows, T tokens, D model width.
 """
@@ -31,7 +31,7 @@ _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm name
 
 
 class Empty(nn.Module):
-    """Takes the place of a module that this node does not host."""
+    """Replaces a module that this node does not host."""
 
 
 def materialise(
@@ -45,13 +45,7 @@ def materialise(
 ) -> None:
     """Make the hosted modules real in place, and drop all others.
 
-    Args:
-        skeleton: of the whole model.
-        weights: where the base weights are.
-        blocks: absolute indices of hosted blocks.
-        with_embedding: also what an owner holds.
-        dtype: of the computation.
-        device: of the computation.
+    ``blocks`` are absolute indices; ``with_embedding`` adds an owner's parts.
 
     Raises:
         ModelError: a tensor is missing or has another shape.
@@ -91,12 +85,12 @@ def _read_module(
     """Read the tensors of the base model under ``path``.
 
     Args:
-        skeleton: where to put them.
-        weights: where they are.
+        skeleton: is filled.
+        weights: with the base weights.
         path: dotted path in the base model.
         dtype: to convert to.
-        private: in memory of their own. A frozen table of which only some rows are used stays mapped.
-        device: where frozen tensors are put; the others follow.
+        private: copied into memory; otherwise frozen tensors stay mapped, for a table with few used rows.
+        device: of frozen tensors; the caller moves the others.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}
@@ -123,7 +117,7 @@ def _read_module(
 
 
 def _start_magnitudes(module: nn.Module) -> None:
-    """Set DoRA's magnitudes to the norms of the rows that it wraps, which the skeleton does not have.
+    """Set DoRA's magnitudes to the row norms of the wrapped weight, which the skeleton does not have.
 
     Source: adapters 1.3.0, ``LoRA.__init__``; in float32 as there, so that the values are those of one process.
     """
@@ -136,7 +130,7 @@ def _start_magnitudes(module: nn.Module) -> None:
 
 
 def stored_names(prefix: str, name: str) -> Iterator[str]:
-    """Yield the names under which a file may hold ``name``: with or without model prefix, with legacy suffixes.
+    """Yield possible names of ``name`` in a file: with or without model prefix, with legacy suffixes.
 
     Example: ``LayerNorm.weight`` with prefix ``bert`` is also ``bert.LayerNorm.weight``, ``LayerNorm.gamma`` and
     ``bert.LayerNorm.gamma``.
@@ -171,23 +165,19 @@ def module_bytes(*modules: nn.Module) -> int:
 
 
 class BlockRunner:
-    """Runs ranges of hosted blocks; the caller decides whether a graph is kept.
+    """Runs ranges of hosted blocks; torch's grad mode decides whether a graph is kept.
 
     Args:
         skeleton: after ``materialise``.
         dropout: probability; with 0 nothing is seeded.
-        seed: of the run.
-        top_tokens: of each row, that the model's last block computes; 0 = all of them.
-
-    Attributes:
-        dropout: as given.
+        top_tokens: first tokens of each row that the model's last block computes; 0 = all.
     """
 
     def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0) -> None:
         self._skeleton, self._top_tokens = skeleton, top_tokens
         self.dropout = dropout
         self._seed = seed
-        # by name: an update may put other tensors in their places, and a block that rests needs no gradient for a while
+        # by name: an update may replace tensors, and a resting block needs no gradient for a while
         self._trainable = {
             index: [name for name, parameter in block.named_parameters() if parameter.requires_grad]
             for index, block in enumerate(skeleton.blocks)
@@ -204,7 +194,7 @@ class BlockRunner:
         }
 
     def train_only(self, start: int, stop: int, units: Units) -> None:
-        """Let only these units among the hosted blocks ``[start, stop)`` collect gradients in forwards from now on."""
+        """Let only these units among the hosted blocks ``[start, stop)`` collect gradients in later forwards."""
         for index in range(start, stop):
             wanted = index in units
             if wanted is (index in self._resting):
@@ -213,7 +203,7 @@ class BlockRunner:
                 (self._resting.discard if wanted else self._resting.add)(index)
 
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
-        """Build what the blocks need besides the hidden state, once per micro-batch."""
+        """Build the other inputs of all blocks, once per micro-batch."""
         return self._skeleton.family.context(self._skeleton.base, hidden_BTD, mask_BT)
 
     def run(
@@ -231,14 +221,14 @@ class BlockRunner:
         """Run blocks ``[start, stop)``.
 
         Args:
-            hidden_BTD: enters block ``start``.
+            hidden_BTD: input of block ``start``.
             mask_BT: 1 = token.
-            context: from ``context``.
+            context: of ``context``.
             start: first block.
-            stop: first block that is not run.
+            stop: one past the last block.
             train_at: (step, micro-batch) of a forward with dropout; None = without.
-            patterns: block -> what its subnets do; a block that is not in it is full.
-            around: what is open while a block runs; None = nothing.
+            patterns: block -> operations of its subnets; a missing block is full.
+            around: makes a context around each block; None = none.
         """
         from adapters.context import ForwardContext
 
@@ -257,7 +247,6 @@ class BlockRunner:
     def _whole(
         self, index: int, context: Any, train_at: tuple[int, int] | None, hidden_BTD: torch.Tensor
     ) -> torch.Tensor:
-        """Run one block as the library does."""
         block = self._skeleton.blocks[index]
         set_mode(block, train=train_at is not None)
         if train_at is not None and self.dropout > 0:
@@ -268,6 +257,6 @@ class BlockRunner:
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:
-    """Switch a module's dropout on or off; costs nothing if it is so already."""
+    """Switch a module's dropout on or off, unless it is so already."""
     if module.training is not train:
         module.train(train)

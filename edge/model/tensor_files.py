@@ -1,12 +1,10 @@
-"""Tensors as bytes: read from a model folder or filled a piece at a time, digested, and checked to be finite.
+"""Tensors as bytes: read or filled a piece at a time, digested, and checked to be finite.
 
-A node opens the files of a model folder, reads the tensors that it hosts, and closes them. A piece at a time, only the
-tensor itself is in memory: a mapped file would be resident beside its copy, half as much again where a file in bfloat16
-becomes float32.
+Tensors of a model folder are read a piece at a time, because a mapped file would be resident beside its copy: half as
+much again where bfloat16 becomes float32.
 
-Gradients and weights are checked before every update. A sum of finite numbers may overflow, but one with NaN or
-infinity in it is never finite. So one sum a tensor nearly always suffices, and each number is checked only where a sum
-is not finite.
+A sum of finite numbers may overflow, but a sum with NaN or infinity is never finite. So one sum per tensor nearly
+always suffices, and single numbers are checked only where the sum is not finite.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from ringtune.storage.tensor_files import TensorPieces
 
 
 class SafetensorsFiles:
-    """The tensors of a model folder, by name; a context manager.
+    """Tensors of a model folder, by name; a context manager.
 
     Raises:
         ModelError: the folder has no safetensors file, or its index is not readable.
@@ -51,21 +49,21 @@ class SafetensorsFiles:
         self._piece = None
 
     def find(self, *candidates: str) -> str | None:
-        """Return the first of these names that the files have; None if they have none."""
+        """Return the first of these names in the files; None if there is none."""
         return next((name for name in candidates if name in self._stored), None)
 
     def read(self, name: str, dtype: torch.dtype | None = None, *, private: bool = False) -> torch.Tensor:
         """Read one tensor, on the CPU.
 
         Args:
-            name: as the files have it.
-            dtype: to convert to, unless it is a tensor of whole numbers; None = the file's.
-            private: in memory of its own. Otherwise its bytes may still be the mapped file, of which only pages that
-                are used become resident.
+            name: in the files.
+            dtype: to convert to, except from integers; None = the file's.
+            private: copied into memory. Otherwise the tensor may be the mapped file, of which only used pages become
+                resident.
 
         Raises:
-            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; those of a mapped
-                matrix are not checked, as it would become resident.
+            ModelError: the file is missing, has an unsupported dtype, or numbers that are not finite; a mapped matrix
+                is not checked, because it would become resident.
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
@@ -89,29 +87,19 @@ class SafetensorsFiles:
     def read_frozen(
         self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
     ) -> torch.Tensor:
-        """Read one tensor that never trains; see ``read``.
-
-        Args:
-            name: as the files have it.
-            dtype: to convert to.
-            private: in memory of its own.
-            device: where to; None = the CPU.
-
-        Raises:
-            ModelError, IntegrityError: see ``read``.
-        """
+        """Read one tensor that never trains, to ``device`` (None = the CPU); otherwise as ``read``."""
         tensor = self.read(name, dtype, private=private)
         return tensor if device is None else tensor.to(device)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that the files have."""
+        """Return the shape of a tensor in the files."""
         return self._stored[name].shape
 
     def row_pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
-        """Read a matrix some rows at a time, each time into the same memory.
+        """Read a matrix some rows at a time into one buffer.
 
         Yields:
-            The number of the first row, and the rows as they are stored.
+            Index of the first row, and the rows in the stored dtype.
 
         Raises:
             ModelError, IntegrityError: see ``read``.
@@ -130,7 +118,7 @@ class SafetensorsFiles:
         return result
 
     def _piece_of(self, dtype: torch.dtype, *, multiple: int = 1) -> torch.Tensor:
-        """Return memory for a piece: always the same, so that no gaps are left between the tensors that are read."""
+        """Return the buffer for a piece, always the same, so that the heap has no gaps between the tensors."""
         count = max(1, PIECE_BYTES // (multiple * dtype.itemsize)) * multiple
         if self._piece is None or self._piece.numel() < count * dtype.itemsize:
             self._piece = torch.empty(max(PIECE_BYTES, count * dtype.itemsize), dtype=torch.uint8)
@@ -157,7 +145,6 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
 
 
 def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Read a tensor into memory of its own."""
     result = torch.empty(stored.shape, dtype=dtype)
     for _ in _pieces(stored, result.view(-1), in_place=True):
         pass
@@ -169,13 +156,10 @@ def _pieces(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Read a tensor's numbers in order, a piece at a time.
 
-    Args:
-        stored: where they are.
-        buffer: flat, of the stored type; takes each piece.
-        in_place: whether the buffer takes all of them, one behind the other.
+    The buffer is flat, of the stored dtype; it takes all pieces one after the other (``in_place``), or each in turn.
 
     Yields:
-        How many numbers came before, and the piece.
+        Number of values before the piece, and the piece.
     """
     count = math.prod(stored.shape)
     each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
@@ -210,10 +194,10 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's type for a type of a safetensors file, such as ``F32``.
+    """Return torch's dtype for a dtype of a safetensors file, such as ``F32``.
 
     Raises:
-        IntegrityError: no tensor of a run or a model may have such a type.
+        IntegrityError: the dtype is not supported.
     """
     if name not in TORCH_DTYPES:
         raise IntegrityError(f"a tensor has the type {name}, which is not supported; save it as float32 or bfloat16")
@@ -221,7 +205,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def pieces_of(tensor: torch.Tensor) -> TensorPieces:
-    """Return a tensor's type, shape and bytes; they are read when they are gone through, so it must not change before.
+    """Return a tensor's dtype, shape and bytes, read when iterated: the tensor must not change before.
 
     A tensor on another device is copied a piece at a time, one that is not contiguous as a whole.
     """
@@ -237,16 +221,16 @@ def pieces_of(tensor: torch.Tensor) -> TensorPieces:
 
 
 def fill(target: torch.Tensor, source: TensorPieces) -> None:
-    """Replace the values of a tensor by those of ``source``, converted to its type, a piece at a time.
+    """Replace the values of a tensor by those of ``source``, converted to its dtype, a piece at a time.
 
     Raises:
-        IntegrityError: the source has fewer or more bytes than its shape.
+        IntegrityError: the source has another number of bytes than its shape.
     """
     num_came = source.data.size_bytes / torch_dtype(source.dtype).itemsize
     if num_came != target.numel():
         raise IntegrityError(f"a tensor of {target.numel():,} numbers came with {num_came:,g}; copy it again")
     with torch.no_grad():
-        # a target that is not contiguous is small, such as a row of a larger tensor
+        # a non-contiguous target is small: a part of a larger tensor
         flat = target.detach().view(-1) if target.is_contiguous() else torch.empty_like(target).contiguous().view(-1)
         is_as_it_came = flat.dtype is torch_dtype(source.dtype) and flat.device.type == "cpu"
         at = _fill_bytes(flat, source.data) if is_as_it_came else _fill_values(flat, source)
@@ -259,7 +243,7 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
 
 
 def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
-    """Copy the pieces where they belong, once; return the count of whole numbers."""
+    """Copy all pieces; return the number of whole values."""
     room, at = _bytes_of(flat), 0
     for piece in data:
         room[at : at + len(piece)] = piece
@@ -268,7 +252,7 @@ def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
 
 
 def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
-    """Convert the numbers some at a time; return their count."""
+    """Convert the values piece by piece; return their number."""
     at = 0
     for values in _values(source):
         flat[at : at + values.numel()].copy_(values)
@@ -277,12 +261,12 @@ def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
 
 
 def is_finite(source: TensorPieces) -> bool:
-    """Whether all numbers of a tensor are finite; whole numbers always are."""
+    """Whether all numbers of a tensor are finite; integers always are."""
     return all(not values.is_floating_point() or bool(torch.isfinite(values).all()) for values in _values(source))
 
 
 def _values(source: TensorPieces) -> Iterator[torch.Tensor]:
-    """Yield the numbers in order, some at a time; each time in the same memory."""
+    """Yield the values in order, piece by piece, in one buffer."""
     dtype, size_bytes = torch_dtype(source.dtype), source.data.size_bytes
     buffer = torch.empty(min(PIECE_BYTES, size_bytes), dtype=torch.uint8)
     room, filled = _bytes_of(buffer), 0
@@ -305,7 +289,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256, hex, of tensors with their names, in the order of the names; nothing is copied."""
+    """Return the hex SHA-256 of tensors with their names, in the order of the names."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(name.encode())
@@ -315,11 +299,7 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def require_finite_grads(parameters: Mapping[str, torch.nn.Parameter], unit: str) -> None:
-    """Refuse gradients of a unit that are not finite; nothing was updated then.
-
-    Args:
-        parameters: of the unit, by name; those without a gradient are left alone.
-        unit: names it, as ``block 2``.
+    """Refuse gradients of a unit that are not finite, before its update; ``unit`` names it, as ``block 2``.
 
     Raises:
         DivergedError: names the first gradient that is not finite.
@@ -331,14 +311,10 @@ def require_finite_grads(parameters: Mapping[str, torch.nn.Parameter], unit: str
 
 
 def require_finite_values(tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Refuse weights that the last update left without finite numbers, before anyone keeps them.
-
-    Args:
-        tensors: by name.
-        where: names what they are of.
+    """Refuse weights that are not finite after the last update; ``where`` names their owner.
 
     Raises:
-        DivergedError: names the first one that is not finite.
+        DivergedError: names the first tensor that is not finite.
     """
     name = first_not_finite(tensors)
     if name:
@@ -346,7 +322,7 @@ def require_finite_values(tensors: Mapping[str, torch.Tensor], where: str) -> No
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the name of the first tensor with a number that is NaN or infinite; empty if there is none."""
+    """Return the name of the first tensor with NaN or infinity; empty if there is none."""
     if not tensors:
         return ""
     sums = torch.stack([tensor.sum().to(torch.float64) for tensor in tensors.values()])

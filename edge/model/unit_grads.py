@@ -1,16 +1,16 @@
-"""The gradient of embedding or head where all parameters train: made whole, and sent to the other owners.
+"""Gradient of embedding or head where all parameters train: completed, and sent to the other owners.
 
-Every owner has a copy of both units. One item gives such a unit one gradient, of the whole batch, at its initiator.
-Every other owner gets it as a safetensors file, and does the same update::
+Every owner has a copy of both units. The gradient of an item's whole batch is at its initiator. Every other owner gets
+it as a safetensors file, and does the same update::
 
     grad/<name>                 the whole gradient of a tensor
-    rows/<name>, values/<name>  of a table some of whose rows have one: the rows' numbers, ascending, and gradients
+    rows/<name>, values/<name>  of a table with a sparse gradient: row indices, ascending, and gradients
 
-Tables collect sparse gradients, which cost as much memory as the tokens of a batch, and no more than the table and a
-micro-batch. Right before an update they become dense, because optimizers move every row. Rows of equal tokens are added
-up first (``coalesce``): an accelerator adds an uncoalesced gradient to a dense one with atomics, in any order, so that
-two runs would differ in their last bits. The gradients tell the other owners which tokens a batch had, with learned
-positions where they stood, and about how many rows of each class.
+Tables collect sparse gradients, of the size of a batch's tokens, but at most of the table and a micro-batch. They
+become dense right before an update, because optimizers move every row. Rows of equal tokens are summed first
+(``coalesce``): an accelerator adds an uncoalesced gradient with atomics, in any order, so that two runs would differ in
+their last bits. The gradients reveal to the other owners the tokens of a batch, with learned positions also their
+places, and approximately the number of rows of each class.
 
 Source: HiFT, algorithm 1 (gradients of the active group only); the copies are ours. PyTorch, Reproducibility:
 ``index_add_`` on CUDA is not deterministic, on which ``to_dense`` of an uncoalesced tensor rests.
@@ -37,7 +37,7 @@ _VALUES: Final = "values/"
 
 
 class TensorSpec(NamedTuple):
-    """The type and shape that a tensor must have."""
+    """Required dtype, shape and device of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ Tied = tuple[nn.Parameter, nn.Parameter] | None
 
 
 def collect_sparse(modules: Iterable[nn.Module]) -> None:
-    """Let every token table in these modules collect gradients of the rows that a batch uses, and of no others."""
+    """Let every token table in these modules collect sparse gradients."""
     for module in modules:
         for part in module.modules():
             if isinstance(part, nn.Embedding):
@@ -57,10 +57,10 @@ def collect_sparse(modules: Iterable[nn.Module]) -> None:
 
 
 def add_up_rows(parameters: Parameters) -> None:
-    """Add the rows of equal tokens up where a sparse gradient has more rows than its table; call it after a backward.
+    """Sum the rows of equal tokens where a sparse gradient has more rows than its table; called after a backward.
 
-    Autograd puts the rows of each micro-batch after those before, however often a token comes: a table of two token
-    types would have a row for every token of the batch.
+    Autograd appends the rows of each micro-batch: the gradient of a table of two token types would have a row for every
+    token of the batch.
     """
     for parameter in parameters.values():
         grad = parameter.grad
@@ -69,25 +69,25 @@ def add_up_rows(parameters: Parameters) -> None:
 
 
 def complete(parameters: Parameters, tied: Tied) -> None:
-    """Make the gradients of a unit dense and whole, as an optimizer wants them.
+    """Make the gradients of a unit dense and complete for an optimizer.
 
-    Args:
-        parameters: of the unit.
-        tied: a table of the unit, and the stand-in that the head has for it; their gradients are summed.
+    ``tied`` is a table of the unit and its stand-in in the head; their gradients are summed.
     """
     _add_tied(tied)
     for parameter in parameters.values():
         if parameter.grad is not None and parameter.grad.is_sparse:
             if parameter.nbytes >= TABLE_GIVEN_BACK_BYTES:
-                trim_heap()  # of what the graphs of the step took
-            parameter.grad = parameter.grad.coalesce()  # rows of equal tokens in their order; the copy before ends here
+                trim_heap()  # memory of the step's graphs
+            parameter.grad = (
+                parameter.grad.coalesce()
+            )  # sums rows of equal tokens in their order; frees the uncoalesced copy
             parameter.grad = parameter.grad.to_dense()
 
 
 def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
-    """Return the gradients of a unit as a file, of those tensors that have one; see ``complete`` for the arguments.
+    """Return the gradients of a unit as a file; arguments as for ``complete``.
 
-    The bytes are read when the file is gone through; nothing changes them afterwards.
+    The bytes are read when iterated; nothing changes them afterwards.
     """
     _add_tied(tied)
     tensors: dict[str, TensorPieces] = {}
@@ -105,9 +105,9 @@ def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
 
 
 def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
-    """Give the parameters of a unit the gradients of a file that ``grad_blob`` made; they keep theirs on an error.
+    """Set the gradients of a unit from a file of ``grad_blob``; on an error they are unchanged.
 
-    Memory of ``data`` is freed while it is read. Errors are those of ``read_grads``.
+    Memory of ``data`` is freed while it is read. Errors as ``read_grads``.
     """
     grads = read_grads(data, parameters, where=where)
     for name, parameter in parameters.items():
@@ -115,7 +115,7 @@ def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
 
 
 def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str, torch.Tensor | None]:
-    """Return the gradients of a file that ``grad_blob`` made, by name; None of a parameter that has none there.
+    """Return the gradients in a file of ``grad_blob`` by name; None for a parameter without one.
 
     Raises:
         IntegrityError: unreadable, or gradients of other tensors, shapes or types than those of the parameters.
@@ -124,14 +124,14 @@ def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str,
     file = TensorFile(data, where=where)
     expected = _expected(file.infos, parameters, where)
     found: dict[str, torch.Tensor] = {}
-    for name in file.infos:  # in the order of the data, so that each can be let go of
+    for name in file.infos:  # in the order of the data, so that the memory of each can be freed
         found[name] = _read(file, name, expected[name], where)
         file.release_pages(name)
     return {name: _grad(found, name, parameter, where) for name, parameter in parameters.items()}
 
 
 def _add_tied(tied: Tied) -> None:
-    """Move what a stand-in has collected to its table, and add it up there."""
+    """Move the gradient of a stand-in to its table, and add the table's own."""
     if tied is None or tied[1].grad is None:
         return
     table, stand_in = tied
@@ -141,10 +141,10 @@ def _add_tied(tied: Tied) -> None:
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:
-    """Return the type and shape that each tensor of a file must have.
+    """Return the required dtype and shape of each tensor of a file.
 
     Raises:
-        IntegrityError: the file has other tensors than such gradients, or too few or too many of one parameter.
+        IntegrityError: the file has other tensors than gradients, or both or half of the forms for one parameter.
     """
     wanted: dict[str, TensorSpec] = {}
     for name, parameter in parameters.items():

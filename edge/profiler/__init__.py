@@ -1,1 +1,1 @@
-"""The profiler of a node: the times of every kind of work of a run, measured or from its cache."""
+"""Profiler of a node: times of every kind of work of a run, measured or read from its cache."""

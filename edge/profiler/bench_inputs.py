@@ -1,10 +1,8 @@
-"""The inputs of a measurement: a plan in which this node hosts one block, and batches in the sizes to be timed.
+"""Inputs of a measurement: a plan in which this node hosts one block, and batches of the sizes to be timed.
 
-Where the job has operations with several subnets a block, the turns of the course may carry tables; a table in which
-half of the block's subnets are passed by gives the time of a part of a block.
-
-A batch that is computed on has exactly the wanted size: real rows, repeated or cut. Making a batch takes as long as
-with the real rows, because a real one is made and thrown away.
+Where the job has operations, turns may carry a table in which half of the block's subnets take the shortcut; its time
+is that of a part of a block. A computed batch has exactly the given size: real rows, repeated or cut. To make one takes
+as long as with real rows, because a real batch is made first and thrown away.
 """
 
 from __future__ import annotations
@@ -53,21 +51,19 @@ def bench_plan(
     subnets: int = 1,
     frozen: FrozenWeights | None = None,
 ) -> Plan:
-    """Make a plan in which this node hosts one block and absent nodes host the rest.
-
-    Step s unfreezes block N - 1 - s of N blocks.
+    """Make a plan in which this node hosts ``block`` alone; step s unfreezes block N - 1 - s of N blocks.
 
     Args:
-        job: for batch, wire dtype and seed.
+        job: gives micro-batches, wire dtype and seed.
         rows: of a micro-batch.
         tokens: of the longest row.
-        block: that is hosted.
+        block: index of the hosted block.
         num_blocks: of the model.
         hidden_size: of the model.
-        labels: agreed class names.
+        labels: class names that all owners agreed on.
         has_rows: whether this node is the owner.
-        subnets: of each block, where turns shall carry tables.
-        frozen: how frozen weights are held.
+        subnets: of each block; above 1, turns may carry operation tables.
+        frozen: dtype and arithmetic of frozen weights.
     """
     pieces = (
         Slice(node=_BELOW, start=0, stop=block),
@@ -103,12 +99,12 @@ def whole_plan(plan: Plan) -> Plan:
 
 
 def part_subnets(subnets: int) -> int:
-    """How many of a block's subnets are active where a part of it is timed: half of them, or the smaller half."""
+    """Number of active subnets where a part of a block is timed: half, rounded down."""
     return subnets // 2
 
 
 def part_table(course: Course, block: int, subnets: int) -> Operations:
-    """Make the table in which the upper subnets of ``block`` are passed by, and all else is full."""
+    """Make the table in which the upper subnets of ``block`` take the shortcut and all others are full."""
     active, start = part_subnets(subnets), block * subnets
     row = list(FULL * course.num_blocks * subnets)
     row[start + active : start + subnets] = SHORTCUT * (subnets - active)
@@ -118,7 +114,7 @@ def part_table(course: Course, block: int, subnets: int) -> Operations:
 
 
 def _any_table(subnets: int) -> Choice:
-    """Make the choice of operations of a course in which turns may carry any table with so many subnets a block."""
+    """Make a choice of operations that allows turns any table with so many subnets a block."""
     capacity = BlockCapacity(full=1.0, forward_only=0.0, forward=1.0, backward=1.0)
     return Choice(policy=Policy.RANDOM.value, subnets=subnets, capacities=(capacity,))
 
@@ -127,16 +123,11 @@ _PADDED_SHARE = 4
 
 
 class SizedRows:
-    """Stands in for an ``OwnerDataset``, with batches of a wanted size.
+    """An ``OwnerDataset`` with batches of a chosen size, made of the owner's rows.
 
     Args:
         real: the owner's rows.
-        task: of the job.
         rows: of a batch.
-
-    Attributes:
-        train_rows: of one batch.
-        eval_rows: of one batch.
     """
 
     def __init__(self, real: OwnerDataset, task: str, rows: int) -> None:
@@ -147,15 +138,15 @@ class SizedRows:
         self.train_rows = self.eval_rows = rows
 
     def take_size(self, rows: int, tokens: int) -> None:
-        """Set the size of the batches from now on; 0 tokens leave the length as it is, for images."""
+        """Set the size of later batches; 0 tokens keep the real length, for images."""
         self._size = Size(rows, tokens)
 
     def set_labels(self, labels: tuple[str, ...]) -> None:
-        """Set the classes of the measurement."""
+        """Set the classes of the real rows."""
         self._real.set_labels(labels)
 
     def batch(self, course: Course, item: Item) -> Batch:
-        """Make a batch of the wanted size, in the time that a batch of real rows takes."""
+        """Make a batch of the set size; takes at least as long as a batch of real rows."""
         kind = StepKind.EVALUATE if item.kind is StepKind.EVALUATE and self._real.eval_rows else StepKind.TRAIN
         real = self._real.batch(course, _first(item, kind))
         if (kind, self._size) not in self._made:
@@ -163,7 +154,7 @@ class SizedRows:
         return self._made[kind, self._size]
 
     def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> tuple[tuple[str, float], ...]:
-        """Score the predictions on the real rows behind the batch, as an evaluation does."""
+        """Score the predictions with the real rows, as an evaluation does."""
         return self._real.score(course, item, batch, found)
 
 
@@ -172,12 +163,9 @@ def _first(item: Item, kind: StepKind) -> Item:
 
 
 def resized(batch: Batch, size: Size, task: str) -> Batch:
-    """Repeat or cut a batch's rows and tokens to another size; every other row ends in padding.
+    """Repeat or cut a batch to ``size``; rows 0, 2, 4, ... end in padding.
 
-    Args:
-        batch: a real one.
-        size: the wanted one; 0 tokens = leave the length.
-        task: of the job, which decides what the labels are.
+    0 tokens keep the length. The task decides whether labels are per row, per token or positions.
     """
     chosen = torch.arange(size.rows) % len(batch.mask)
     taken = Batch(*(None if tensor is None else tensor[chosen] for tensor in batch))  # type: ignore[arg-type]
@@ -198,7 +186,7 @@ def resized(batch: Batch, size: Size, task: str) -> Batch:
 
 
 def uneven_mask(size: Size) -> torch.Tensor:
-    """Make a mask (B, T) in which rows 0, 2, 4, ... end in a quarter of padding: 8 tokens are 6 ones and 2 zeros.
+    """Make a mask (B, T) in which the last quarter of rows 0, 2, 4, ... is padding: 8 tokens are 6 ones and 2 zeros.
 
     A mask costs time and memory, and most batches of a run have one.
     """
@@ -208,9 +196,9 @@ def uneven_mask(size: Size) -> torch.Tensor:
 
 
 def known_labels(job_labels: tuple[str, ...], real: OwnerDataset | None, *, has_classes: bool) -> tuple[str, ...]:
-    """Sort all class names that the job or this node's rows have; made-up names fill up to two.
+    """Sort all class names of the job and of this node's rows; made-up names fill up to two.
 
-    A task without classes has none. Example: rows of the class "yes" alone give "yes" and "(one)".
+    A task without classes has none. Example: rows of class "yes" alone give "yes" and "(one)".
     """
     if not has_classes:
         return ()

@@ -1,14 +1,15 @@
-"""The timings of a node for a job: measured, or from a cache in its folder, so that a second start takes seconds.
+"""Timings of a node for a job: measured, or read from a cache in its folder, so that a second start takes seconds.
 
 ::
 
     STATE/profile.json    {"schema": 4, "entries": {KEY: ENTRY}}
-    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times"}
+    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times",
+                           "lowest_token_bytes"}
 
-The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
-neighbours that were busy at the same time, version of torch. The newest entries stay, for ``LONGEST_AGE_S``: what else
-changes a timing (a fan, a power supply, other programs) has no name. An unreadable file is ignored with a warning, and
-its timings are measured again.
+The key is a digest of the known causes of a timing: model, processor and threads, shape of the job, batch and classes,
+number of neighbours timed at the same time, version of torch. The newest 16 entries stay, and hold for
+``LONGEST_AGE_S``, because of unknown causes (a fan, a power supply, other programs). An unreadable file gives a
+warning, and a new measurement.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ def timings(
     timing: TimingRequest,
     memory_bytes: int,
 ) -> MeasuredWork:
-    """Time every kind of work at this node, or find the timings of an earlier measurement.
+    """Time every kind of work at this node, or return the timings of an earlier measurement.
 
     Args:
         job: with the model's folder on this machine.
-        model: what the folder holds.
+        model: facts of that folder.
         dataset: the node's rows; None = it is no owner.
         device: torch device.
-        hardware: processor and what may be used of it.
-        state: the node's folder; None = nothing is remembered, and it can't save.
+        hardware: processor and the share of it that may be used; part of the cache's key.
+        state: the node's folder; None = no cache, and saving is not timed.
         timing: budget, neighbours, and whether to measure anew.
-        memory_bytes: that the measurement may use.
+        memory_bytes: limit of the measurement.
 
     Raises:
         ModelError: the model folder can't be used.
-        JobError: the adapter configuration can't be split, or the operations do not divide the model's heads.
+        JobError: the adapter configuration can't be split, or the subnets do not divide the model's heads.
         CapacityError: one block with micro-batches of the job's size does not fit here.
     """
     subnets = job_subnets(job, model).count
@@ -116,7 +117,7 @@ LONGEST_AGE_S = 7 * 24 * 3600.0
 
 
 def cache_key(**parts: object) -> str:
-    """Digest of ``parts``, which are everything that changes a timing."""
+    """Hex digest of ``parts``, the known causes of a timing."""
     text = json.dumps({name: repr(value) for name, value in parts.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -144,11 +145,10 @@ class _Entry:
 
 
 class ProfileCache:
-    """The remembered timings of one node.
+    """The cached timings of one node, in ``state``.
 
     Args:
-        state: the node's folder.
-        clock: wall clock, seconds since 1970. An entry of the future is too old as well: the clock was set back.
+        clock: wall clock, seconds since 1970. An entry from the future counts as too old: the clock was set back.
     """
 
     def __init__(self, state: Path, clock: Callable[[], float] = time.time) -> None:
@@ -156,7 +156,7 @@ class ProfileCache:
         self._clock = clock
 
     def find(self, key: str, *, budget_s: float) -> MeasuredWork | None:
-        """Find timings under ``key`` measured with at least this budget; None if there are no young ones."""
+        """Return timings under ``key`` of at least this budget and at most ``LONGEST_AGE_S`` old, or None."""
         entry = self._entries().get(key)
         if entry is None:
             return None
@@ -169,7 +169,7 @@ class ProfileCache:
         return found.measured if is_young and found.budget_s >= budget_s else None
 
     def put(self, key: str, measured: MeasuredWork, *, budget_s: float) -> None:
-        """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a full disk only gives a warning."""
+        """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a failed write gives only a warning."""
         entries = self._entries()
         entries.pop(key, None)
         entries[key] = to_table(_Entry(budget_s=budget_s, at_unix_s=self._clock(), **measured._asdict()))

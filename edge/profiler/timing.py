@@ -1,22 +1,20 @@
-"""A timer for work on a shared processor: work is repeated in long windows, and the median of the windows counts.
+"""Timer for work on a shared processor: the median over windows in which the work is repeated.
 
-A quota of a control group lets a process compute for a part of each period (10 ms on some testbeds, 100 ms by
-default) and stops it for the rest. Work of a few milliseconds then often fits into the part that is free, and one
-timing of it shows the speed without a quota; the median of such timings is wrong by the whole factor. So work is
-repeated in a loop for a *window* of at least three periods, and the timing is the mean over the window::
+A quota of a control group lets a process compute for a part of each period (10 ms on some testbeds, 100 ms by default).
+Work of a few milliseconds often fits into that part, so that one timing shows the speed without a quota. So work is
+repeated for a *window* of at least three periods, and the timing is the mean over the window::
 
     computes  |####......|####......|####......|      # 2.5 ms of each 10 ms
     one work   ##                                     looks 4 times as fast as the node is
     a window  [##-##------##-##------##-##-----]      what the node really does
 
-Without a quota a window is some turns of the kernel's scheduler, for the same reason: neighbours.
+Without a quota a window covers some time slices of the kernel's scheduler, because of neighbours.
 
-A quota that the computing threads can use up makes a better clock: whatever the windows catch, work of so many
-processor seconds takes those divided by the quota's cores, in the long run. So there processor seconds are timed, which
-repeat within some percent where a window's seconds differ by ten. A node that has rested finds its quota full, and its
-next work takes less: ``rested_s``.
+Where the computing threads can use up the quota, processor seconds are timed instead: divided by the quota's cores they
+are the seconds in the long run, and they repeat within some percent where a window's seconds differ by ten. After a
+rest the quota is full, and the next work takes less: ``rested_s``.
 
-This module does not load torch, so that an agent can read a ``TimingRequest`` before torch is loaded.
+This module does not load torch: an agent reads a ``TimingRequest`` before torch is loaded.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ WAITING = frozenset({Work.SAVE})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuClock:
-    """Tells how long this process's computing would have taken at its quota alone, in seconds.
+    """Seconds that this process's computing would have taken at its quota alone.
 
     Attributes:
         cores: of the quota; at 0.25 cores a processor second takes 4.
-        period_s: after which the quota is filled up.
-        cpu_s: processor seconds of this process so far.
+        period_s: interval after which the quota is full again.
+        cpu_s: returns processor seconds of this process so far.
     """
 
     cores: float
@@ -61,19 +59,19 @@ class CpuClock:
     cpu_s: Callable[[], float] = time.process_time
 
     def __call__(self) -> float:
-        """Processor seconds so far over the cores of the quota."""
+        """Processor seconds so far, divided by the cores of the quota."""
         return self.cpu_s() / self.cores
 
     @staticmethod
     def of(quota: CpuQuota | None, threads: int) -> CpuClock | None:
-        """Make the clock of a quota that so many computing threads can use up; None if there is none."""
+        """Make the clock of a quota of at most ``threads`` cores, which the threads can use up; None without one."""
         return CpuClock(cores=quota.cores, period_s=quota.period_s) if quota and quota.cores <= threads else None
 
 
 def working_clock(quota: CpuQuota | None, threads: int) -> Callable[[], float]:
-    """Make a clock of what the calling thread's computing takes at a quota alone; it stands at 0 where none holds.
+    """Make a clock of the calling thread's computing at a quota alone.
 
-    With several computing threads it stands too: one thread can't tell what the others did.
+    It stands at 0 without a quota, and with several computing threads, because one thread can't measure the others.
     """
     clock = CpuClock.of(quota, threads) if threads == 1 else None
     return dataclasses.replace(clock, cpu_s=time.thread_time) if clock else lambda: 0.0
@@ -101,7 +99,7 @@ class Quartiles(NamedTuple):
         return Quartiles(median_s, low_s, high_s, len(timings))
 
     def at(self, work: Work, rows: int = 0, tokens: int = 0, *, share: float = 1.0) -> WorkTime:
-        """Make the measured point of ``work`` at this size, with this share of a block's subnets."""
+        """Make the measured point of ``work`` at this size; ``share`` is the active part of a block's subnets."""
         return WorkTime(
             work=work,
             rows=rows,
@@ -115,12 +113,12 @@ class Quartiles(NamedTuple):
 
 
 class Laps:
-    """Adds up how long each work took within one window.
+    """Sums of the seconds of each work within one window.
 
     Args:
-        settle: waits until an accelerator has done what it was given.
+        settle: waits until an accelerator has finished its queue.
         clock: monotonic seconds.
-        cpu: times work that only computes by processor seconds; None = by the clock.
+        cpu: clock of works outside ``WAITING``; None = ``clock``.
     """
 
     def __init__(self, settle: Callable[[], None], clock: Callable[[], float], cpu: CpuClock | None = None) -> None:
@@ -130,7 +128,7 @@ class Laps:
         self._sums: dict[Work, tuple[float, int]] = {}
 
     def lap(self, work: Work, function: Callable[[], T], *, times: int = 1) -> T:
-        """Run ``function``, which does ``work`` ``times`` times, and add its seconds to the window."""
+        """Run ``function``, which does ``work`` ``times`` times; add its seconds to the window; return its result."""
         clock = self._cpu if self._cpu is not None and work not in WAITING else self._clock
         self._settle()
         start_s = clock()
@@ -153,8 +151,8 @@ class Timer:
     """Times cycles of work in windows.
 
     Attributes:
-        window_s: shortest timing, seconds.
-        settle: waits until an accelerator has done what it was given.
+        window_s: shortest window, seconds.
+        settle: waits until an accelerator has finished its queue.
         clock: monotonic seconds.
         cpu: see ``Laps``.
     """
@@ -165,14 +163,11 @@ class Timer:
     cpu: CpuClock | None = None
 
     def measure(self, cycle: Cycle, *, budget_s: float) -> dict[Work, Quartiles]:
-        """Repeat ``cycle`` in windows, after a burn-in.
+        """Repeat ``cycle`` in 3 to 9 windows, after a burn-in of half a window; return quartiles of each work.
 
         Args:
-            cycle: does the works of a loop once, each within ``Laps.lap``; what it prepares outside is not counted.
-            budget_s: no further window is begun after so many seconds, once ``MIN_TIMINGS`` windows are done.
-
-        Returns:
-            Seconds of each work that ``cycle`` has laps of.
+            cycle: does each work of a loop once, within ``Laps.lap``; time outside is not counted.
+            budget_s: after so many seconds no window begins, except the first ``MIN_TIMINGS``.
         """
         self._window(cycle, self.window_s / 2)
         started_s = self.clock()
@@ -189,13 +184,12 @@ class Timer:
     ) -> float:
         """Mean seconds that ``work`` takes less at its quota after a rest; 0 without a quota.
 
-        Rests are of different lengths, so that the work begins at any moment of a period. The first four are as evenly
+        Rests are of different lengths, so that the work begins at any moment of a period; the first four are as evenly
         spread over it as all twelve.
 
         Args:
-            work: what to do after a rest.
-            budget_s: no further rest is begun after so many seconds, once three for each of these seconds are done, but
-                four at least and twelve at most.
+            work: runs after a rest.
+            budget_s: after so many seconds no rest begins, except the first ``3 * budget_s`` (at least 4, at most 12).
             rest: waits so many seconds.
         """
         if self.cpu is None:
@@ -224,7 +218,7 @@ class Timer:
 
 
 def _part_of_period(index: int) -> float:
-    """Return by which part of a period a rest is longer than whole ones: 0, 3, 6, 9, 1, 4, 7, 10, 2 .. twelfths."""
+    """Return the part of a period by which a rest exceeds whole periods: 0, 3, 6, 9, 1, 4, 7, 10, 2 .. twelfths."""
     steps = _RESTS // _MIN_RESTS
     return (index % _MIN_RESTS * steps + index // _MIN_RESTS) / _RESTS
 
@@ -233,13 +227,13 @@ DEFAULT_BUDGET_S = 4.0
 
 
 class TimingRequest(NamedTuple):
-    """The coordinator's wishes for a measurement of one node.
+    """The coordinator's request for a measurement of one node.
 
     Attributes:
-        budget_s: about how long all timings may take, in seconds; slow boards take longer.
-        neighbours: other nodes of this machine that are timed at the same moment.
-        is_fresh: measure anew even what the node remembers.
-        frozen: how frozen weights are held; None = in the type of the computation.
+        budget_s: approximate seconds for all timings; slow boards take longer.
+        neighbours: number of other nodes of this machine that are timed at the same time.
+        is_fresh: measure anew, even with a cache.
+        frozen: dtype and arithmetic of frozen weights; None = the compute dtype.
     """
 
     budget_s: float = DEFAULT_BUDGET_S
@@ -252,12 +246,12 @@ class MeasuredWork(NamedTuple):
     """The timings of a node, and the activation bytes of one block.
 
     Attributes:
-        work_times: every point.
-        activation_token_bytes: what a forward with graph keeps of one block until its backward, its output included,
-            for each padded token.
-        rested_s: what work takes less after a rest, under a quota of processor time.
-        handling_s: what every action takes besides its work.
-        lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains: its graph begins inside it.
+        work_times: every measured point.
+        activation_token_bytes: bytes per padded token that a forward with graph keeps of one block until its backward,
+            its output included.
+        rested_s: seconds that work takes less after a rest, under a quota of processor time.
+        handling_s: seconds of every action besides its work.
+        lowest_token_bytes: as ``activation_token_bytes``, for the lowest block that trains: its graph begins inside it.
     """
 
     work_times: tuple[WorkTime, ...]

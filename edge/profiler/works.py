@@ -1,9 +1,8 @@
-"""The works of a run, each timed with the code of a run on one real block of the model.
+"""Times of each work of a run, measured with the code of a run on one real block of the model.
 
-The node hosts one block of a plan whose other blocks are elsewhere, and a schedule that unfreezes one more block a
-step: so the same block is the lowest trainable one at one step, and has trainable ones below it at the next. All
-blocks of a model have one shape. If some have no adapter (``leave_out``), a block with one is timed, and its times
-stand for those without.
+The plan gives this node one block and unfreezes one more block a step: so this block is the lowest trainable one at one
+step, and has a trainable one below it at the next. All blocks of a model have one shape. If some have no adapter
+(``leave_out``), a block with one is timed for all.
 
 ::
 
@@ -13,13 +12,13 @@ stand for those without.
     E, H, U[head]                     HEAD, UPDATE_HEAD  E, H of an evaluation               HEAD_FREE
     read pairs, A                     FIT
 
-Parts are timed where the job has operations with several subnets a block: with ``subnets // 2`` of them. Encoding,
-decoding, hand-over and saving are timed too; the disk is that of the node's folder.
+Parts, with ``subnets // 2`` active subnets, are timed where the job has several subnets a block. Encoding, decoding,
+hand-over and saving (on the disk of the node's folder) are timed too.
 
-The time of an action besides its work (loop, engine, report of its span) is that of a run's own loop and reporter, with
-an executor that does nothing, for a few steps of a plan in which this node hosts everything.
+The time of an action besides its work (loop, engine, report of its span) is measured with a run's loop and reporter, an
+executor that does nothing, and a plan of a few steps in which this node hosts everything.
 
-A measurement without enough memory or disk is refused before anything is built; its folder is removed at the end.
+A measurement without enough memory is refused before anything is built; its folder is removed at the end.
 """
 
 from __future__ import annotations
@@ -86,21 +85,19 @@ _WITH_LOWEST: Final = {
     Work.GRAPH_PART: Work.GRAPH_LOWEST_PART,
     Work.BACKWARD_PART: Work.BACKWARD_LOWEST_PART,
 }
-"""The works of a block that has trainable ones below it, and of the lowest one."""
+"""Works of a block with trainable ones below it -> works of the lowest trainable block."""
 
 
 class Bench:
-    """One real block of a model, and an owner's parts where there are rows, ready to be timed.
+    """One real block of a model, and an owner's embedding and head where there are rows, ready to be timed.
 
     Args:
-        folder: of the base model.
         job: sizes, adapter, optimizer, dtypes.
         dataset: the node's rows; None = it is no owner, so embedding and head are left out.
-        model: what the folder holds.
-        memory_bytes: that the measurement may use.
-        device: torch device.
+        model: facts of the folder.
+        memory_bytes: limit of the measurement.
         subnets: of each block, where the job has operations.
-        frozen: how frozen weights are held.
+        frozen: dtype and arithmetic of frozen weights.
 
     Raises:
         ModelError: see ``NodeExecutor``.
@@ -149,7 +146,7 @@ class Bench:
             frozen=frozen,
         )
         check_room(self._memory(model), memory_bytes)
-        # the executor wants of a dataset only what SizedRows has
+        # SizedRows has all of OwnerDataset that the executor uses
         rows_of: Any = self._rows
         self._executor = NodeExecutor(self._plan, NODE, self._job, folder, rows_of, device=device)
         self._dtype = torch.float64 if job.model.dtype == "float64" else torch.float32
@@ -159,7 +156,7 @@ class Bench:
             self._fitting = HelperBench(folder, self._job, self._block, self._dtype, self._device)
 
     def _memory(self, model: ModelFacts) -> MemoryEstimate:
-        """Estimate what the measurement holds at most, as a run that hosts this block would."""
+        """Estimate the peak memory of the measurement as that of a run that hosts this block."""
         placement = dataclasses.replace(self._plan.placement, credits=1)  # one tensor at a time is on its way
         plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), placement)
         return node_memory(
@@ -174,12 +171,12 @@ class Bench:
     # ---- what is measured -------------------------------------------------------------------------
 
     def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
-        """Time every kind of work that this node may have to do.
+        """Time every kind of work that this node may do.
 
         Args:
-            timer: of the loops.
-            budget_s: about how long all loops may take, in seconds, and the rests of a quota; slow boards take longer.
-            disk: the node's folder for checkpoints; None = it can't save.
+            timer: runs the loops.
+            budget_s: approximate seconds for all loops, and again for the rests of a quota; slow boards take longer.
+            disk: the node's folder for checkpoints; None = saving is not timed.
         """
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
@@ -216,12 +213,11 @@ class Bench:
     def activation_token_bytes(self, *, lowest: bool = False) -> float:
         """Bytes per padded token that one block's forward with graph keeps until backward, its output included.
 
-        Args:
-            lowest: whether the block is the lowest that trains.
+        ``lowest`` measures the block as the lowest that trains.
         """
         size, item = self.sizes[0], self._item(lowest=lowest or self._block == 0)
         self._put_hidden(item, self._random(size), uneven_mask(size))
-        self._run(Op.FORWARD_FREE, item)  # so that what all blocks share is there already
+        self._run(Op.FORWARD_FREE, item)  # tensors that all blocks share are made before the first count
         before = self._executor.live_bytes()
         self._run(Op.FORWARD, item)
         kept = self._executor.live_bytes() - before
@@ -229,12 +225,12 @@ class Bench:
         return kept / (size.rows * size.tokens)
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Quartiles], dict[Work, Quartiles]]:
-        """Time the works of one size; return those that depend on the size, and those that do not."""
+        """Time the works of one size; return the works that depend on the size, and those that do not."""
         found: dict[Work, Quartiles] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
                 found |= timer.measure(cycle, budget_s=each_s)
-        if self._block == 0:  # a model of one block has none with trainable ones below it; its cost bounds theirs
+        if self._block == 0:  # block 0 has no trainable block below it; its cost bounds the other works
             for work, lowest in _WITH_LOWEST.items():
                 if lowest in found:
                     found.setdefault(work, found[lowest])
@@ -304,7 +300,7 @@ class Bench:
                 self._executor.run(Action(Op.EMBED, item, micro))
 
         def cycle(laps: Laps) -> None:
-            item = self._item(lowest=True)  # anew, so that its batch is made anew
+            item = self._item(lowest=True)  # a new item makes its batch anew
             laps.lap(Work.EMBED, lambda: all_parts(item), times=count)
 
         return cycle
@@ -350,9 +346,9 @@ class Bench:
     # ---- parts ------------------------------------------------------------------------------------
 
     def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN, is_part: bool = False) -> int:
-        """Grant one item anew, of a step at which the block is the lowest trainable one, or is not.
+        """Grant one item anew, at a step where the block is, or is not, the lowest trainable one.
 
-        With ``is_part`` half of the block's subnets are passed by.
+        With ``is_part`` half of the block's subnets take the shortcut.
 
         Returns:
             The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
@@ -374,12 +370,11 @@ class Bench:
         return index
 
     def _share_of(self, work: Work) -> float:
-        """The share of the block's subnets that were active while ``work`` was timed."""
         return part_subnets(self._subnets) / self._subnets if work in PART_OF.values() else 1.0
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
-        """Drop the tensors that a loop leaves, so that the next loop finds an empty node."""
+        """Drop the tensors of a loop at its end, so that the next loop begins with an empty node."""
         yield
         for index in (0, 1):
             self._executor.forget_turn(index)
@@ -394,7 +389,7 @@ class Bench:
         return torch.randn(size.rows, size.tokens, self._hidden_size, dtype=self._dtype)
 
     def settle(self) -> Callable[[], None]:
-        """Return a function that waits until the device has done its work; on a processor the function does nothing."""
+        """Return a function that waits until the device has finished its queue; on a processor it does nothing."""
         return settle_of(self._device)
 
 
@@ -402,16 +397,11 @@ _FLUSH_S = 5.0
 
 
 def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:
-    """Seconds that an action takes besides its work, by ``clock``.
-
-    Args:
-        plan: in which ``node`` owns and hosts everything.
-        node: this one.
-        clock: of the measurement.
+    """Seconds of an action besides its work, by ``clock``; ``node`` owns and hosts everything in ``plan``.
 
     Raises:
         DeadlineError: the reports were not made in time.
-        RingTuneError: what ended the loop before its last turn.
+        RingTuneError: the loop ended with this error before its last turn.
     """
     turns = list(turn_sequence(plan.course))
     reporter = Reporter(
@@ -442,7 +432,7 @@ def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:
 
 
 class _Reports:
-    """Passes entries on, and stops the run when its last turn is done or when it failed."""
+    """Forwards entries to the reporter, and stops the run after its last turn or a failure."""
 
     def __init__(self, reporter: Reporter, last_turn: int) -> None:
         self.stop: Callable[[], object] = lambda: None
@@ -465,37 +455,31 @@ class _Idle:
         """Ignore a turn."""
 
     def forget_turn(self, index: int) -> str:
-        """Ignore the end of a turn."""
         return ""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Yield what a head yields, so that steps are reported."""
+        """Return the numbers of a head, so that steps are reported."""
         return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
 
     def copy_digest(self, start: int, stop: int) -> str:
-        """Return no digest: nothing is computed here."""
         return ""
 
     def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
-        """Give nothing."""
         return ()
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Ignore a tensor."""
 
     def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
-        """Give nothing."""
         return None, None
 
     def head_blob(self) -> Any:
-        """Give nothing."""
         return b""
 
     def load_head_blob(self, data: Any) -> None:
         """Ignore a head."""
 
     def take_parcel(self, key: TensorKey) -> Any:
-        """Give nothing."""
         return b""
 
     def put_parcel(self, key: TensorKey, data: Any) -> None:
@@ -505,20 +489,11 @@ class _Idle:
         """Hold no head."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Any:
-        """Give nothing."""
         return b""
 
 
 class HelperBench:
-    """The adapters of one block, ready to be fitted from random pairs.
-
-    Args:
-        folder: of the model; only its configuration is read.
-        job: of the run.
-        block: with the adapters.
-        dtype: of the computation.
-        device: of the computation.
-    """
+    """The adapters of one block, ready to be fitted from random pairs; only the model's configuration is read."""
 
     def __init__(self, folder: Path, job: Job, block: int, dtype: torch.dtype, device: torch.device) -> None:
         self._models = AuxiliaryModels(folder, job, range(block, block + 1), dtype, device)
@@ -527,7 +502,7 @@ class HelperBench:
 
     @staticmethod
     def is_possible(folder: Path, job: Job) -> bool:
-        """Whether a helper can fit the adapters of a job; full parameters have none."""
+        """Whether a helper can fit the adapters of this job; with full parameters there are none."""
         config = read_config(folder)
         fused = FAMILIES[config["model_type"]].widths(config).merged
         return not job.method.full_parameters and not offload_refusal(
@@ -535,7 +510,7 @@ class HelperBench:
         )
 
     def cycle(self, size: Size) -> Cycle:
-        """Make the loop that reads pairs of a size as they arrive, and adds their gradients up."""
+        """Make the loop that decodes pairs of one size from a parcel and accumulates their gradients."""
         data = self._pairs(size)
 
         def fit() -> None:
@@ -559,7 +534,7 @@ _HELLO = frames.Hello(run_id="measure", placement_number=0, source="measured", d
 
 
 def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:
-    """Encode a hidden state with its mask to messages, as the sender's thread does."""
+    """Encode a hidden state and its mask to messages, as the sender's thread does."""
     encoded = tensors.encode(hidden, mask, dtype)
     header = frames.tensor_header(_HELLO, TensorKey(Payload.HIDDEN, 0, 0, 0), encoded)
     return list(frames.messages(header, encoded.parts))
@@ -592,7 +567,7 @@ def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
-    """Refuse a measurement that does not fit.
+    """Refuse a measurement that needs more than ``memory_bytes``.
 
     Raises:
         CapacityError: names both figures.
@@ -606,10 +581,10 @@ def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
 
 @contextmanager
 def folder_in(disk: Path, *, is_needed: bool) -> Iterator[Path]:
-    """Make a temporary folder inside ``disk`` and remove it in the end; missing room counts only where it is needed.
+    """Make a temporary folder inside ``disk``, removed at the end; a failed write is an error only if ``is_needed``.
 
     Raises:
-        StorageError: there is no room, and it is needed.
+        StorageError: a write failed, and ``is_needed``.
     """
     make_folder(disk)
     folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=disk))

@@ -1,12 +1,12 @@
-"""The executor of a node: a handler for each compute action, with forwards, parcels and its part of checkpoints.
+"""Executor of a node: a handler for each compute action, forwards, parcels, and the node's shard.
 
-The engine decides what runs when; here each action is a few lines on the state of its micro-batch::
+The engine decides the order; here each action is a few lines on the state of its micro-batch::
 
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
 The actions of helpers are in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for
-its B. What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
+its B. A tensor is dropped once it is sent or used, so a frozen slice holds nothing between two micro-batches.
 """
 
 from __future__ import annotations
@@ -68,20 +68,17 @@ Values = tuple[tuple[str, float], ...]
 class NodeExecutor:
     """Computes the actions of one node in one run, on the blocks and head that it hosts.
 
-    Not thread-safe: everything is called from one thread (torch's generator is global, and dropout uses it).
+    Not thread-safe: all calls are from one thread (dropout uses torch's global generator).
 
     Args:
-        plan: the plan of the run.
-        node: which node of it.
-        job: what was asked.
+        node: name of this node in the plan.
         model_folder: config, weights and tokenizer of the base model.
         dataset: the node's own rows; needed exactly if the plan names it as an owner.
-        device: torch device.
 
     Raises:
-        ModelError: the folder is not what the plan needs.
+        ModelError: the folder does not fit the plan.
         JobError: the adapter configuration can't be split.
-        DataError: an owner without data, or a class that the plan doesn't have.
+        DataError: an owner without data, or a class that the plan does not have.
     """
 
     def __init__(
@@ -137,9 +134,9 @@ class NodeExecutor:
 
     @property
     def run_figures(self) -> dict[str, Any]:
-        """Most versions of trained tensors held at once, bytes of those but the newest, and what techniques did.
+        """Device, peak number and bytes of stored weight versions, and totals of techniques.
 
-        Beside them the device, and of an accelerator its memory and the most that this process had of it.
+        For an accelerator also its memory and this process's peak of it, in bytes.
         """
         memory = device_memory(self.device.type)
         return {
@@ -151,7 +148,7 @@ class NodeExecutor:
         }
 
     def live_bytes(self) -> int:
-        """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
+        """Bytes of the batches, hidden states, gradients and graphs in memory, without weights."""
         held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]
         held += self._flows.tensors()
         weights = storage_bytes(self._hosted.weights())
@@ -160,14 +157,14 @@ class NodeExecutor:
     # ---- turns ------------------------------------------------------------------------------------
 
     def grant(self, turn: Turn) -> None:
-        """Open the items of a turn; no action of an item can run before."""
+        """Open the items of a turn, before any of their actions."""
         course = self._course.decided(turn.unfreeze_at, turn.operations)
         self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
         for technique in self.techniques.values():
             technique.grant(turn)
 
     def forget_turn(self, index: int) -> str:
-        """Drop a turn's items that are done here; return why a technique can't do its part any more, once."""
+        """Drop the items and tensors of a finished turn; return the problems of ``end_turn``."""
         done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
         for seq in done:
             del self._items[seq]
@@ -175,19 +172,19 @@ class NodeExecutor:
         return self.end_turn(index)
 
     def end_turn(self, index: int) -> str:
-        """Tell the techniques that a turn is done here; return why one can't do its part any more, once."""
+        """End a turn in all techniques; return, once, why a technique can't continue; else empty."""
         problems = [technique.end_turn(index) for technique in self.techniques.values()]
         return "; ".join(filter(None, problems))
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
-        """Return the scores of the hosted subnets for each micro-batch of a score turn that is done, and forget them.
+        """Return and drop the scores of the hosted subnets for each micro-batch of a finished score turn.
 
-        In the order of items, micro-batches and blocks; nothing for another turn.
+        In the order of items, micro-batches and blocks; empty for another turn.
         """
         return self._scoring.take(turn_index)
 
     def copy_digest(self, start: int, stop: int) -> str:
-        """Return the digest of this owner's copy of embedding or head, or of what trains of hosted blocks, as it is."""
+        """Return the digest of this owner's copy of embedding or head, or of the trained tensors of hosted blocks."""
         if start in self._ends:
             return self._owner(None)[0].digest(start)
         return digest_of(self._hosted.blocks.parameters(start, stop))
@@ -195,11 +192,11 @@ class NodeExecutor:
     # ---- actions ----------------------------------------------------------------------------------
 
     def run(self, action: Action) -> Values:
-        """Carry out one of E, f, F, S, H, B, U; returns when the device has done it.
+        """Run one compute action; return when the device has finished it.
 
         Returns:
-            Numbers for the report, to be summed by name: an H gives ``loss_sum`` and ``count``, and by task
-            ``correct``, ``tokens``, or at an evaluation ``questions``, ``exact_sum`` and ``f1_sum``; otherwise nothing.
+            Numbers for the report, summed by name: an H gives ``loss_sum`` and ``count``, and by task ``correct``,
+            ``tokens``, or at an evaluation ``questions``, ``exact_sum`` and ``f1_sum``; other actions none.
 
         Raises:
             PlanError: the action has no input here, or its turn was not granted.
@@ -316,12 +313,12 @@ class NodeExecutor:
     # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it; see ``MicroBatches.put``."""
+        """Add a received hidden state (B, T, D) or gradient to its micro-batch; see ``MicroBatches.put``."""
         with self._capacity_errors(key):
             self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hand a micro-batch's hidden state or gradient out for sending, and forget it; see ``MicroBatches.take``.
+        """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``.
 
         Raises:
             PlanError: there is none.
@@ -331,56 +328,51 @@ class NodeExecutor:
     # ---- head and files ---------------------------------------------------------------------------
 
     def head_blob(self) -> Pieces:
-        """Return the head with moments and step counts as a file; it must not change before that was gone through."""
+        """Return the head with its optimizer state; the head must not change before the pieces were iterated."""
         return self._owner(None)[0].to_blob()
 
     def drop_head_state(self) -> None:
-        """Free moments and step counts of a head that was handed over."""
+        """Free the optimizer state of a head after its hand-over."""
         self._owner(None)[0].drop_state()
 
     def load_head_blob(self, data: Pieces) -> None:
-        """Replace head, moments and step counts by those that ``head_blob`` gave at another owner.
+        """Replace the head and its optimizer state by ``head_blob`` of another owner.
 
         Raises:
-            IntegrityError: unreadable, or not a head of this run.
+            IntegrityError: the bytes are unreadable, or no head of this run.
         """
         self._owner(None)[0].load_blob(data)
 
     def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return an item's gradient of embedding or head, or of hosted blocks, before the update; or what helpers get.
-
-        Helpers get pairs of adapters, and give weights back.
-        """
+        """Return a parcel for sending: a gradient of embedding, head or hosted blocks, pairs, or a helper's weights."""
         return self._parcels.take(key, self._items[key.seq])
 
     def put_parcel(self, key: TensorKey, data: Pieces) -> None:
-        """Take what ``take_parcel`` of another node gave.
+        """Take a parcel of another node.
 
         Raises:
-            IntegrityError: unreadable, or not a gradient of this unit.
-            DivergedError: the gradient is not finite.
+            IntegrityError: the parcel is unreadable, or does not fit its key.
+            DivergedError: a gradient is not finite.
         """
         self._parcels.put(key, data, self._items[key.seq])
 
     def rows_digest(self, run_id: str) -> str:
-        """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""
+        """Return the digest of this owner's rows, keyed with ``run_id``; empty if the node is no owner."""
         return "" if self._dataset is None else self._dataset.digest(run_id)
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
-        """Return what a checkpoint needs of this node, read when it is gone through: trained tensors, moments, counts.
+        """Return this node's shard: trained tensors with optimizer state, read when the pieces are iterated.
 
-        Args:
-            metadata: run, step and node that the shard is of.
-            with_head: also the head; ask the owner that holds it.
+        ``metadata`` is run, step and node; the owner that holds the head is called ``with_head``.
         """
         head = self.head_blob() if with_head else None
         return self.part.write(head, metadata)
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
-        """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
+        """Replace trained tensors and optimizer state by a shard; arguments as for ``shard``.
 
         Raises:
-            IntegrityError: unreadable, of something else, or it does not fit this node's slice.
+            IntegrityError: the shard is unreadable, of another run, or does not fit this node's slice.
             DivergedError: the head in it is not finite.
             OSError: the content can't be read.
         """
@@ -389,17 +381,17 @@ class NodeExecutor:
             self._owner(None)[0].load_blob(head, where="the head in the shard")
 
     def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, Pieces]:
-        """Return this node's part of the run's result; tensors are read when a file is gone through.
+        """Return this node's part of the run's result; tensors are read when a file is iterated.
 
         Args:
-            with_head: also the head, unless it is frozen, and the configs; ask the node that holds the newest head.
-            with_private: also the adapters of the private blocks (never trained); ask one owner.
+            with_head: also the head, unless it is frozen, and the configs; for the node that holds the newest head.
+            with_private: also the adapters of the private blocks (never trained); for one owner.
 
         Returns:
-            Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
-            ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``;
-            of users with adapters of their own see ``users_files``; where the blocks' own weights train
-            ``blocks.safetensors`` instead of the first two; where all parameters train ``model.safetensors``, and with
+            Name to content: ``adapter.safetensors`` (unless the node hosts nothing), and with the head
+            ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``. For
+            users with adapters of their own see ``users_files``. Where the blocks' own weights train:
+            ``blocks.safetensors`` instead of the first two. Where all parameters train: ``model.safetensors``, and with
             the head ``config.json`` and the tokenizer's files.
 
         Raises:
@@ -419,7 +411,7 @@ class NodeExecutor:
         return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head, merged=kept)
 
     def load_saved(self, folder: Path) -> None:
-        """Replace the initial values of what trains, and at an owner the head, by those of a run's result.
+        """Replace the initial values of trained tensors, and at an owner of the head, by those of a run's result.
 
         Raises:
             IntegrityError: the folder is damaged or belongs to another job.
@@ -433,17 +425,14 @@ class NodeExecutor:
 
 
 class ForwardRunner:
-    """Runs the forwards of one node, those that keep something for their backward, and those that do not.
+    """Runs the forwards of one node, with and without a graph.
 
-    VeLoRA is for items that update weights. Scores are gathered with whole inputs, so that they are exact; blocks that
-    are run again where weights are updated are run again there too.
+    VeLoRA is used in items that update weights. Scores are exact: score items keep whole inputs, and recompute the same
+    blocks as training items.
 
     Args:
-        plan: of the run.
-        node: which node of it.
-        hosted: what it hosts.
-        versions: of its trained tensors.
-        scoring: what watches its blocks for scores.
+        versions: of the node's trained tensors.
+        scoring: collects scores of its blocks.
 
     Raises:
         JobError: VeLoRA is for layers that do not train here.
@@ -465,23 +454,16 @@ class ForwardRunner:
 
     @property
     def vectors(self) -> Vectors | None:
-        """VeLoRA's vectors, which a checkpoint needs; None without VeLoRA."""
+        """VeLoRA's vectors, for checkpoints; None without VeLoRA."""
         return None if self._projections is None else self._projections.vectors
 
     def run(
         self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
     ) -> tuple[SavedActivations, torch.Tensor]:
-        """Run the blocks of an F action.
+        """Run the blocks of an F action; return their saved activations and the output of the last block.
 
-        Args:
-            action: the forward.
-            entry: its item.
-            hidden: (batch rows, tokens, model width), enters its first block.
-            mask: (batch rows, tokens).
-            context: what the blocks need besides.
-
-        Returns:
-            What they keep, and the output of the last of them.
+        hidden is (batch rows, tokens, model width), mask (batch rows, tokens), and context of
+        ``FamilyForward.context``.
         """
         blocks = self._hosted.blocks
         for kind in self._hosted.kinds:
@@ -507,7 +489,7 @@ class ForwardRunner:
     def run_free(
         self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
     ) -> torch.Tensor:
-        """Run the blocks of an f action, which keeps nothing; see ``run`` for arguments."""
+        """Run the blocks of an f action, which saves nothing; arguments as for ``run``."""
         blocks, patterns = self._hosted.blocks, entry.patterns(action)
 
         def run(blocks: BlockRunner, hidden: torch.Tensor, mask: torch.Tensor, context: Any) -> torch.Tensor:
@@ -531,19 +513,18 @@ class ForwardRunner:
 
 
 class Parcels:
-    """What one node sends to others, and takes from them, besides hidden states, gradients of them, and heads.
+    """Makes and takes the parcels of one node.
 
     Args:
-        hosted: what it hosts.
-        offloading: makes pairs and weights, and takes them.
-        replica: makes gradients for the other hosts of its stage, and takes theirs.
+        offloading: makes and takes pairs and weights.
+        replica: makes and takes gradients of the stage's other hosts.
     """
 
     def __init__(self, hosted: HostedModel, offloading: OffloadRunner, replica: Replica) -> None:
         self._hosted, self._offloading, self._replica = hosted, offloading, replica
 
     def take(self, key: TensorKey, entry: OpenItem) -> Pieces:
-        """Return a parcel of an item that is on its way to another node."""
+        """Return a parcel for another node."""
         if key.payload == Payload.UNIT_GRAD:
             return self._owner(key).unit_grad(key.boundary)
         if key.payload == Payload.REPLICA_GRAD:
@@ -551,10 +532,10 @@ class Parcels:
         return self._offloading.take_parcel(key)
 
     def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
-        """Take a parcel of an item that another node made.
+        """Take a parcel of another node.
 
         Raises:
-            IntegrityError: unreadable, or not of its key.
+            IntegrityError: the parcel is unreadable, or does not fit its key.
             DivergedError: a gradient is not finite.
         """
         if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
@@ -580,12 +561,12 @@ _WHERE: Final = "the blocks that were taken over"
 
 
 class CheckpointPart:
-    """Writes and reads the part of one node.
+    """Writes and reads the shard of one node.
 
     Args:
         piece: the node's slice.
-        hosted: what it hosts, and what it fits for others.
-        offloading: knows which adapters helpers train.
+        hosted: the node's blocks, and the adapters that it fits for other hosts.
+        offloading: knows the adapters that helpers train.
         vectors: VeLoRA's; None without VeLoRA.
     """
 
@@ -595,12 +576,12 @@ class CheckpointPart:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The trained tensors here: of the slice, and of blocks fitted for others."""
+        """Trained tensors here: of the slice, and of other hosts' blocks fitted here."""
         own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
         return own | self._hosted.fitted()
 
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
-        """Return the part, read when it is gone through; see ``edge.checkpoint.shard_file.to_shard``.
+        """Return the shard, read when the pieces are iterated; see ``edge.checkpoint.shard_file.to_shard``.
 
         Raises:
             DivergedError: a trained weight is not finite.
@@ -616,7 +597,7 @@ class CheckpointPart:
         )
 
     def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
-        """Load a part, and return the head in it; see ``edge.checkpoint.shard_file.load_shard``."""
+        """Load a shard; return the head in it; see ``edge.checkpoint.shard_file.load_shard``."""
         head = load_shard(
             data,
             self.trained,
@@ -630,14 +611,14 @@ class CheckpointPart:
         return head
 
     def tensors(self) -> dict[str, TensorPieces]:
-        """Return what trains here with its optimizer state, by its names in a part."""
+        """Return trained tensors with optimizer state, by their names in a shard."""
         return self._state(self.trained).tensors()
 
     def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
-        """Load the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
+        """Load ``tensors()`` of other nodes for ``blocks``; all other blocks are untrained yet.
 
         Raises:
-            IntegrityError: they are not those of these blocks.
+            IntegrityError: the tensors do not fit the blocks.
         """
         trained = {name: value for name, value in self.trained.items() if int(name.partition(".")[0]) in blocks}
         state, file = self._state(trained), TensorFile(write_tensors(tensors), where=_WHERE)

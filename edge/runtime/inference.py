@@ -1,11 +1,11 @@
 """``python -m edge.runtime.inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
 
-``ringtune predict`` starts it. It is a process of its own, because commands run without torch: the whole model of a
-run, base model, adapter and head, computed as the ring computes them. A row is read, predicted and printed before many
-others are read, so that its memory does not grow with the file.
+``ringtune predict`` starts it as a process of its own, because commands run without torch. Base model, adapter and head
+are computed as in the ring. Rows are read, predicted and printed batch by batch, so that memory does not grow with the
+file.
 
-A language model continues a text, one token after the other. Nothing is kept between two tokens, so that a token is
-computed by the very code of training; n tokens of a text of T cost n forwards of T tokens each.
+A language model continues a text token by token. Without a KV cache a token is computed by the code of training; n
+tokens of a text of T cost n forwards of T tokens each.
 
 B rows of a batch, T tokens, D model width, V vocabulary.
 """
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield each row with what is predicted for it; as ``told`` settings that are not used, and how many were cut.
+    """Yield each row with its prediction; ``told`` has notes: unused settings, and the number of cut rows.
 
     Raises:
         RingTuneError: model or rows can't be used.
@@ -91,7 +91,7 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     if job.model.task == CAUSAL_LM and (note := unused_settings(Path(job.model.path))):
         yield {"told": note}
     rows, first = predictor.rows(given.data), 0
-    at_once = 1 if job.model.task == CAUSAL_LM else job.train.batch_size  # texts go on one by one in any case
+    at_once = 1 if job.model.task == CAUSAL_LM else job.train.batch_size  # texts are continued one by one in any case
     while taken := list(itertools.islice(rows, at_once)):
         try:
             found = predictor.predict([value for _, value in taken], first)
@@ -107,19 +107,18 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
 
 
 class WholeModel:
-    """A model that has everything: embedding, all blocks and the head.
+    """A complete model: embedding, all blocks and the head.
 
     Args:
-        job: of the run.
-        saved: folder of its adapter or model.
+        saved: folder of the run's adapter or model.
         labels: names of the classes; empty without.
 
     Attributes:
-        longest: tokens that the model takes at most.
+        longest: most tokens of a row.
 
     Raises:
-        ModelError: the base model is not there, or is another one.
-        IntegrityError: what was saved is damaged, or of another model.
+        ModelError: the base model is missing, or another one.
+        IntegrityError: ``saved`` is damaged, or of another model.
     """
 
     def __init__(self, job: Job, saved: Path, labels: Sequence[str]) -> None:
@@ -140,7 +139,7 @@ class WholeModel:
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Any:
-        """Compute what the head makes of a batch: its output with ``logits``, or of questions two of them, on the CPU.
+        """Compute the head's output for a batch, on the CPU: with ``logits``, or for questions two of them.
 
         The numbers are those of an evaluation, which computes the same blocks in the same order.
         """
@@ -149,7 +148,7 @@ class WholeModel:
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the logits (V) of the token after these, in float32 on the CPU."""
+        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU."""
         ids_BT = torch.tensor([list(ids)], dtype=torch.int64, device=self._device)
         nothing = torch.full_like(ids_BT, -100)
         batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=torch.zeros_like(ids_BT), labels=nothing)
@@ -161,7 +160,7 @@ class WholeModel:
         return found
 
     def _last(self, batch: Batch) -> tuple[torch.Tensor, Batch, dict[str, Any]]:
-        """Run embedding and blocks; return what the head is called with."""
+        """Run embedding and blocks; return the last hidden state, the batch and keyword arguments of the head."""
         from adapters.context import ForwardContext
 
         base, family = self._skeleton.base, self._skeleton.family
@@ -178,12 +177,12 @@ NextLogits = Callable[[Sequence[int]], torch.Tensor]
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen.
+    """Choice of the next token.
 
     Attributes:
         max_new_tokens: most tokens that are added.
-        temperature: 0 = always the likeliest; 1 = as likely as the model says.
-        seed: of the draws; another row draws others.
+        temperature: 0 = always the likeliest token; 1 = the model's probabilities.
+        seed: of the draws, with the row's index.
     """
 
     max_new_tokens: int = 50
@@ -194,14 +193,14 @@ class Sampling(NamedTuple):
 def generate_tokens(
     ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
 ) -> list[int]:
-    """Return the next tokens; of a prompt that is too long for the model the beginning is left out.
+    """Return the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
 
     Args:
-        ids: of the prompt, one at least.
+        ids: of the prompt, at least one.
         next_logits: computes the logits (V) of the next token.
-        how: how it is chosen.
+        how: choice of the token.
         ends: tokens that end a text; they are not returned.
-        longest: tokens that the model takes at most.
+        longest: most tokens of the model.
         row: index of the row, for its draws.
     """
     draws = torch.Generator().manual_seed((how.seed * 1_000_003 + row) % (1 << 63))
@@ -227,23 +226,23 @@ Row = Mapping[str, Any]
 
 
 class Predictor(Protocol):
-    """The inference of one task, for rows that have no targets.
+    """Inference of one task, for rows without targets.
 
     Attributes:
-        cut_rows: how many of the rows so far are longer than the longest row, and were cut.
+        cut_rows: number of rows so far that were too long and cut.
     """
 
     cut_rows: int
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield each row as the file has it, and what is predicted for.
+        """Yield each row of the file, with the model's input for it.
 
         Raises:
             DataError: the file can't be used, or a column is missing.
         """
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Return the prediction for each of some rows; ``first`` is the index of the first one."""
+        """Return the prediction for each input; ``first`` is the index of the first row."""
 
 
 class _Classes:
@@ -255,7 +254,7 @@ class _Classes:
         self._model, self._labels = model, labels
 
     def named(self, logits_BC: torch.Tensor) -> list[Row]:
-        """Turn logits of rows into names and probabilities."""
+        """Turn logits (B, C) into names and probabilities."""
         shares_BC = torch.softmax(logits_BC.double().cpu(), dim=-1)
         found: list[Row] = []
         for shares_C in shares_BC.tolist():
@@ -314,7 +313,7 @@ class ImageClasses(_Classes):
         self._images = Images(job, Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield names of files, or indices in an array, with the images."""
+        """Yield the images, with the name of the file or the index in the array."""
         if path.is_dir():
             yield from (({"file": str(file.path.relative_to(path))}, file) for file in self._images.files_in(path))
             return
@@ -327,7 +326,7 @@ class ImageClasses(_Classes):
 
 
 class Tags:
-    """The ``Predictor`` of token classification: a tag for each word, and none for a word that is cut."""
+    """The ``Predictor`` of token classification: a tag for each word, None for a cut word."""
 
     cut_rows = 0
 
@@ -402,7 +401,7 @@ class Texts:
         return (({self._job.data.text: line}, line) for line in lines if line.strip())
 
     def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
-        """Continue each text with the model."""
+        """Continue each text."""
         return [self._go_on(text, first + index) for index, text in enumerate(inputs)]
 
     def _go_on(self, text: str, row: int) -> Row:
@@ -424,7 +423,7 @@ class Texts:
 
 
 def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
-    """Yield the rows of a table with what is predicted for; those without it are left out, or refused at the end."""
+    """Yield the rows of a table with their inputs; rows without one are skipped, or refused at the end."""
     account = account_of(path, job.data, is_own=True)
     for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
         yield row.record[1], row.value
@@ -434,14 +433,11 @@ def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
 def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     """Return the tokens that end a text, as ``generate`` of transformers finds them.
 
-    Llama 3 has several of them in ``generation_config.json``, of which its tokenizer knows one.
-
-    Args:
-        folder: of the model.
-        tokenizer: its own, asked where neither ``generation_config.json`` nor ``config.json`` says any.
+    Llama 3 has several in ``generation_config.json``, of which its tokenizer knows one. The tokenizer is used where
+    neither ``generation_config.json`` nor ``config.json`` names any.
 
     Raises:
-        ModelError: a file is not readable, or says something that is no token.
+        ModelError: a file is not readable, or names no token ids.
     """
     for name in (_GENERATION_FILE, CONFIG_FILE):
         found = _settings(folder / name).get("eos_token_id")
@@ -454,12 +450,9 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def unused_settings(folder: Path) -> str:
-    """Name the settings of ``generation_config.json`` that choose tokens and are not used; empty if there are none.
+    """Name the settings of ``generation_config.json`` that would change the choice of tokens and are not used.
 
-    Where that file is missing, transformers takes them from ``config.json``.
-
-    Args:
-        folder: of the model.
+    Empty if there are none. Without that file, transformers takes the settings from ``config.json``.
 
     Raises:
         ModelError: a file is not readable.
@@ -499,7 +492,7 @@ _NO_CHOICE_NAMES = """
     use_cache
 """
 _NO_CHOICE = frozenset(_NO_CHOICE_NAMES.split())
-"""Keys of ``generation_config.json`` that say what is computed how, and not which token is next.
+"""Keys of ``generation_config.json`` that do not change the choice of the next token.
 
 Source: ``GenerationConfig`` of transformers 4.57.
 """

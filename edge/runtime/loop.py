@@ -1,4 +1,4 @@
-"""The loop of a run at a node: it feeds events to the engine, and carries out the engine's commands.
+"""Loop of a run at a node: it feeds events to the engine, and carries out the engine's commands.
 
 ::
 
@@ -6,14 +6,14 @@
     links out --credit-------------------+--> queue -> engine --+--> links out, acknowledgements
     coordinator --turns, stop------------'    (one thread)      '--> reporter
 
-Only this loop touches the engine and the executor. Other threads put tensors into the inbox, or a ``Call`` into the
-queue, which runs between two actions. What arrives while an action runs is handled before the action's end, so that
-the engine then picks among everything that is here. All decisions are the engine's; the loop adds none. It needs
-neither torch nor gRPC; executor, links, reporter and saver, which do, are protocols here.
+Only this loop touches the engine and the executor. Other threads put tensors into the inbox, or a ``Call``, which runs
+between two actions, into the queue. Events that arrive during an action are handled before its end, so that the engine
+then chooses among all inputs. All decisions are the engine's. The loop needs neither torch nor gRPC; executor, links,
+reporter and saver are protocols here.
 
 ``CopyMonitor`` takes digests of equal weights on several nodes: of the owners' copies of embedding and head once a
-sweep, and of the blocks of a replica once a turn. A digest is taken right after its update: the next turn's first
-update of the copy may run before this turn is over here.
+sweep, and of a replica's blocks once a turn. It takes them right after the update, because the next turn's first update
+may run before this turn ends here.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ class Executor(Protocol):
     """The part of ``edge.runtime.executor.NodeExecutor`` that the loop needs."""
 
     def grant(self, turn: Turn) -> None:
-        """Learn the items of a turn."""
+        """Open the items of a turn."""
 
     def forget_turn(self, index: int) -> str:
-        """Drop the items and tensors of a turn; return why a technique can't do its part any more, once."""
+        """Drop the items and tensors of a turn; return, once, why a technique can't continue."""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Carry a compute action out."""
+        """Run a compute action; return numbers for the report."""
 
     def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
-        """Return what this node gathered in a score turn, in any order, and forget it."""
+        """Return and drop this node's scores of a score turn, in any order."""
 
     def copy_digest(self, start: int, stop: int) -> str:
-        """Return the digest of this owner's embedding or head, or of a replica's blocks, as they are now."""
+        """Return the digest of this owner's embedding or head, or of a replica's blocks."""
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
-        """Give a micro-batch the tensor that arrived for it."""
+        """Add a received tensor to its micro-batch."""
 
     def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
         """Take a micro-batch's tensor and mask to send them."""
 
     def head_blob(self) -> Pieces:
-        """Return the head with its optimizer state; it must not change before that was gone through."""
+        """Return the head with its optimizer state; the head must not change before the pieces were iterated."""
 
     def load_head_blob(self, data: Pieces) -> None:
-        """Replace the head and its optimizer state by those of ``head_blob``, and free ``data`` while it is read."""
+        """Replace the head and its optimizer state by those of ``head_blob``; ``data`` is freed while it is read."""
 
     def drop_head_state(self) -> None:
-        """Free the optimizer state of a head that was handed over."""
+        """Free the optimizer state of a head after its hand-over."""
 
     def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return a parcel for sending; what it was made of may change before it was gone through."""
+        """Return a parcel for sending; its source tensors may change before the pieces were iterated."""
 
     def put_parcel(self, key: TensorKey, data: Pieces) -> None:
-        """Take what ``take_parcel`` of another node gave."""
+        """Take a parcel of another node."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """Return this node's part of a checkpoint."""
@@ -101,7 +101,7 @@ class Link(Protocol):
         """Queue a parcel."""
 
     def close(self) -> None:
-        """End the link."""
+        """Close the link."""
 
 
 class ReportSink(Protocol):
@@ -125,17 +125,17 @@ class TurnSnapshotSink(Protocol):
     """The part of ``edge.checkpoint.turn_snapshots.TurnSnapshotter`` that the loop needs."""
 
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
-        """Note that the head is sent to the owner of turn ``index``, and which turns are open here."""
+        """Copy the head before its hand-over to the owner of turn ``index``; ``turns`` are open here."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep what was trained until the end of a turn, and call ``then`` once that is done."""
+        """Keep the trained tensors of a turn's end; call ``then`` after the copies have arrived."""
 
     def close(self) -> None:
-        """Keep no more."""
+        """Send no more copies."""
 
 
 class NoTurnSnapshots:
-    """Keeps nothing."""
+    """A ``TurnSnapshotSink`` that keeps nothing."""
 
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Do nothing."""
@@ -153,12 +153,11 @@ NO_KEEPER: Final = NoTurnSnapshots()
 
 @dataclass(slots=True)
 class Inbox:
-    """The tensors, heads and parcels that have arrived and were not taken yet.
+    """Received tensors, heads and parcels that the engine has not accepted yet.
 
     Attributes:
-        tensors: each with its mask.
-        heads: by the turn that they are for.
-        parcels: by their names.
+        tensors: with masks.
+        heads: by the index of their turn.
     """
 
     tensors: dict[TensorKey, tuple[Any, Any]] = field(default_factory=dict)
@@ -166,13 +165,13 @@ class Inbox:
     parcels: dict[TensorKey, Pieces] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all entries."""
         self.tensors.clear()
         self.heads.clear()
         self.parcels.clear()
 
     def forget(self, turn: Turn) -> None:
-        """Drop duplicates for a turn that is done."""
+        """Drop duplicates for a finished turn."""
         for held in (self.tensors, self.parcels):
             for key in [key for key in list(held) if turn.first_seq <= key.seq < turn.end_seq]:
                 del held[key]
@@ -185,7 +184,7 @@ class Call(NamedTuple):
     future: Future[Any]
 
     def answer(self) -> None:
-        """Run the function, unless nobody waits for it any more."""
+        """Run the function, unless its future was cancelled."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -206,25 +205,20 @@ _Entry = ev.Event | Call
 
 
 class AgentRun:
-    """Drives a ``NodeEngine`` until it is stopped.
+    """Drives a ``NodeEngine`` until ``stop``.
 
     Args:
-        plan: of the run.
-        node: this node.
-        executor: computes.
         links: to every node that this one sends to.
-        ack: returns credits: (source, boundary).
-        done_before: called with the first turn that is not done here.
-        reports: to the coordinator.
+        ack: returns a credit to (source, boundary).
+        done_before: called with the index of the first unfinished turn.
         wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
-        start: the item from which the run continues; by default the first.
-        saver: keeps shards of checkpoints; None = this node can't.
+        start: the item from which the run continues; None = the first.
+        saver: keeps shards of checkpoints; None = this node has no folder.
         keeper: keeps the ends of turns.
         clock: monotonic seconds.
-        worked: seconds that the calling thread's computing would have taken at the node's quota alone; stands at 0
-            where there is none.
-        totals: of the run so far; None = it begins.
+        worked: seconds of the calling thread's computing at the node's quota alone; constant without a quota.
+        totals: of the run so far; None = zero.
     """
 
     def __init__(
@@ -277,7 +271,7 @@ class AgentRun:
     # ---- from other threads -----------------------------------------------------------------------
 
     def grant(self, turns: Iterable[Turn]) -> None:
-        """Queue turns to work on; the engine skips a turn that it knows already."""
+        """Queue granted turns; the engine ignores a turn that it has already."""
         for turn in turns:
             self._queue.put(ev.TurnGranted(turn))
 
@@ -288,28 +282,28 @@ class AgentRun:
             self._queue.put(Call(lambda: saver.keep_from(step), Future()))
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """Put a checked tensor that arrived into the inbox, unless the run has failed or stops."""
+        """Put a received, checked tensor into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
         self._inbox.tensors[key] = (tensor, mask)
         self._queue.put(ev.TensorArrived(key, source))
 
     def on_head(self, turn: int, source: str, data: Pieces) -> None:
-        """Put the head that arrived for ``turn`` into the inbox, unless the run has failed or stops."""
+        """Put the received head for ``turn`` into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
         self._inbox.heads[turn] = data
         self._queue.put(ev.HeadArrived(turn, source))
 
     def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Put a parcel that arrived into the inbox, unless the run has failed or stops."""
+        """Put a received parcel into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
         self._inbox.parcels[key] = data
         self._queue.put(ev.ParcelArrived(key, source))
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
-        """Queue the credits of ``source``, which took ``count`` hidden states of this node out of its inbox.
+        """Queue ``count`` credits of ``source``, which accepted as many hidden states of this node.
 
         More credits than the plan has are dropped.
         """
@@ -317,11 +311,11 @@ class AgentRun:
             self._queue.put(ev.CreditArrived(boundary, source))
 
     def on_peer_lost(self, peer: str, reason: str) -> None:
-        """Report that the link with ``peer`` broke, which ends the run here."""
+        """End the run here because the link with ``peer`` broke."""
         self.fail(PeerLostError(f"node {self._node} lost its link with node {peer}: {reason}"), lost_peer=peer)
 
     def fail(self, error: BaseException, *, lost_peer: str = "") -> None:
-        """Report the first error that ends the run here, and stop the engine until the node is released."""
+        """Report the first error of the run here, and stop the engine."""
         with self._lock:
             if self._failed or self._stopping.is_set():
                 return
@@ -335,7 +329,7 @@ class AgentRun:
         self._queue.put(ev.StopRequested("the run failed"))
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
-        """Run ``function`` on the loop's thread, between two actions.
+        """Run ``function`` on the loop's thread between two actions, and return its result.
 
         Raises:
             DeadlineError: not done after ``timeout_s`` seconds, or the run ended.
@@ -353,7 +347,7 @@ class AgentRun:
             raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for {what}") from None
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to end after the action that is under way."""
+        """Stop the loop after the current action."""
         self._stopping.set()
         self._queue.put(ev.StopRequested(reason))
 
@@ -390,7 +384,7 @@ class AgentRun:
             self.fail(error)
 
     def _take(self, entry: _Entry) -> None:
-        # an action's time includes what leads to it: taking its input, and passing on what the one before made
+        # an action's time includes taking its input, and sending the output of the action before
         start_s, worked_s = self._clock(), self._worked()
         action = self._handle(entry)
         while action is not None and not self._stopping.is_set() and not self._failed:
@@ -405,7 +399,6 @@ class AgentRun:
             action = self._handle(ev.ActionDone(action, values))
 
     def _save(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Write this node's shard to the disk; it survives a power cut once the action is done."""
         turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
         if self._saver is None:
             raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
@@ -417,16 +410,16 @@ class AgentRun:
         return ()
 
     def _drop_head_state(self) -> None:
-        """Free the optimizer state of a head that has gone, unless it went ahead of a checkpoint that needs it here.
+        """Free the optimizer state of a head after its hand-over, unless a later checkpoint needs it here.
 
-        At its return the head brings another state; the link keeps this one until it is sent.
+        The head returns with a new state; the link keeps the old one until it is sent.
         """
         went_for = self._head_went_for
         if went_for is not None and all(index > went_for for index in self._saves_of_head):
             self._executor.drop_head_state()
 
     def _drain(self) -> None:
-        """Handle every entry that arrived during an action; the engine starts no other before that action's end."""
+        """Handle every event that arrived during an action; the engine starts no other action before this one's end."""
         while True:
             try:
                 entry = self._queue.get_nowait()
@@ -435,7 +428,7 @@ class AgentRun:
             self._handle(entry)
 
     def _handle(self, entry: _Entry) -> Action | None:
-        """Feed one event to the engine and carry its commands out; return the action to run, if any."""
+        """Feed one event to the engine and carry out its commands; return the action to run, if any."""
         if isinstance(entry, Call):
             entry.answer()
             return None
@@ -450,7 +443,7 @@ class AgentRun:
         action = None
         for command in commands:
             if isinstance(command, ev.RunAction):
-                action = command.action  # after the rest: what can be sent now must not wait for it
+                action = command.action  # after the other commands: sends must not wait for it
             else:
                 self._carry_out(command)
         return action
@@ -518,7 +511,7 @@ class AgentRun:
         self._reports.put(rp.Sent(seq, target, payload, num_bytes))
 
     def _forget(self, index: int) -> None:
-        """Drop the data of a turn that is done, and duplicate tensors of it."""
+        """Drop the data of a finished turn, and duplicate tensors of it."""
         if problem := self._executor.forget_turn(index):
             self._reports.put(rp.TechniqueFailed(problem))
         turn = self._turns.pop(index)
@@ -549,12 +542,10 @@ class AgentRun:
 
 
 class CopyMonitor:
-    """The digests of one run at one node; a node without weights that others have alike takes none.
+    """Takes digests of equal weights at one node; none at a node without such weights.
 
     Args:
-        plan: of the run.
-        node: this node.
-        digest: of this node's copy of a unit, or of the blocks of a range, as they are now.
+        digest: returns the current digest of this node's copy of a unit, or of a range of blocks.
     """
 
     def __init__(self, plan: Plan, node: str, digest: Callable[[int, int], str]) -> None:
@@ -564,17 +555,17 @@ class CopyMonitor:
         self._found: dict[int, list[CopyCompared]] = {}
 
     def expect(self, turn: Turn) -> None:
-        """Learn the updates of a granted turn after which digests are wanted."""
+        """Note the updates of a granted turn that need a digest."""
         wanted = compared_at(self._plan, turn, self._node)
         self._wanted |= {(seq, unit): turn.index for unit, seq in wanted.items()}
 
     def after(self, action: Action) -> None:
-        """Take the digest that is wanted after this action, if any."""
+        """Take a digest if this action is a noted update."""
         turn = self._wanted.pop((action.seq, action.start), None) if action.op is Op.UPDATE else None
         if turn is not None:
             entry = CopyCompared(turn, action.start, self._digest(action.start, action.stop))
             self._found.setdefault(turn, []).append(entry)
 
     def take(self, turn: int) -> Iterator[CopyCompared]:
-        """Return the digests of a turn that is done, and forget them."""
+        """Return and drop the digests of a finished turn."""
         yield from self._found.pop(turn, ())

@@ -1,12 +1,12 @@
-"""The tensors of items and micro-batches in work at a node, and the versions of weights that their graphs need.
+"""Tensors of the open items and micro-batches at a node, and the versions of weights that their graphs need.
 
-A micro-batch is at one place at a time, so a node has one hidden state and one gradient of it at most, besides the
-graphs that wait for their backward. What was handed out or used up is dropped at once.
+A micro-batch is at one place at a time, so a node has at most one hidden state and one gradient of it, besides the
+graphs that wait for their backward. A tensor is dropped once it is sent or used.
 
-Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the very tensors
-that a forward used, unchanged: an update in place would make its backward fail, and other values put under the same
-tensor (``tensor.data = ...``) would make it silently wrong. So where an update finds the newest version in use by
-another item, the modules get fresh tensors first, and those are updated. No copy is made otherwise.
+Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the tensors of the
+forward unchanged: an update in place would make the backward fail, and ``tensor.data = ...`` would make it silently
+wrong. So if another item uses the newest version, an update first gives the modules new tensors. Otherwise nothing is
+copied.
 
 ::
 
@@ -51,9 +51,9 @@ class MicroBatch:
     Attributes:
         hidden: (B, T, D), not part of a graph.
         mask: (B, T), None where the hidden state enters the head.
-        grad: of the hidden state that left this node, or that the head here saw.
-        graphs: unit range -> what a forward keeps for the backward that it waits for.
-        pairs: block -> what was recorded for its helper.
+        grad: gradient of the hidden state that left this node, or entered the head here.
+        graphs: unit range -> saved activations of a forward until its backward.
+        pairs: block -> pairs recorded for its helper.
     """
 
     hidden: torch.Tensor | None = None
@@ -66,11 +66,11 @@ class MicroBatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither hidden state nor gradient, graph nor pairs are held."""
+        """Whether no hidden state, gradient, graph or pair is held."""
         return self.hidden is None and self.grad is None and not self.graphs and not self.pairs
 
     def drop_hidden(self) -> None:
-        """Drop the hidden state with its mask and context: it was sent on, or the head made a loss of it."""
+        """Drop the hidden state with its mask and context, after its sending or the head."""
         self.hidden = self.mask = self._context = None
         self._has_context = False
 
@@ -78,7 +78,7 @@ class MicroBatch:
         """Return hidden state, mask, and the context that all blocks of this node share.
 
         Raises:
-            PlanError: nothing has arrived for ``action``.
+            PlanError: there is no hidden state or no mask.
         """
         hidden = self.head_input(action)
         if self.mask is None:
@@ -92,14 +92,14 @@ class MicroBatch:
         """Return the hidden state.
 
         Raises:
-            PlanError: nothing has arrived for ``action``.
+            PlanError: there is none.
         """
         if self.hidden is None:
             raise PlanError(f"{action} has no hidden state here")
         return self.hidden
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is held, those that graphs keep for backward included."""
+        """Yield every held tensor, including those that graphs keep for backward."""
         yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
         yield from _tensors_in(self._context)
         for graph in self.graphs.values():
@@ -119,18 +119,17 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class OpenItem:
-    """A granted item with what is known of its batch and gradients.
+    """A granted item with its batch and gradients.
 
     Attributes:
-        item: the item.
-        trained: the units that get a gradient.
-        lowest: per micro-batch the lowest unit that gets one.
-        offsets: where each micro-batch starts in the batch, and the end.
+        trained: units that get a gradient.
+        lowest: the lowest such unit, per micro-batch.
+        offsets: first row of each micro-batch in the batch, and the number of rows.
         batch: at the owner, from the first embedding or head to the last head.
-        operations: per micro-batch the operations of all subnets; empty = all full.
-        subnets: of each block in them.
+        operations: of all subnets, per micro-batch; empty = all full.
+        subnets: per block, in ``operations``.
         num_targets: valid targets of the batch.
-        heads_left: heads that are still to come.
+        heads_left: number of head actions still to run.
     """
 
     item: Item
@@ -145,7 +144,7 @@ class OpenItem:
 
     @staticmethod
     def of(course: Course, item: Item) -> OpenItem:
-        """Open an item of which no action has run; ``course`` is that of the item's turn."""
+        """Open an item before its first action; ``course`` is that of the item's turn."""
         sizes = course.microbatch_sizes(item.rows)
         return OpenItem(
             item=item,
@@ -158,20 +157,20 @@ class OpenItem:
         )
 
     def patterns(self, action: Action) -> dict[int, str]:
-        """The operations of the subnets of the action's blocks for its micro-batch; empty = all full."""
+        """Operations of the subnets of the action's blocks for its micro-batch; empty = all full."""
         if not self.operations:
             return {}
         row = self.operations[action.micro]
         return {block: pattern_of(row, block, self.subnets) for block in range(action.start, action.stop)}
 
     def dropout_at(self, action: Action) -> tuple[int, int] | None:
-        """The (step, micro-batch) that dropout is drawn at; None for scores, which are gathered without."""
+        """Seed of dropout as (step, micro-batch); None for score items, which have no dropout."""
         return None if self.item.kind is StepKind.SCORE else (self.item.step, action.micro)
 
     def own_rows(
         self, action: Action, course: Course, dataset: OwnerDataset, owner: OwnerParts, device: torch.device
     ) -> Batch:
-        """Return the rows of the action's micro-batch at their owner; the first action of an item makes its batch."""
+        """Return the rows of the action's micro-batch at their owner; the first action of an item makes the batch."""
         if self.batch is None:
             batch = dataset.batch(course, self.item)
             self.num_targets = owner.num_targets(batch)
@@ -180,28 +179,26 @@ class OpenItem:
 
 
 class MicroBatches:
-    """The micro-batches of one node; what holds nothing any more is forgotten.
+    """The micro-batches of one node; an empty one is dropped.
 
     Args:
-        course: of the run; tokens that the head does not read are not sent, and have a gradient of zero.
-        dtype: of the computation.
-        device: of the computation.
+        course: decides which tokens the head does not read; these are not sent, and have a gradient of zero.
     """
 
     def __init__(self, course: Course, *, dtype: torch.dtype, device: torch.device) -> None:
         self._course, self._dtype, self._device = course, dtype, device
         self._flows: dict[tuple[int, int], MicroBatch] = {}
-        self._tokens: dict[tuple[int, int], int] = {}  # T of hidden states that were sent on, or entered the head here
+        self._tokens: dict[tuple[int, int], int] = {}  # T of hidden states that were sent, or entered the head here
 
     def begin(self, action: Action, flow: MicroBatch) -> None:
-        """Note a micro-batch that begins at this node."""
+        """Add a micro-batch that begins at this node."""
         self._flows[action.seq, action.micro] = flow
 
     def of(self, action: Action) -> MicroBatch:
         """Return the micro-batch of an action.
 
         Raises:
-            PlanError: nothing has arrived for it.
+            PlanError: there is no such micro-batch.
         """
         flow = self._flows.get((action.seq, action.micro))
         if flow is None:
@@ -209,17 +206,17 @@ class MicroBatches:
         return flow
 
     def drop_if_empty(self, action: Action) -> None:
-        """Forget the micro-batch of an action if it holds nothing any more."""
+        """Drop the micro-batch of an action if it is empty."""
         if self.of(action).is_empty:
             del self._flows[action.seq, action.micro]
 
     def forget(self, seqs: set[int]) -> None:
-        """Forget the micro-batches of these items."""
+        """Drop the micro-batches of these items."""
         self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in seqs}
         self._tokens = {key: tokens for key, tokens in self._tokens.items() if key[0] not in seqs}
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is held."""
+        """Yield every held tensor."""
         for flow in self._flows.values():
             yield from flow.tensors()
 
@@ -232,12 +229,12 @@ class MicroBatches:
         return nn.functional.pad(grad, (0, 0, 0, missing)) if grad is not None and missing > 0 else grad
 
     def enter_head(self, action: Action) -> torch.Tensor:
-        """Take a micro-batch's hidden state for the head, as another owner gets it: dense, of the tokens that travel.
+        """Take a micro-batch's hidden state for the head as after a transfer: contiguous, with the sent tokens only.
 
-        Kernels of an accelerator draw dropout by where a number lies in memory, so a view would get another mask.
+        An accelerator's dropout depends on the place of a number in memory, so a view would get another mask.
 
         Raises:
-            PlanError: nothing has arrived for it.
+            PlanError: there is no hidden state.
         """
         flow = self.of(action)
         hidden = self._sent((action.seq, action.micro), self._course.head, flow.head_input(action))
@@ -245,9 +242,11 @@ class MicroBatches:
         return hidden
 
     def _sent(self, at: tuple[int, int], boundary: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what travels of a hidden state, contiguous, and note how many tokens it had for its gradient."""
+        """Return the sent tokens of a hidden state, contiguous; note the number of all tokens for its gradient."""
         if self._course.head_tokens:
-            self._tokens.setdefault(at, hidden.shape[1])  # what comes back for the head may have been cut on its way
+            self._tokens.setdefault(
+                at, hidden.shape[1]
+            )  # a hidden state that returns for the head may have been cut before
         return self._cut(boundary, hidden)
 
     def _cut(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -255,11 +254,11 @@ class MicroBatches:
         return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it.
+        """Set the received hidden state (B, T, D) or gradient of a micro-batch.
 
         Args:
-            key: which one it is.
-            tensor: any float dtype, on the CPU; of what passes between last block and head the first tokens may be all.
+            key: item, micro-batch, kind and boundary.
+            tensor: any float dtype, on the CPU; between last block and head it may have the first tokens only.
             mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
         """
         flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
@@ -272,11 +271,11 @@ class MicroBatches:
         flow.mask = None if mask is None else mask.to(device=self._device, dtype=torch.int64)
 
     def take(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
+        """Return a micro-batch's hidden state or gradient for sending, and drop it.
 
         Returns:
-            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards, of which only the tokens
-            that travel; and the mask (B, T) if it is a hidden state that enters a block, otherwise None.
+            A tensor (B, T, D) on the CPU in the compute dtype, cut to the sent tokens and not written to afterwards;
+            and the mask (B, T) of a hidden state that enters a block, otherwise None.
 
         Raises:
             PlanError: there is none.
@@ -302,14 +301,14 @@ Version = tuple[nn.Parameter, ...]
 
 
 class VersionStore:
-    """Knows which version of some blocks' trained tensors each item's graphs use.
+    """Stores the version of some blocks' trained tensors that the graphs of each item use.
 
     Args:
-        blocks: their trainable parameters are looked after; those of one block may be shared by its modules.
-        optimizers: over these parameters. They always hold the newest version.
+        blocks: with the trainable parameters; modules of one block may share some.
+        optimizers: over these parameters; they always hold the newest version.
 
     Attributes:
-        peak_versions: most versions that were stored at once, the newest included.
+        peak_versions: most versions stored at once, including the newest.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], optimizers: UnitOptimizers) -> None:
@@ -327,17 +326,17 @@ class VersionStore:
 
     @property
     def num_versions(self) -> int:
-        """Number of versions that are stored now, the newest included."""
+        """Number of versions stored now, including the newest."""
         return len({id(version) for version in (self._newest, *self._used.values())}) if self._places else 0
 
     @property
     def peak_extra_bytes(self) -> int:
-        """Bytes of all versions but the newest, at the time when most were stored."""
+        """Peak bytes of all versions but the newest."""
         distinct = {id(parameter): parameter.nbytes for parameter in self._newest}
         return max(0, self.peak_versions - 1) * sum(distinct.values())
 
     def use(self, seq: int) -> None:
-        """Keep the newest version, which a forward of this item is about to use, until ``release``.
+        """Keep the newest version for the forwards of this item until ``release``.
 
         Raises:
             PlanError: an earlier micro-batch of the item used another version.
@@ -349,7 +348,7 @@ class VersionStore:
 
     @contextlib.contextmanager
     def at(self, seq: int) -> Iterator[None]:
-        """Put the version that an item's forward used back into the modules while the context is open."""
+        """Put the version of an item's forward back into the modules inside the context."""
         version = self._used.get(seq, self._newest)
         if version is self._newest:
             yield
@@ -361,10 +360,10 @@ class VersionStore:
             self._put(self._newest)
 
     def release(self, seq: int) -> None:
-        """Move the gradients of an item to the newest version, which may be updated then.
+        """Move the gradients of an item to the newest version, so that it can be updated.
 
-        All backwards of the item have to be done. If another item's graphs use the newest version, the modules get
-        fresh tensors first.
+        All backwards of the item have to be done. If another item's graphs use the newest version, the modules get new
+        tensors first.
         """
         version = self._used.pop(seq, self._newest)
         grads = [parameter.grad for parameter in version]
@@ -377,7 +376,7 @@ class VersionStore:
             parameter.grad = grad
 
     def _renew(self) -> None:
-        """Put fresh tensors of the same values into the modules and the optimizers."""
+        """Put new tensors of the same values into modules and optimizers."""
         fresh: dict[int, nn.Parameter] = {}
         for parameter in self._newest:
             if id(parameter) not in fresh:

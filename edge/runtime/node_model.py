@@ -1,7 +1,7 @@
 """The model of one node for a plan: its blocks, and at an owner the embedding and the head.
 
-Users with adapters of another kind (``ringtune.job.job``) need a second model with modules of this kind. It shares the
-frozen weights of the first one, also those in 16 or 8 bits, so a node has them once.
+Users with adapters of another kind (``ringtune.job.job``) need a second model with modules of this kind, which shares
+the frozen weights of the first one, also those in 16 or 8 bits.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class HostedKind:
     """The hosted blocks with one kind of adapters.
 
     Attributes:
-        kind: which one, with its users.
-        skeleton: the model; of another kind than the job's own it shares what is frozen.
-        blocks: runs hosted blocks.
+        kind: with its users.
+        skeleton: shares its frozen weights with that of the first kind.
+        blocks: runs the hosted blocks.
     """
 
     kind: Kind
@@ -60,19 +60,18 @@ class HostedModel:
     """The part of the model that one node hosts, ready to compute.
 
     Attributes:
-        skeleton: the model; hosted modules are real, the others empty.
+        skeleton: the model; only hosted modules are real.
         blocks: runs hosted blocks.
-        optimizers: over what trains of the node's slice, and of others' blocks that it helps with; a block each.
+        optimizers: of the trained tensors of the slice, and of the other hosts' blocks fitted here; one per block.
         owner: embedding and head; None at a node without data.
-        dtype: of the computation.
-        device: of the computation.
-        hosted_bytes: weights, adapters and head.
-        captures: record the pairs of hosted blocks that helpers fit; None without any.
-        helped: adapters of others' blocks that are fitted here, those of neighbouring blocks together, ascending.
-        merged: the matrices with the adapters of blocks that helpers fit inside; None where these are beside them.
-        kept: adapters that were merged, or the sums of those of users, by name, for checkpoints and the result.
-        sets: adapters of each user, of blocks that helpers fit; None where all users have one set, or they are merged.
-        kinds: of adapters that rows go through, the job's own first; one where users have one kind, or they are merged.
+        hosted_bytes: of weights, adapters and head.
+        captures: record the pairs of hosted blocks that helpers fit; None without helpers.
+        helped: adapters of other hosts' blocks that are fitted here, one for each run of neighbouring blocks,
+            ascending.
+        merged: matrices with merged adapters that helpers fit; None where adapters are unmerged.
+        kept: merged adapters, or the sums of several users', by name, for checkpoints and the result.
+        sets: adapters of each user, of blocks that helpers fit; None with one set for all users, or merged ones.
+        kinds: adapter kinds of the rows, the job's own first; one if users have one kind, or adapters are merged.
     """
 
     skeleton: Skeleton
@@ -90,18 +89,18 @@ class HostedModel:
     kinds: tuple[HostedKind, ...] = ()
 
     def fitted(self) -> dict[str, nn.Parameter]:
-        """Return the adapters of others' blocks that train here, by name."""
+        """Return the adapters of other hosts' blocks that train here, by name."""
         found: dict[str, nn.Parameter] = {}
         for models in self.helped:
             found |= models.parameters(models.units.start, models.units.stop)
         return found
 
     def all_optimizers(self) -> tuple[UnitOptimizers, ...]:
-        """Return the optimizers of everything that trains here: of the slice, and of an owner's embedding and head."""
+        """Return all optimizers of this node: of the slice, and of an owner's embedding and head."""
         return (self.optimizers,) if self.owner is None else (self.optimizers, self.owner.optimizers)
 
     def weights(self) -> Iterator[torch.Tensor]:
-        """Yield every parameter and buffer of the model, the empty ones of blocks hosted elsewhere included."""
+        """Yield every parameter and buffer of the model, including the empty ones of blocks hosted elsewhere."""
         for one in self.kinds:
             yield from one.skeleton.model.parameters()
             yield from one.skeleton.model.buffers()
@@ -110,7 +109,7 @@ class HostedModel:
 def host(
     plan: Plan, node: str, job: Job, folder: Path, dataset: OwnerDataset | None, *, device: torch.device
 ) -> HostedModel:
-    """Build what ``node`` hosts; see ``NodeExecutor`` for arguments and errors."""
+    """Build the model that ``node`` hosts; see ``NodeExecutor`` for arguments and errors."""
     course, piece = plan.course, plan.slice_of(node)
     is_owner = course.owner(node) is not None
     private = range(plan.placement.private_blocks if is_owner else 0)
@@ -140,7 +139,7 @@ def host(
     first, *more = kinds_of(job, users)
     captures, merged, sets, others = None, None, None, list[tuple[Kind, Skeleton]]()
     kept: dict[str, torch.Tensor] = {}
-    if helpers:  # captures before what trains is looked for
+    if helpers:  # captures first: they change which tensors train
         is_merged = course.offload is not None and course.offload.merged
         own = Capture(skeleton, helped_blocks)
         for kind in more:
@@ -216,7 +215,7 @@ def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None
 
 
 def _check_subnets(course: Course, job: Job, skeleton: Skeleton) -> None:
-    """Refuse subnets that blocks with these adapters can't have, before anything is trained."""
+    """Refuse subnets that blocks with these adapters can't have."""
     if course.subnets > 1:
         subnets = subnets_of_config(skeleton.model.config, inner=course.hidden_size, count=course.subnets)
         if problem := head_group_refusal(job.adapter.config, dropout=job.train.dropout, heads=subnets.heads_each):
@@ -242,15 +241,9 @@ def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> 
 def sharing(
     first: Skeleton, folder: Path, job: Job, *, blocks: Iterable[int], dtype: torch.dtype, device: torch.device
 ) -> Skeleton:
-    """Build a model with the adapters of ``job`` on the frozen weights of another one.
+    """Build a model with the adapters of ``job`` on the frozen weights of ``first``, which is materialised.
 
-    Args:
-        first: after ``materialise``; embedding and head stay its own.
-        folder: of the model; only its configuration is read.
-        job: with another ``adapter.config`` than that of ``first``.
-        blocks: that are real in ``first``.
-        dtype: of the computation.
-        device: of the computation.
+    Embedding and head are shared too; of the folder only the configuration is read; ``blocks`` are real in ``first``.
 
     Raises:
         JobError: see ``build_skeleton``.
@@ -276,7 +269,7 @@ def sharing(
 
 
 def _share(block: nn.Module, first: nn.Module) -> None:
-    """Point everything in a block but its adapters at the tensors of the same block of the first model."""
+    """Point all tensors of a block, except adapters, at those of the same block of the first model."""
     theirs = dict(first.named_modules())
     for path, module in block.named_modules():
         if path in theirs and ADAPTER not in path.split("."):

@@ -1,4 +1,4 @@
-"""The offload of adapters (ColA) at a node: hosts send pairs, helpers fit adapters with them and send weights back."""
+"""Offload of adapters (ColA) at a node: hosts send pairs; helpers fit adapters with them and return weights."""
 
 from __future__ import annotations
 
@@ -34,13 +34,7 @@ from ringtune.techniques.offload import RowsOfUser, rows_of_users, user_sets
 
 
 class OffloadRunner:
-    """The pairs and weights of one node in one run.
-
-    Args:
-        plan: of the run.
-        node: which node.
-        hosted: what it hosts, and what it fits for others.
-    """
+    """Pairs and weights of one node in one run."""
 
     def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
         self._course, self._hosted = plan.course, hosted
@@ -58,17 +52,17 @@ class OffloadRunner:
 
     @property
     def is_host(self) -> bool:
-        """Whether helpers fit adapters of blocks that are hosted here."""
+        """Whether helpers fit adapters of blocks hosted here."""
         return bool(self._helpers)
 
     @property
     def vectors(self) -> Vectors | None:
-        """VeLoRA's vectors of the pairs that this host sends; None where they are sent as they are, or rounded."""
+        """VeLoRA's vectors of this host's pairs; None where pairs are sent exact or rounded."""
         return self._wire.vectors if self._hosted.captures is not None else None
 
     @property
     def installed(self) -> dict[str, torch.Tensor]:
-        """The adapters of hosted blocks that helpers update, by name; a checkpoint fills them in place."""
+        """Adapters of hosted blocks that helpers update, by name; a checkpoint is loaded into them in place."""
         if self._hosted.merged is not None:
             return dict(self._hosted.kept)
         if self._hosted.sets is not None:
@@ -77,9 +71,9 @@ class OffloadRunner:
         return dict(adapter_weights(self._hosted.skeleton, blocks))
 
     def sets(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return what this node hands over of each user's adapters, by block and name; none without users.
+        """Return this node's part of each user's adapters in the result, by block and name; empty without users.
 
-        Of users alone their host has them; of users in collaboration their helper, as the host has the sum only.
+        Users alone: at the host. Users in collaboration: at the helper, because the host has only the sum.
         """
         found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in user_sets(self._course)}
         for user, own in found.items():
@@ -91,7 +85,7 @@ class OffloadRunner:
         return found
 
     def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
-        """Return hosted blocks with the adapters of each user of another kind; see there."""
+        """Return hosted blocks with the adapters of each user of another kind; see ``other_kinds`` below."""
         fitted = [block for helper in self._helpers for block in range(helper.start, helper.stop)]
         return other_kinds(self._hosted, job, folder, users=user_sets(self._course), fitted=fitted)
 
@@ -102,9 +96,9 @@ class OffloadRunner:
 
     @contextlib.contextmanager
     def recording(self, action: Action, entry: OpenItem, flow: MicroBatch) -> Iterator[None]:
-        """Record pairs for a micro-batch while the context is open: in a forward with a graph, or in a backward.
+        """Record pairs of a micro-batch inside the context, which is a forward with a graph, or a backward.
 
-        Blocks that are run again in their backward are recorded then.
+        A backward records the pairs of recomputed blocks.
         """
         captures = self._hosted.captures
         blocks = [block for block in range(action.start, action.stop) if self._helper_of(block) is not None]
@@ -116,7 +110,7 @@ class OffloadRunner:
         flow.pairs.update(dict.fromkeys(blocks, pairs))
 
     def ship(self, action: Action, flow: MicroBatch) -> None:
-        """Pack the pairs of some blocks, and drop what was recorded.
+        """Pack the pairs of some blocks for their helper, and drop the recorded ones.
 
         Raises:
             PlanError: nothing was recorded for them.
@@ -131,14 +125,10 @@ class OffloadRunner:
         self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
 
     def install(self, action: Action, item: Item) -> bool:
-        """Take the weights of a helper for an update; False if it is an update of this node's own.
-
-        Args:
-            action: the update.
-            item: that it is of.
+        """Install a helper's weights in place of an update; return False for an update of this node's own blocks.
 
         Raises:
-            IntegrityError: they are not those of the blocks; nothing was changed then.
+            IntegrityError: the weights do not fit the blocks; nothing was changed then.
             DivergedError: they are not finite; nothing was changed then.
         """
         helper = self._helper_of(action.start)
@@ -164,21 +154,19 @@ class OffloadRunner:
             self._let_go()
 
     def loaded(self) -> None:
-        """Merge the adapters anew that a checkpoint has filled in, where adapters are merged."""
+        """Merge the adapters of a loaded checkpoint, where adapters are merged."""
         if self._hosted.merged is not None:
             blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
             self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
             self._let_go()
 
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
-        """Keep adapters that were merged in a file from now on; only checkpoints and the result need them.
+        """Keep merged adapters in a file in ``folder``; only checkpoints and the result read them.
 
-        Args:
-            folder: for the file.
-            of: run and node, for the file's header.
+        ``of`` is run and node, for the file's header.
 
         Raises:
-            StorageError: no room.
+            StorageError: the disk is full.
         """
         kept = self._hosted.kept
         if not kept:
@@ -192,7 +180,7 @@ class OffloadRunner:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Release the resident pages of adapters that are in a file."""
+        """Release the resident pages of adapters in the file."""
         if self._file is not None:
             for name in {name.rpartition("/")[0] for name in self._hosted.kept}:
                 self._file.release_pages(name)
@@ -200,10 +188,10 @@ class OffloadRunner:
     # ---- at a helper ------------------------------------------------------------------------------
 
     def fit(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Add up the gradients of some blocks from their pairs, and drop the pairs; gives no numbers for the report.
+        """Accumulate the gradients of some blocks from their pairs, and drop the pairs.
 
         Raises:
-            IntegrityError: they are not those of the blocks.
+            IntegrityError: the pairs do not fit the blocks.
         """
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
@@ -212,22 +200,18 @@ class OffloadRunner:
         return ()
 
     def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
-        """The rows of each user in a micro-batch; none where all users have one set."""
+        """The rows of each user in a micro-batch; empty with one set for all users."""
         return rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
 
     def changing(self, action: Action) -> tuple[str, ...]:
-        """The users with adapters that the next update at this helper changes; empty without users."""
+        """Users with adapters that the next update at this helper changes; empty without users."""
         return self._models_of(action.start)[0].changing(action.start, action.stop) if self._fits(action) else ()
 
     def updated(self, action: Action, step: int, users: Collection[str]) -> None:
-        """Make the weights of an update at this helper ready for their host; nothing for an update of another kind.
+        """Prepare the weights of an update at this helper for their host; ignore updates of hosted blocks.
 
-        With overlap the next update may run before they are sent, so they are copied.
-
-        Args:
-            action: the update.
-            step: of its item.
-            users: what ``changing`` gave before it.
+        ``users`` is the result of ``changing`` before the update. With overlap the next update may run before the
+        sending, so the weights are copied.
         """
         if self._fits(action):
             key, (models, _) = weights_key(action), self._models_of(action.start)
@@ -242,20 +226,20 @@ class OffloadRunner:
     # ---- parcels ----------------------------------------------------------------------------------
 
     def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return pairs or weights for sending; the weights must not change before they are sent."""
+        """Return pairs or weights for sending; the weights must not change before the pieces were iterated."""
         return self._shipped.pop(key)
 
     def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
-        """Take pairs or weights until their action.
+        """Keep received pairs or weights until their action.
 
         Raises:
-            IntegrityError: unreadable, or of another item or version.
+            IntegrityError: the parcel is unreadable, or of another item or version.
         """
         where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
         self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors that have arrived and were not used yet (for tests)."""
+        """Yield the received tensors that no action has used yet; for tests."""
         for held in self._came.values():
             yield from held.values()
 
@@ -276,7 +260,6 @@ class OffloadRunner:
 
 
 def _metadata(key: TensorKey) -> dict[str, str]:
-    """The metadata of a parcel."""
     return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
 
 
@@ -285,15 +268,8 @@ def other_kinds(
 ) -> dict[str, Skeleton]:
     """Return the hosted blocks with the adapters of each user of another kind than the job's own.
 
-    Adapters that are merged or train nowhere are made anew, with their initial values; blocks that helpers fit have
-    none then, as helpers send their sets.
-
-    Args:
-        hosted: blocks of a node.
-        job: of the run.
-        folder: of the model; only its configuration is read.
-        users: with adapters of their own.
-        fitted: hosted blocks with adapters that helpers fit.
+    Adapters that are merged or train nowhere are built anew with their initial values, except of ``fitted`` blocks, of
+    which the helpers return the sets. Of the folder only the configuration is read.
     """
     found: dict[str, Skeleton] = {}
     there = {one.kind.number: one.skeleton for one in hosted.kinds}

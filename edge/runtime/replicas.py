@@ -1,7 +1,7 @@
-"""Gradients between hosts of the same blocks: sent, added up, and refused where they are not finite.
+"""Gradients between hosts of the same blocks: sent, summed, and refused if not finite.
 
-Every replica adds up the sums of all hosts in the same order, and does the same update of the same tensors with the
-same moments, so that all replicas stay equal in bits. Of a step with a gradient that is not finite nothing is applied.
+Every replica sums the gradients of all hosts in the same order and does the same update, so all replicas stay equal in
+bits. A step with a gradient that is not finite is not applied at all.
 """
 
 from __future__ import annotations
@@ -26,14 +26,9 @@ Grads = dict[str, torch.Tensor | None]
 
 
 class Replica:
-    """The gradients of one host's blocks, with those that other hosts of its stage send.
+    """Gradients of one host's blocks, with those of the other hosts of its stage.
 
-    Where it is the only host of its blocks, nothing is added up.
-
-    Args:
-        plan: of the run.
-        node: the host.
-        hosted: what it hosts.
+    A single host of its blocks sums nothing.
     """
 
     def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
@@ -43,11 +38,11 @@ class Replica:
         self._came: dict[TensorKey, Grads] = {}
 
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
-        """Return the gradients of the own micro-batches of an item, as one safetensors file; nothing changes them."""
+        """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged."""
         return grad_blob(self._parameters(key, entry), None)
 
     def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
-        """Take the gradients of another host.
+        """Keep the gradients of another host.
 
         Raises:
             IntegrityError: unreadable, or gradients of other tensors.
@@ -57,9 +52,9 @@ class Replica:
         self._came[key] = read_grads(data, self._parameters(key, entry), where=where)
 
     def add_up(self, update: Action) -> None:
-        """Make the gradients of an update those of all hosts, added up in ring order.
+        """Sum the gradients of all hosts for an update, in ring order.
 
-        No tensor that was sent is changed: it may still be on its way.
+        No sent tensor is changed in place: the link may still read it.
         """
         if not self._names:
             return
@@ -85,17 +80,10 @@ def _is_of(key: TensorKey, update: Action) -> bool:
 
 
 def complete_grads(action: Action, entry: OpenItem, course: Course, hosted: HostedModel, replica: Replica) -> None:
-    """Make the gradients of an update whole, and refuse those that are not finite.
-
-    Args:
-        action: the update.
-        entry: its item.
-        course: of the run.
-        hosted: what this node hosts.
-        replica: has the gradients of other hosts of these blocks.
+    """Sum the gradients of an update over all copies or replicas, and refuse those that are not finite.
 
     Raises:
-        DivergedError: they are not finite; names step, unit and rows.
+        DivergedError: a gradient is not finite; names step, unit and rows.
         PlanError: the node has no embedding and head to update.
     """
     if action.start in (EMBEDDING, course.head):

@@ -1,24 +1,22 @@
-"""The reports of a node's run to the coordinator: events and totals, the engine's recording, and the shared clock.
+"""Reports of a node's run to the coordinator: events, totals, the engine's recording, and the shared clock.
 
-The compute thread appends to a queue; one thread turns what has gathered into a ``ReportRequest`` at least
-every ``interval_s``, and at once when a turn ends or something fails. A report that was not answered is sent
-again under its old number, because it may have arrived.
+The compute thread appends to a queue; one thread sends its entries as a ``ReportRequest`` at least every
+``interval_s``, and at once after the end of a turn or a failure. A report without answer is retried under its old
+number, because it may have arrived.
 
-A recording is JSON lines: first what is needed to build the engine again, then for each event the time at which it was
-handled (monotonic seconds) and the commands that it gave, or an operation table, which later turns name by its digest::
+A recording is JSON lines: first the arguments of the engine, then each event with the time of its handling (monotonic
+seconds) and its commands, or an operation table, which later turns name by its digest::
 
     {"recording": 1, "node": "node-1", "plan_digest": "6f...", "wait_s": 300.0}
     {"now_s": 12.25, "event": ["HeadArrived", 2, "node-0"], "commands": [["AcceptHead", 2, "node-0"]]}
     {"table": {"subnets": 1, "batches": [...]}, "digest": "ab..."}
 
-Feeding the events to a fresh engine must give the very commands (``tests.support.replay``); anything else is a hidden
-input.
+The events, fed to a new engine, must give the same commands (``tests.support.replay``); a difference is a hidden input.
 
-The coordinator's clock is known from round trips alone, not from the node's own wall clock. A comparison is off by
-half a round trip at most, and the two clocks drift apart afterwards. So the comparison with the least doubt by now
-counts::
+The coordinator's clock is known from round trips, not from the node's wall clock. A comparison is off by at most half a
+round trip, and the clocks drift apart afterwards. The comparison with the smallest bound by now counts::
 
-    node         sent            received      their time was read in the middle, give or take half the round trip
+    node         sent            received      read in the middle, +- half the round trip
     coordinator        their time
 
 Source: the clock filter of NTP (RFC 5905, section 10).
@@ -61,7 +59,7 @@ _MAX_SCORES_BYTES = 1 << 20
 
 
 class StepDone(NamedTuple):
-    """An item of this owner is done, with its loss and counts."""
+    """Loss and counts of a finished item of this owner."""
 
     report: ev.ReportStep
     at_s: float
@@ -74,7 +72,7 @@ class TurnDone(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The scores of one block for the micro-batches of one batch, gathered in a score turn."""
+    """Scores of one block for the micro-batches of one batch in a score turn."""
 
     message: control_pb2.SubnetScores
 
@@ -88,7 +86,7 @@ class ShardSaved(NamedTuple):
 
 
 class CopyCompared(NamedTuple):
-    """The digest of this owner's copy of a unit after its last update in a turn; goes before the turn's end."""
+    """Digest of this owner's copy of a unit after its last update in a turn; put before ``TurnDone``."""
 
     turn: int
     unit: int
@@ -96,13 +94,13 @@ class CopyCompared(NamedTuple):
 
 
 class TechniqueFailed(NamedTuple):
-    """This node goes on without a technique; goes before the end of the turn in which that was."""
+    """This node continues without a technique; put before ``TurnDone`` of that turn."""
 
     problem: str
 
 
 class Sent(NamedTuple):
-    """A tensor or head of so many payload bytes was queued for a peer."""
+    """A tensor or head was queued for a peer; ``num_bytes`` of payload."""
 
     seq: int
     target: str
@@ -111,7 +109,7 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A message of so many payload bytes from a peer, and the seconds since its sending or the message before it.
+    """A received message: payload bytes, and seconds since its sending or since the message before it.
 
     ``at_unix_s`` is its arrival on the coordinator's clock.
     """
@@ -123,7 +121,7 @@ class Arrived(NamedTuple):
 
 
 class HeaderLine(NamedTuple):
-    """A line of the recording that is no event."""
+    """A line of the recording without an event."""
 
     line: str
 
@@ -137,7 +135,7 @@ class Failed(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """A mark in the queue: ``event`` is set once every entry before the mark is sent."""
+    """A mark in the queue; ``event`` is set once every entry before the mark is sent."""
 
     event: threading.Event
 
@@ -163,14 +161,12 @@ class Reporter:
     """Sends a node's reports of one run.
 
     Args:
-        run_id: of the run.
-        node: this node.
-        num_blocks: of the model; for printing actions.
+        num_blocks: for printing actions.
         send: delivers one report or raises ``grpc.RpcError``.
-        on_refused: called once, from the reporter's thread, if the coordinator no longer wants the reports.
+        on_refused: called once, on the reporter's thread, if the coordinator refuses reports.
         interval_s: longest time that an entry waits.
-        clock: on which the coordinator wants times; by default this node's own wall clock.
-        numbers: of the run's reports, also of those in other placements; by default this is the only one.
+        clock: the coordinator's; None = this node's own wall clock.
+        numbers: shared by the run's reporters in all placements; None = this is the only one.
     """
 
     def __init__(
@@ -201,7 +197,7 @@ class Reporter:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queue an entry for the next report; any thread may call this."""
+        """Queue an entry for the next report; thread-safe."""
         self._entries.append(entry)
         if isinstance(entry, (TurnDone, Failed, Flushed)):
             self._urgent.set()
@@ -209,13 +205,13 @@ class Reporter:
             self._pending.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send every entry that is queued now; False if that took longer than ``timeout_s`` seconds."""
+        """Send every queued entry; False if that took longer than ``timeout_s`` seconds."""
         mark = Flushed(threading.Event())
         self.put(mark)
         return mark.event.wait(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the entries that are left, then end the thread."""
+        """Send the queued entries, then end the thread."""
         self._closing.set()
         self._urgent.set()
         self._pending.set()
@@ -234,7 +230,7 @@ class Reporter:
             self._pending.clear()
             try:
                 is_wanted = self._deliver()
-            except Exception as error:  # a run whose reports end in silence would be waited for
+            except Exception as error:  # without an error the coordinator would wait for this run
                 _LOG.exception("a report of run %s failed", self._run_id)
                 self._on_refused(f"reports can't be sent: {internal_error(error)}")
                 return
@@ -322,9 +318,9 @@ class Reporter:
 
 
 class ReportNumbers:
-    """Gives each report of a run at one node a number of its own, from 1: the coordinator takes each number once.
+    """Numbers the reports of a run at one node from 1: the coordinator takes each number once.
 
-    The reporter of a placement may still be sending when that of the next one begins.
+    Reporters of two placements share one: the old one may still send when the next begins.
     """
 
     def __init__(self) -> None:
@@ -341,7 +337,7 @@ class ReportNumbers:
 class Totals:
     """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer.
 
-    They continue when the run moves to another placement, as the numbers of its reports do.
+    They continue over all placements of the run.
     """
 
     def __init__(self, run_id: str = "") -> None:
@@ -356,7 +352,7 @@ class Totals:
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes.
 
-        ``load`` is that of the machine, for each of its ``cores``.
+        ``load`` is the machine's, divided by its ``cores``.
         """
         return {
             "actions": self.actions,
@@ -373,11 +369,11 @@ FORMAT = 1
 
 
 def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
-    """Write the first line of a recording: format, node, plan, longest wait, and the start of a run that continues."""
+    """Write the first line of a recording: format, node, plan, longest wait, and the start of a continued run."""
     header: dict[str, Any] = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
     if start is not None:
         header["start"] = {"step": start.step, "holder": start.holder}
-        if start.first_turn:  # it moved to another placement, and turns go on
+        if start.first_turn:  # the run moved to another placement
             header["start"] |= {
                 "first_turn": start.first_turn,
                 "first_seq": start.first_seq,
@@ -387,12 +383,12 @@ def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None =
 
 
 def table_line(operations: Operations) -> str:
-    """Write the line of an operation table; it precedes the first turn that carries the table."""
+    """Write the line of an operation table, which precedes the first turn with the table."""
     return json.dumps({"table": operations.to_json(), "digest": operations.digest}, separators=(",", ":"))
 
 
 def record_line(now_s: float, event: ev.Event, commands: Sequence[ev.Command]) -> str:
-    """Write one line of a recording: an event, the time of its handling and the commands that it gave."""
+    """Write one line of a recording: an event, the time of its handling and its commands."""
     entry = {"now_s": now_s, "event": to_json(event), "commands": [to_json(command) for command in commands]}
     return json.dumps(entry, separators=(",", ":"))
 
@@ -404,7 +400,7 @@ def to_json(value: ev.Event | ev.Command) -> list[Any]:
 
 @functools.lru_cache(maxsize=8)
 def digest_of(operations: Operations) -> str:
-    """The digest of a table, by which turns name it; computed once."""
+    """The digest of a table, by which turns name it; cached."""
     return operations.digest
 
 
@@ -424,7 +420,7 @@ _KEPT = 64
 
 
 class _Comparison(NamedTuple):
-    """One look at the other clock: when, its lead over this node's monotonic clock, and how far that may be off."""
+    """One reading of the coordinator's clock: when, its lead over this node's monotonic clock, and the error bound."""
 
     at_s: float
     lead_s: float
@@ -432,9 +428,7 @@ class _Comparison(NamedTuple):
 
 
 class SharedClock:
-    """Tells the coordinator's time; any thread may ask and compare.
-
-    Until the first comparison it tells this node's own wall clock.
+    """The coordinator's time; thread-safe. Before the first comparison it is this node's own wall clock.
 
     Args:
         clock: this node's monotonic seconds.
@@ -447,10 +441,9 @@ class SharedClock:
         self._seen: deque[_Comparison] = deque(maxlen=_KEPT)
 
     def compare(self, sent_s: float, received_s: float, there_unix_s: float) -> None:
-        """Note the coordinator's time between two monotonic times of this node; 0 = none was sent.
+        """Note the coordinator's time between two monotonic times of this node; 0 = no time was sent.
 
-        Example: asked at 10 s, answered at 12 s with 1000 s: the coordinator's clock leads by 989 s, or by 1 s more or
-        less.
+        Example: asked at 10 s, answered at 12 s with 1000 s: the coordinator's clock leads by 989 s, +- 1 s.
         """
         if there_unix_s <= 0:
             return
@@ -461,7 +454,7 @@ class SharedClock:
             self._lead_s = best.lead_s
 
     def forget(self) -> None:
-        """Drop every comparison: the coordinator is another process now."""
+        """Drop all comparisons, because the coordinator is a new process."""
         with self._lock:
             self._seen.clear()
 

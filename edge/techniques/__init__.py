@@ -1,4 +1,4 @@
-"""Techniques of training on a node, a module or folder each; ``base`` has their form towards the executor."""
+"""Techniques of training on a node, a module or folder each; ``base`` has their interface to the executor."""
 
 from typing import Final
 
@@ -7,10 +7,10 @@ from edge.techniques.base import Build, MicroBatches, NodeTechnique
 from ringtune.schedule.plan import Plan
 
 TECHNIQUES: Final[dict[str, Build]] = {"activation_cache": ActivationCache.of}
-"""How each technique is built, by its name in ``ringtune.techniques``."""
+"""Constructor of each technique, by its name in ``ringtune.techniques``."""
 
 
 def build_techniques(plan: Plan, node: str, flows: MicroBatches) -> dict[str, NodeTechnique]:
-    """The techniques that a placement uses, by name."""
+    """Build the techniques of a placement, by name."""
     built = {name: build(plan, node, flows) for name, build in TECHNIQUES.items()}
     return {name: technique for name, technique in built.items() if technique is not None}

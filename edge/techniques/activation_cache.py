@@ -1,15 +1,15 @@
-"""The activation cache of a node: hidden states of the frozen prefix at its slice, in a file for each micro-batch.
+"""Activation cache of a node: hidden states of the frozen prefix at its slice, a file for each micro-batch.
 
 The coordinator decides which batches are kept (``ringtune.techniques.activation_cache``), and the turn names them. A
-node that can't keep one, or finds one damaged, reports so at the end of the turn. Before it reports a turn it checks
-the files that may be read next, so that no turn is granted that reads a damaged one.
+node that can't write a file, or finds one damaged, reports it at the end of the turn. Before that report it checks the
+files that may be read next, so that no turn is granted that reads a damaged one.
 
 ::
 
     magic  rows tokens width  dtype  crc32    0 ...    hidden state, row by row    mask, a byte a token
     8 B    4 B each           4 B    4 B      to 64 B
 
-A file is mapped into memory, so nothing is copied; the checksum is that of all that follows the header.
+A file is mapped into memory, so nothing is copied; the checksum covers everything after the header.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class ActivationCache:
-    """The hidden states that one node keeps during one run.
+    """Cached hidden states of one node during one run.
 
     Args:
-        plan: of the run.
-        cache: of its placement.
-        node: which node of it.
-        flows: its micro-batches that are under way.
+        cache: settings of the placement.
+        flows: open micro-batches of the node.
     """
 
     def __init__(self, plan: Plan, cache: ActivationCacheSettings, node: str, flows: MicroBatches) -> None:
@@ -61,18 +59,18 @@ class ActivationCache:
 
     @staticmethod
     def of(plan: Plan, node: str, flows: MicroBatches) -> ActivationCache | None:
-        """Those of a node; None where the placement has no cache."""
+        """Build the cache of a node; None where the placement has none."""
         cache = plan.placement.cache
         return None if cache is None else ActivationCache(plan, cache, node, flows)
 
     @property
     def handlers(self) -> dict[Op, Handler]:
-        """Of hidden states that are kept and read."""
+        """Handlers of KEEP and READ actions."""
         return {Op.KEEP: self.keep, Op.READ: self.read}
 
     @property
     def figures(self) -> dict[str, int]:
-        """Micro-batches that were read, their bytes, and the most bytes that were kept at once."""
+        """Number and bytes of the micro-batches read, and the peak bytes of all files."""
         return {
             "cache_reads": self.reads,
             "cache_read_bytes": self.read_bytes,
@@ -80,17 +78,11 @@ class ActivationCache:
         }
 
     def open(self, folder: Path | None, start: StartPoint | None = None, *, problem: str = "") -> None:
-        """Keep hidden states in a folder from now on.
-
-        Args:
-            folder: of the run; None = there is none.
-            start: the item from which the run continues; None = from its first.
-            problem: why there is no folder.
-        """
+        """See ``NodeTechnique.open``."""
         self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
         try:
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # it is of others' rows
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds data of other nodes' rows
             self._folder = folder
         except OSError as error:
             problem = f"{folder}: {error.strerror}"
@@ -102,7 +94,7 @@ class ActivationCache:
         self._turns[turn.index] = turn
 
     def keep(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Keep the hidden state of a micro-batch; where that fails the run continues, and the node reports it."""
+        """Write the hidden state of a micro-batch; after a failure the run continues, and the node reports it."""
         flow = self._flows.of(action)
         if self._folder is None or flow.hidden is None or flow.mask is None or self._problem:
             return ()
@@ -120,10 +112,10 @@ class ActivationCache:
         return ()
 
     def read(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Give a micro-batch the hidden state that was kept of it, with its mask.
+        """Read the hidden state and mask of a micro-batch.
 
         Raises:
-            IntegrityError: it is missing or damaged, though it was intact when its turn was granted.
+            IntegrityError: the file is missing or damaged, though it was intact when its turn was granted.
         """
         path = self._path(key_of(self._course, entry.item), action.start, action.micro)
         try:
@@ -139,10 +131,10 @@ class ActivationCache:
         return ()
 
     def end_turn(self, index: int) -> str:
-        """Delete files that a finished turn has made useless, and check those that may be read next.
+        """Delete files that no later turn reads, and check those that may be read next.
 
         Returns:
-            Why nothing more can be kept here; empty if all is well, or if an earlier turn returned it.
+            Reason for which the cache can't continue; empty if there is none, or an earlier turn returned it.
         """
         turn = self._turns.pop(index, None)
         if turn is None:
@@ -163,7 +155,7 @@ class ActivationCache:
                 return
 
     def _delete_above(self, prefix: int) -> None:
-        """Delete what is kept above a boundary; no later turn can read it."""
+        """Delete files above a boundary, which no later turn can read."""
         if prefix >= self._prefix:
             return
         self._prefix = prefix
@@ -187,17 +179,17 @@ class ActivationCache:
 
 
 class _Upcoming:
-    """The batches of turns that may be granted next, each turn once."""
+    """Batches of the turns that may be granted next, each turn once."""
 
     def __init__(self, course: Course, start: StartPoint) -> None:
         self._course = course
         self._sequence = turn_sequence(course, start=start)
-        self._known: deque[Turn] = deque()  # those that are not handed out yet
+        self._known: deque[Turn] = deque()  # not yet returned by ``after``
         self._ends: dict[int, int] = {}
         self._last: Turn | None = None
 
     def after(self, index: int) -> Iterator[BatchKey]:
-        """Yield the batches of the turns that may be granted before the turn after ``index`` is done everywhere."""
+        """Yield the batches of turns that may be granted before the turn after ``index`` is done everywhere."""
         until = ITEMS_AHEAD + self._end_of(index + 1)
         while self._last is None or self._last.first_seq < until:
             if not self._pull():
@@ -208,7 +200,7 @@ class _Upcoming:
                 yield from (key_of(self._course, item) for item in items(self._course, turn))
 
     def _end_of(self, index: int) -> int:
-        """The end of a turn; of the last one if there are no more."""
+        """End of turn ``index``, or of the last turn."""
         while self._last is None or self._last.index < index:
             if not self._pull():
                 break
@@ -228,16 +220,16 @@ class _Upcoming:
 
 _MAGIC: Final = b"RTHIDDEN"
 _HEADER: Final = struct.Struct("<8sIIIII")
-_HEADER_BYTES: Final = 64  # what follows is aligned as tensors are
+_HEADER_BYTES: Final = 64  # so that the tensors are aligned
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float64)
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
-    """Write a hidden state (B, T, D) and its mask (B, T), both on the CPU; return the bytes of the file.
+    """Write a hidden state (B, T, D) and its mask (B, T), both on the CPU; return the file's bytes.
 
     Raises:
-        OSError: no room, or no folder; nothing is left there then.
+        OSError: the disk is full, or there is no folder; no partial file is left.
     """
     parts = [_bytes_of(hidden), _bytes_of(mask.to(torch.uint8))]
     checksum = zlib.crc32(parts[1], zlib.crc32(parts[0]))
@@ -254,14 +246,14 @@ def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
 
 
 def read_hidden(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Map a file into memory; return hidden state (B, T, D) as it was written, and mask (B, T) of bytes.
+    """Map a file into memory; return hidden state (B, T, D) in its stored dtype, and mask (B, T) of bytes.
 
     Raises:
         IntegrityError: the file is missing, short or damaged.
     """
     try:
         with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants what it could write to
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch needs a writable buffer
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
     if len(content) < _HEADER_BYTES:

@@ -1,18 +1,16 @@
-"""Activation checkpointing: a forward keeps a block's graph, or its input to run it again before its backward.
+"""Activation checkpointing: a forward keeps a block's graph, or its input, to recompute the block before its backward.
 
-Each range of blocks of an action has its own policy. A ``BlockForward`` has all that the result depends on besides the
-hidden state: step, patterns of operations, the version of the weights, and VeLoRA's vectors. Dropout is seeded by step,
-micro-batch and block. So a block that is run again gives the same bits.
+Each range of blocks of an action has its own policy. A ``BlockForward`` has all other inputs of the result: step,
+patterns of operations, version of the weights, VeLoRA's vectors. Dropout is seeded by step, micro-batch and block. So a
+recomputed block gives the same bits.
 
-Where only the input is kept, the graph of the forward is dropped as soon as the block is through, so that no more than
-one block's graph is there at a time, in the forward as in the backward. The forward makes a graph all the same: then
-both runs are one computation, and their results the same bits. Only dropout's masks are not drawn again.
+Where only the input is kept, the forward's graph is dropped right after the block, so at most one block's graph exists
+at a time. The forward makes a graph nevertheless, so that both runs are the same computation with the same bits. Only
+dropout masks are not drawn again.
 
-``DropoutMasks`` keeps those as a bit for each value. Drawing takes far longer than reading: of a BERT's 16 x 12
-attention maps of 128 x 128 it is 15 of the 17 ms of a dropout on one core, and a bit for each value is 1/32 of what the
-graph keeps of it. Below autograd, the draw of every dropout on the CPU is one call that fills a tensor with zeros and
-ones (``bernoulli_``), the fused ones among them; that call is recorded in the first run, and answered in the second.
-Graphs, kernels and bits are those of drawing.
+``DropoutMasks`` keeps a bit for each value, 1/32 of the graph's memory for it. For BERT's 16 x 12 attention maps of
+128 x 128 the draw is 15 of the 17 ms of a dropout on one core. Below autograd every dropout on the CPU, fused ones
+included, is one call of ``bernoulli_``, which is recorded in the first run and replayed in the second.
 
 B batch rows, T tokens, D model width.
 
@@ -40,37 +38,34 @@ from ringtune.schedule.units import Units
 
 
 class SavedActivations(Protocol):
-    """The tensors that blocks of one micro-batch keep from their forward to their backward."""
+    """Tensors that blocks of one micro-batch keep from forward to backward."""
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """Add to the gradients of the weights; return that of the input, None where nothing below needs it.
+        """Accumulate the gradients of the weights; return that of the input, None where nothing below needs it.
 
-        It is called once; what is kept is free afterwards.
-
-        Args:
-            grad: of the output, (B, T, D).
+        Called once, with the gradient (B, T, D) of the output; the kept tensors are freed.
         """
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is kept."""
+        """Yield every kept tensor."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BlockForward:
-    """A forward of one micro-batch through blocks of this node.
+    """Arguments of a forward of one micro-batch through blocks of this node.
 
     Attributes:
         blocks: runs them.
         mask: (B, T), 1 = token.
-        context: what the blocks need besides the hidden state.
-        trained: the units that get a gradient.
-        lowest: the lowest unit that gets one.
-        train_at: (step, micro-batch) that dropout is drawn at; None = without.
+        context: of ``FamilyForward.context``.
+        trained: units that get a gradient.
+        lowest: the lowest such unit.
+        train_at: (step, micro-batch) for dropout; None = without.
         patterns: block -> operations of its subnets.
-        watched: a context around blocks ``[start, stop)`` while the graph is made that the backward uses.
-        version: a context around a second run, so that it finds the weights of the first one.
+        watched: context around blocks ``[start, stop)`` while the graph of the backward is made.
+        version: context around a recomputation, with the weights of the first run.
         projections: VeLoRA's layers; None where inputs are kept whole.
-        vectors: VeLoRA's vectors of this micro-batch, once a run has used them.
+        vectors: VeLoRA's vectors of this micro-batch, after its first run.
     """
 
     blocks: BlockRunner
@@ -92,7 +87,7 @@ class BlockForward:
         return self.train_at is not None and self.blocks.dropout > 0
 
     def leaf(self, hidden_BTD: torch.Tensor, block: int) -> torch.Tensor:
-        """Cut what enters a block off from all before; it gets a gradient if something below needs one."""
+        """Detach the input of a block; it gets a gradient if a unit below needs one."""
         return hidden_BTD.detach().requires_grad_(block > self.lowest)
 
     def run(self, x_BTD: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -113,19 +108,19 @@ class BlockForward:
             )
 
     def run_again(self, x_BTD: torch.Tensor, block: int) -> torch.Tensor:
-        """Run one block as the first time, now for its backward."""
+        """Recompute one block for its backward."""
         with self.version():
             self.blocks.train_only(block, block + 1, self.trained)
             with self.watched(block, block + 1):
                 return self.run(x_BTD, block, block + 1)
 
     def of_rows(self, rows_R: torch.Tensor, version: Callable[[], AbstractContextManager[None]]) -> BlockForward:
-        """Return the forward of some rows of the micro-batch, with what is open around their second run."""
+        """Return the forward of some rows of the micro-batch; ``version`` is the context around their recomputation."""
         mask = self.mask[rows_R]
         return dataclasses.replace(self, mask=mask, context=None, version=version, vectors={}, _has_context=False)
 
     def drop_context(self) -> None:
-        """Forget the context until blocks are run again, which make it anew."""
+        """Drop the context; a recomputation makes a new one."""
         self.context, self._has_context = None, False
 
     def _around(self, block: int) -> AbstractContextManager[None]:
@@ -134,18 +129,18 @@ class BlockForward:
 
 @dataclass(slots=True)
 class SavedBlocks:
-    """The parts that consecutive blocks of one micro-batch keep, from the bottom up.
+    """Saved activations of consecutive blocks of one micro-batch, from the bottom up.
 
     Attributes:
-        parts: a graph of some blocks, or one block that is run again.
-        forward: that made them.
+        parts: each the graph of some blocks, or one block to be recomputed.
+        forward: of all parts.
     """
 
     parts: list[SavedActivations]
     forward: BlockForward
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """Go back through all parts, from the top down; each is free before the next one is begun."""
+        """Run the backward of all parts from the top down; each is freed before the next one begins."""
         below: torch.Tensor | None = grad
         while self.parts and below is not None:
             below = self.parts.pop().backward(below)
@@ -153,7 +148,7 @@ class SavedBlocks:
         return below
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is kept."""
+        """Yield every kept tensor."""
         for part in self.parts:
             yield from part.tensors()
 
@@ -161,18 +156,7 @@ class SavedBlocks:
 def run_saving(
     forward: BlockForward, hidden: torch.Tensor, start: int, stop: int, placement: Placement
 ) -> tuple[SavedActivations, torch.Tensor]:
-    """Run blocks ``[start, stop)``.
-
-    Args:
-        forward: runs them.
-        hidden: enters block ``start``.
-        start: first block.
-        stop: first block that is not run.
-        placement: with the blocks that are run again in backward.
-
-    Returns:
-        What they keep, and the output of the last of them.
-    """
+    """Run blocks ``[start, stop)`` by the policy of each; return their saved activations and the last output."""
     parts: list[SavedActivations] = []
     for first, last, is_recomputed in _ranges(start, stop, placement):
         part: SavedActivations
@@ -186,7 +170,7 @@ def run_saving(
 
 
 def _ranges(start: int, stop: int, placement: Placement) -> Sequence[tuple[int, int, bool]]:
-    """Cut a range of blocks where the policy changes; blocks that are run again stand alone."""
+    """Cut a range of blocks where the policy changes; each recomputed block is a range of its own."""
     found: list[tuple[int, int, bool]] = []
     for is_recomputed, group in itertools.groupby(range(start, stop), placement.is_recomputed):
         blocks = list(group)
@@ -198,11 +182,11 @@ def _ranges(start: int, stop: int, placement: Placement) -> Sequence[tuple[int, 
 
 
 class SavedGraph:
-    """The graph of some blocks, or of the embedding, of one micro-batch.
+    """Graph of some blocks, or of the embedding, of one micro-batch.
 
     Args:
-        x: leaf that enters the lowest of them; None of the embedding.
-        y: leaves the highest.
+        x: leaf that enters the lowest block; None for the embedding.
+        y: output of the highest block.
     """
 
     def __init__(self, x: torch.Tensor | None, y: torch.Tensor) -> None:
@@ -222,7 +206,7 @@ class SavedGraph:
 
 
 def keep(forward: BlockForward, hidden: torch.Tensor, start: int, stop: int) -> tuple[SavedGraph, torch.Tensor]:
-    """Run blocks ``[start, stop)``; return their graph, and what leaves them, cut off from it."""
+    """Run blocks ``[start, stop)``; return their graph, and the detached output."""
     x = forward.leaf(hidden, start)
     with forward.watched(start, stop):
         y = forward.run(x, start, stop)
@@ -230,35 +214,35 @@ def keep(forward: BlockForward, hidden: torch.Tensor, start: int, stop: int) -> 
 
 
 class Recomputed:
-    """One block of one micro-batch, to be run again.
+    """One block of one micro-batch, recomputed in its backward.
 
     Args:
-        forward: runs it.
-        hidden: enters it.
-        block: which one.
-        masks: of its dropout; None without.
+        forward: runs the block.
+        hidden: input of the block.
+        block: its index.
+        masks: of its dropout; None without dropout.
     """
 
     def __init__(self, forward: BlockForward, hidden: torch.Tensor, block: int, masks: DropoutMasks | None) -> None:
         self._forward, self._hidden, self._block, self._masks = forward, hidden, block, masks
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """Run the block again, and back; see ``SavedActivations.backward``."""
+        """Recompute the block and run its backward; see ``SavedActivations.backward``."""
         x = self._forward.leaf(self._hidden, self._block)
         with contextlib.nullcontext() if self._masks is None else self._masks.given():
             y = self._forward.run_again(x, self._block)
-        self._masks = None  # their room is free for the backward
+        self._masks = None  # freed before the backward
         return SavedGraph(x, y).backward(grad)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """See ``SavedActivations.tensors``; VeLoRA's vectors that no layer holds any more are among them."""
+        """See ``SavedActivations.tensors``; VeLoRA's vectors are included."""
         yield from (self._hidden, self._forward.mask, *self._forward.vectors.values())
         if self._masks is not None:
             yield from self._masks.packed
 
 
 def recompute(forward: BlockForward, hidden: torch.Tensor, block: int) -> tuple[Recomputed, torch.Tensor]:
-    """Run a block; return what runs it again, and what leaves it."""
+    """Run a block; return its saved input, and the detached output."""
     masks = DropoutMasks() if forward.has_dropout else None
     with contextlib.nullcontext() if masks is None else masks.drawn():
         y = forward.run(forward.leaf(hidden, block), block, block + 1)
@@ -267,14 +251,14 @@ def recompute(forward: BlockForward, hidden: torch.Tensor, block: int) -> tuple[
 
 _DRAWS: Final = torch.ops.aten.bernoulli_.float
 _DRAWS_NOTHING: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-"""It is marked as one that draws, but has no dropout on the CPU."""
+"""Tagged as a random operation, but without dropout on the CPU."""
 
 
 class DropoutMasks:
-    """The masks of one block of one micro-batch, in the order in which they were drawn.
+    """Dropout masks of one block of one micro-batch, in the order of their draws.
 
     Attributes:
-        packed: a tensor of bytes for each of them.
+        packed: a tensor of bytes for each mask, a bit for each value.
     """
 
     def __init__(self) -> None:
@@ -283,7 +267,7 @@ class DropoutMasks:
 
     @contextlib.contextmanager
     def drawn(self) -> Iterator[None]:
-        """Keep what is drawn while the context is open; nothing at all if something else draws numbers too."""
+        """Record the masks drawn inside the context; none at all if another random operation runs too."""
         with _MaskRecorder(self):
             yield
         if not self._complete:
@@ -291,7 +275,7 @@ class DropoutMasks:
 
     @contextlib.contextmanager
     def given(self) -> Iterator[None]:
-        """Give each mask where it was drawn, once, while the context is open; where none is kept all are drawn."""
+        """Replay the masks inside the context, each once; without recorded masks all are drawn."""
         if not self.packed:
             yield
             return
@@ -299,7 +283,7 @@ class DropoutMasks:
             yield
 
     def keep(self, func: Any, drawn: torch.Tensor) -> None:
-        """Keep a mask; a draw of another kind, or elsewhere, means that the second run has to draw too."""
+        """Record a mask; after a draw of another kind or device the recomputation has to draw all masks."""
         if func is not _DRAWS or drawn.device.type != "cpu":
             self._complete = False
         else:
@@ -341,9 +325,9 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
-    """List every tensor that the graph behind ``output`` keeps, parameters included.
+    """List every tensor that the graph of ``output`` keeps, parameters included.
 
-    Walks ``grad_fn``; the generated nodes expose what they keep as ``_saved_*``.
+    Walks ``grad_fn``; generated nodes expose kept tensors as ``_saved_*``.
     """
     kept: list[torch.Tensor] = []
     seen: set[object] = set()

@@ -1,7 +1,7 @@
-"""A technique on a node, as its executor sees it: actions of its own, what it does around turns, and figures.
+"""Interface of a technique to the executor of a node: its own actions, hooks around turns, and figures.
 
-A technique is one module or folder here. ``edge.techniques`` lists how each is built; what a placement does not use is
-not built, and has no handler.
+A technique is one module or folder here, and ``edge.techniques`` lists its constructor. A technique that the placement
+does not use is not built, and has no handler.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class MicroBatch(Protocol):
 
 
 class MicroBatches(Protocol):
-    """The micro-batches that are under way at a node."""
+    """The open micro-batches of a node."""
 
     def of(self, action: Action) -> MicroBatch:
         """The micro-batch of an action."""
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch a tensor as if it had arrived."""
+        """Set a tensor of a micro-batch as if it had arrived."""
 
 
 class OpenItem(Protocol):
@@ -48,34 +48,34 @@ class OpenItem(Protocol):
 
 
 Handler = Callable[[Action, OpenItem], tuple[tuple[str, float], ...]]
-"""Carries an action out; returns numbers for the report, to be summed by name."""
+"""Runs an action; returns numbers for the report, summed by name."""
 
 
 class NodeTechnique(Protocol):
-    """What a technique does at one node in one placement of a run."""
+    """A technique at one node in one placement of a run."""
 
     @property
     def handlers(self) -> Mapping[Op, Handler]:
-        """For its own actions."""
+        """Handlers of its own actions."""
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """Its totals, by the names of ``ringtune.techniques.base.Technique.totals``."""
+        """Totals, by the names of ``ringtune.techniques.base.Technique.totals``."""
 
     def open(self, folder: Path | None, start: StartPoint | None = None, *, problem: str = "") -> None:
-        """Begin, before the first turn.
+        """Start before the first turn.
 
         Args:
-            folder: for files that are deleted when the run ends; None = there is none.
-            start: where the run continues; None = it begins.
-            problem: why there is no folder.
+            folder: for files that are deleted at the run's end; None = there is none.
+            start: the item from which the run continues; None = the first.
+            problem: reason for a missing folder.
         """
 
     def grant(self, turn: Turn) -> None:
         """Note a granted turn."""
 
     def end_turn(self, index: int) -> str:
-        """Note that a turn is done here; return why the technique can't do its part any more, once."""
+        """End a turn; return, once, the reason for which the technique can't continue."""
 
 
 Build = Callable[[Plan, str, MicroBatches], NodeTechnique | None]

@@ -1,4 +1,4 @@
-"""The scores of subnets for the choice of operations (D2FT), for each micro-batch, in items without updates."""
+"""Scores of subnets for the choice of operations (D2FT), per micro-batch, in items without updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.units import Units
 
 _CHUNK: Final = 1 << 16
-"""Numbers that are reduced at a time, in float64: half a MiB stays in a processor's cache."""
+"""Numbers reduced at a time, in float64: half a MiB fits in a processor's cache."""
 
 Slices = tuple[tuple[WeightSlice, ...], ...]
 Sums = dict[WeightSlice, dict[Score, torch.Tensor]]
@@ -27,11 +27,11 @@ Row = tuple[float, ...]
 
 
 class ScoreCollector:
-    """Gathers the scores that a run's choice of operations needs, at one node.
+    """Collects the scores for a course's choice of operations, at one node.
 
     Args:
         skeleton: with real hosted blocks.
-        course: of the run; where it chooses no operations, or without scores, nothing is gathered.
+        course: of the run; without a choice of operations, or scores, nothing is collected.
     """
 
     def __init__(self, skeleton: Skeleton, course: Course) -> None:
@@ -46,13 +46,7 @@ class ScoreCollector:
 
     @contextmanager
     def watched(self, item: Item, action: Action, trained: Units) -> Iterator[None]:
-        """Let the subnets of the blocks of a forward get gradients in its backward, if the item is to score them.
-
-        Args:
-            item: that the forward is of.
-            action: the forward.
-            trained: the units that may train.
-        """
+        """Let the trained subnets of a forward's blocks get gradients in its backward, if the item is a score item."""
         places: list[tuple[nn.Module, str, nn.Parameter]] = []
         try:
             if item.kind is StepKind.SCORE and self._scores:
@@ -65,7 +59,7 @@ class ScoreCollector:
                 setattr(module, name, parameter)
 
     def reduce(self, item: Item, action: Action) -> None:
-        """Reduce what the backward of some blocks has gathered to one number for each score and subnet."""
+        """Reduce the sums of a backward's blocks to one number for each score and subnet."""
         keys = ((item.seq, action.micro, block) for block in range(action.start, action.stop))
         found = {key[-1]: sums for key in keys if (sums := self._open.pop(key, None)) is not None}
         rows = iter(_read([self._row(block, score, found[block]) for block in found for score in self._by_gradient]))
@@ -75,7 +69,7 @@ class ScoreCollector:
             self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(entry)
 
     def take(self, turn: int) -> tuple[BlockScores, ...]:
-        """Return the scores of a turn that is done, and forget them."""
+        """Return the scores of a finished turn, and drop them."""
         done = self._done.pop(turn, {})
         self._magnitudes = {key: row for key, row in self._magnitudes.items() if key[0] != turn}
         return tuple(
@@ -83,7 +77,7 @@ class ScoreCollector:
         )
 
     def _watch(self, item: Item, micro: int, block: int) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-        """Put tensors on the same memory in the places of a block's weights; yield what was there."""
+        """Replace a block's weights by parameters on the same memory; yield the original ones."""
         sums = self._open[item.seq, micro, block] = Sums()
         self._weigh(item.turn, block)
         if not self._by_gradient:
@@ -98,7 +92,7 @@ class ScoreCollector:
             yield home, last, parameter
 
     def _weigh(self, turn: int, block: int) -> None:
-        """Sum a block's weights up, once in a turn: they do not change in it."""
+        """Sum a block's weight magnitudes once in a turn, in which they do not change."""
         if Score.WEIGHT_MAGNITUDE in self._scores and (turn, block) not in self._magnitudes:
             module, sums = self._skeleton.blocks[block], Sums()
             for name, parts in _by_name(self._slices_of(block)).items():
@@ -126,18 +120,17 @@ class ScoreCollector:
         )
 
     def _row(self, block: int, score: Score, sums: Sums) -> torch.Tensor:
-        """Add the sums of each subnet's parts up, always in the same order; one number for each subnet."""
+        """Sum the parts of each subnet in a fixed order; one number for each subnet."""
         by_subnet = ([sums[part][score] for part in parts] for parts in self._slices_of(block))
         return torch.stack([functools.reduce(torch.add, values) for values in by_subnet])
 
 
 def _read(rows: Sequence[torch.Tensor]) -> list[Row]:
-    """Bring rows of equal lengths from their device, in one go."""
+    """Copy rows of equal lengths from their device, in one transfer."""
     return [tuple(row) for row in torch.stack(list(rows)).tolist()] if rows else []
 
 
 def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
-    """Group the parts of all subnets by the parameter that they are of."""
     found: dict[str, list[WeightSlice]] = {}
     for parts in slices:
         for part in parts:
@@ -146,7 +139,7 @@ def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
 
 
 def _reducer(parts: Sequence[WeightSlice], scores: Sequence[Score], sums: Sums) -> Callable[[torch.Tensor], None]:
-    """Make the hook that reduces a tensor's gradient to sums as soon as it is there, and frees it."""
+    """Make the hook that reduces a tensor's gradient to sums, and frees it."""
 
     def reduce(tensor: torch.Tensor) -> None:
         gradient, tensor.grad = tensor.grad, None
@@ -173,7 +166,7 @@ def _reduce(
 
 
 def _chunks(tensor: torch.Tensor, part: WeightSlice) -> Iterator[torch.Tensor]:
-    """Yield a part of a tensor in pieces of some rows, in float64."""
+    """Yield a part of a tensor, some rows at a time, in float64."""
     own = tensor.narrow(part.dimension, part.start, part.stop - part.start)
     rows = max(1, _CHUNK * len(own) // max(1, own.numel()))
     for start in range(0, len(own), rows):

@@ -1,19 +1,19 @@
-"""VeLoRA: chosen linear layers keep projections of their inputs for the gradients of their weights, not the inputs.
+"""VeLoRA: chosen linear layers keep projections of their inputs, not the inputs, for the gradients of their weights.
 
-A token of D values is P sub-tokens of M values; ``z`` is the product of each of them with the unit vector ``v``. In
-backward the reconstruction of a sub-token is ``z v``, so the gradient of a weight row with output gradient g is::
+A token of D values is P sub-tokens of M values; ``z`` is the product of each of them with the unit vector ``v``. The
+backward reconstructs a sub-token as ``z v``, so the gradient of a weight row with output gradient g is::
 
     sum over tokens  g * (z_1 v, z_2 v, ..., z_P v)  =  (g z_1, g z_2, ..., g z_P) times v
 
-The sums over tokens on the right are P products for each output, not D, and the reconstruction is never made. The
-gradients of the input and of the bias need no input, and are exact.
+The sums over tokens on the right are P products for each output, not D, and no reconstruction is stored. The gradients
+of the input and of the bias need no input, and are exact.
 
-While a block runs, every call of a linear layer is checked, in whatever module. If its weight is a chosen one that
-trains, and a graph is kept, the call is projected; all others run unchanged. So the library's modules stay as they are:
-base layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
+While a block runs, every call of a linear layer is checked. A call with a graph and a chosen weight that trains is
+projected; all others run unchanged. So the library's modules (base layers, LoRA, bottlenecks) are unchanged, and
+updates may replace their weights.
 
-Layers that read one tensor share its projection, if their vectors are equal. Where only some of them would be
-projected, the others would keep the tensor, and nothing would be saved: they are chosen together.
+Layers with the same input share its projection, if their vectors are equal. They have to be chosen together: otherwise
+the others would keep the input, and nothing would be saved.
 
 ==========  ==================================================================================================
 init        the vector v of a layer
@@ -24,9 +24,8 @@ svd         first right singular vector of the sub-tokens of the first micro-bat
 random      drawn from the seed of the run and the layer's name, normalised; fixed
 ==========  ==================================================================================================
 
-Micro-batches are counted at each layer in the order in which they pass it, as far as it trains in them. They pass a
-unit in the order of (item, micro-batch), so that no timing and no split of the blocks changes a vector. A vector that
-was handed out is never written to: a graph keeps the one that it was made with.
+Each layer counts the micro-batches in which it trains. They pass a unit in the order of (item, micro-batch), so that no
+timing and no split of the blocks changes a vector. A returned vector is never written to: a graph keeps its own.
 
 N tokens, D inputs, O outputs, P sub-tokens of a token, M values of a sub-token.
 
@@ -54,19 +53,19 @@ from ringtune.errors import IntegrityError, JobError
 from ringtune.schedule.saved_activations import Velora, subtoken_size
 
 VectorsByLayer = dict[str, torch.Tensor]
-"""Layer -> vector that a forward of one micro-batch was projected on."""
+"""Layer -> vector of its projection in one micro-batch."""
 
 _MATMUL: Final = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
 class ChosenLayer(NamedTuple):
-    """Where the weight of a chosen layer is.
+    """The weight of a chosen layer.
 
     Attributes:
         name: of the layer, by block and parameter: ``3.output.dense.weight``.
-        module: that has the weight.
+        module: with the weight.
         attribute: of the module.
-        inputs: values D that enter the layer.
+        inputs: number D of inputs.
     """
 
     name: str
@@ -79,11 +78,7 @@ class Projections:
     """The chosen layers of a node's blocks with their vectors.
 
     Args:
-        velora: from the course.
         skeleton: with real blocks ``[start, stop)``.
-        start: first hosted block.
-        stop: first block that is not hosted.
-        seed: of the run.
 
     Raises:
         JobError: a named layer does not train in a block in which others do, or has fewer inputs than parts, or another
@@ -104,11 +99,9 @@ class Projections:
 
     @contextlib.contextmanager
     def block(self, index: int, used: VectorsByLayer) -> Iterator[None]:
-        """Let the chosen layers of a block keep projections while the context is open.
+        """Let the chosen layers of block ``index`` keep projections inside the context.
 
-        Args:
-            index: of the block.
-            used: vectors of this micro-batch; those that are not in it are made, and put in.
+        ``used`` has the vectors of this micro-batch; missing ones are made and added.
         """
         layers = {id(getattr(layer.module, layer.attribute)): layer.name for layer in self.layers.get(index, ())}
         if not layers:
@@ -119,7 +112,7 @@ class Projections:
 
 
 def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[ChosenLayer]:
-    """Find the layers of one block that are named and train.
+    """List the layers of one block that are named and train.
 
     Raises:
         JobError: see ``Projections``.
@@ -163,14 +156,14 @@ def _check_activation(velora: Velora, skeleton: Skeleton, index: int) -> None:
 
 
 def _keeps_down_input(skeleton: Skeleton, index: int) -> bool:
-    """Whether the activation function of a block needs its result in backward, which is what enters ``down``."""
+    """Whether the activation function of a block keeps its result, the input of ``down``, for its backward."""
     layout = LAYOUTS[skeleton.layout.model_type]
     activation = skeleton.blocks[index].get_submodule(layout.activation)
     return not layout.gate and isinstance(activation, (nn.ReLU, nn.Tanh))
 
 
 def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
-    """Yield the layers of one kind in a block that train."""
+    """Yield the trained layers of one kind in a block."""
     block = skeleton.blocks[index]
     layout = LAYOUTS[skeleton.layout.model_type]
     if word == "adapter_down":
@@ -189,7 +182,7 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
 
 
 def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
-    """Yield the first matrix of a bottleneck, LoRA or auxiliary model, if the module is one and trains."""
+    """Yield the first matrix of a trained bottleneck, LoRA or auxiliary model; nothing for another module."""
     if ADAPTER not in path.split("."):
         return
     first = None
@@ -207,10 +200,10 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
 
 
 def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
-    """Refuse an adapter with an input that something else keeps.
+    """Refuse an adapter with an input that another layer keeps.
 
     Raises:
-        JobError: it has a gate; or it is a parallel bottleneck that reads what a norm reads.
+        JobError: it has a gate, or is a parallel bottleneck with the input of a norm.
     """
     from adapters.methods.modeling import ParallelAdapter
 
@@ -227,7 +220,7 @@ def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
 
 
 class _Call(NamedTuple):
-    """A call of a linear layer: what computes it, its input, its matrix with a row for each output, and its bias."""
+    """A call of a linear layer: function, input, matrix with a row for each output, and bias."""
 
     linear: Linear
     x: torch.Tensor
@@ -251,10 +244,10 @@ class _Watch(TorchFunctionMode):
         return projected_linear(*call, *self._projection(name, call.x))
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> tuple[str, _Call | None]:
-        """Return name and parts of a call that is of a chosen layer, and None for all other calls.
+        """Return name and parts of a call of a chosen layer; None for all other calls.
 
         LoRA multiplies by its transposed first matrix, and ``Conv1D`` adds a product to its bias. A product with the
-        matrix itself on the right is none of a layer (DoRA makes a norm of it).
+        matrix itself on the right is no call of a layer (DoRA computes a norm with it).
         """
         if func is functional.linear:
             x, weight, *rest = args
@@ -272,7 +265,7 @@ class _Watch(TorchFunctionMode):
 
     @torch.no_grad()
     def _projection(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return projections and vector of a layer for its input; once for layers of one input and equal vectors."""
+        """Return projections and vector of a layer for its input; shared by layers with equal input and vector."""
         vector = self._used.get(name)
         if vector is None:
             vector = self._used[name] = self._vectors.next(name, x)
@@ -286,7 +279,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _base(tensor: Any) -> Any:
-    """Return what a plain tensor is a view of; a frozen matrix, held small, is not asked: it would widen itself."""
+    """Return the tensor of which a plain tensor is a view; not for a frozen matrix, which would be widened."""
     return tensor._base if type(tensor) is torch.Tensor else None
 
 
@@ -307,7 +300,6 @@ class Vectors:
     Args:
         sizes: layer -> values M of a sub-token.
         init: one of ``ringtune.schedule.saved_activations.INITS``.
-        seed: of the run.
     """
 
     def __init__(self, sizes: Mapping[str, int], *, init: str, seed: int) -> None:
@@ -316,7 +308,7 @@ class Vectors:
         self._counts: dict[str, int] = {}
 
     def next(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Return the vector (M) for the next micro-batch of a layer with input ``x``; it may be made of it."""
+        """Return the vector (M) of a layer for its next micro-batch, with input ``x``."""
         if self._init == "running":
             return self._next_running(layer, x)
         if layer not in self._found:
@@ -332,7 +324,7 @@ class Vectors:
         return _unit(mean)
 
     def _on_device(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Return what is held of a layer where its input is; a checkpoint was read elsewhere."""
+        """Return the vector or mean of a layer on the device of its input; a checkpoint was read on the CPU."""
         if self._found[layer].device != x.device:
             self._found[layer] = self._found[layer].to(x.device)
         return self._found[layer]
@@ -348,17 +340,17 @@ class Vectors:
     # ---- checkpoints ------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint needs: for every layer its vector, which is empty before the first micro-batch."""
+        """Return the vector of every layer for a checkpoint, empty before the first micro-batch."""
         found = {layer: self._found.get(layer, torch.zeros(0)) for layer in sorted(self._sizes)}
         if self._init == "running":
             found |= {f"{layer}{_COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
         return found
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors that ``tensors`` can't have given.
+        """Refuse tensors of other layers or sizes than those of ``tensors()``.
 
         Raises:
-            IntegrityError: tensors of other layers, or of another size.
+            IntegrityError: layers or sizes differ.
         """
         if tensors.keys() != self.tensors().keys():
             names = sorted(tensors.keys() ^ self.tensors().keys())
@@ -369,14 +361,14 @@ class Vectors:
                 raise IntegrityError(f"{where} has VeLoRA's vector of {layer} as {shape}, expected [{size}]")
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace all vectors by what ``tensors`` gave, and ``check`` has seen."""
+        """Replace all vectors by checked ones."""
         self._found = {layer: tensors[layer] for layer in self._sizes if tensors[layer].numel()}
         counts = {layer: tensors.get(f"{layer}{_COUNT}") for layer in self._found}
         self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
 
 
 def _unit(vector: torch.Tensor) -> torch.Tensor:
-    """Scale a vector to length 1; one without direction becomes that of equal values."""
+    """Scale a vector to length 1; a zero or non-finite one becomes a vector of equal values."""
     length = float(vector.norm())
     if not math.isfinite(length) or length == 0:
         return torch.full_like(vector, 1 / math.sqrt(len(vector)))
@@ -384,9 +376,9 @@ def _unit(vector: torch.Tensor) -> torch.Tensor:
 
 
 def _principal(parts: torch.Tensor) -> torch.Tensor:
-    """Return the first right singular vector of some rows, with the sign that makes its sum positive.
+    """Return the first right singular vector of some rows, with a non-negative sum.
 
-    Rows that are not finite have none, and give a vector of equal values: the loss ends the run with an error.
+    Rows that are not finite give a vector of equal values: the loss ends the run with an error.
     """
     squares = (parts.t() @ parts).double()
     if not squares.isfinite().all():
@@ -401,13 +393,13 @@ Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 
 
 def subtokens(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Cut the last dimension into sub-tokens (N * P, M) of ``size`` values, with zeros behind the last value."""
+    """Cut the last dimension into sub-tokens (N * P, M) of ``size`` values, padded with zeros."""
     missing = -x.shape[-1] % size
     return (functional.pad(x, (0, missing)) if missing else x).reshape(-1, size)
 
 
 def project(x: torch.Tensor, vector_M: torch.Tensor) -> torch.Tensor:
-    """Return what each sub-token of each token gives on a vector: (N, P)."""
+    """Return the product of each sub-token of each token with a vector: (N, P)."""
     count = -(-x.shape[-1] // len(vector_M))
     return torch.mv(subtokens(x, len(vector_M)), vector_M).view(-1, count)
 
@@ -420,15 +412,15 @@ def projected_linear(
     z_NP: torch.Tensor,
     vector_M: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute a linear layer with projections of the input for its backward instead of the input.
+    """Compute a linear layer that keeps projections of its input for the backward.
 
     Args:
-        linear: computes it, so that its value has the bits that it would have anyway.
+        linear: the layer's own function, so that the output has the same bits.
         x: input with any number of leading dimensions.
         weight_OD: has a gradient; may be a view of the parameter.
         bias_O: None without one.
-        z_NP: from ``project``.
-        vector_M: that it was projected on; never written to.
+        z_NP: of ``project``.
+        vector_M: of the projection; never written to.
     """
     found: torch.Tensor = _Projected.apply(x, weight_OD, bias_O, z_NP, vector_M, linear)  # type: ignore[no-untyped-call]
     return found

@@ -1,1 +1,1 @@
-"""The base weights of a node: fetched over the network, and kept in a cache on its disk."""
+"""Base weights of a node: its own model folder, or tensors fetched from other nodes into a cache on its disk."""

@@ -1,4 +1,4 @@
-"""The cache of fetched base weights on a device's disk.
+"""Cache of fetched base weights on a device's disk.
 
 ::
 
@@ -8,14 +8,12 @@
                                       sample of each tensor, from which a model is planned and a block is timed
         weights/<name>/               a model folder with those tensors that were fetched, one file each
 
-Every name below ``CACHE`` is made here: from digests, from a fixed list of files, and from a model name that has
-harmless characters only.
+Names below ``CACHE`` are made of digests, a fixed list of file names, and a model name of harmless characters.
 
-A file is complete and checked by its digest, or partial. A tensor is a safetensors file of its own, so that the loader
-reads it like any other shard. Its header is known before the first byte arrives; the partial file is that header and
-the bytes so far, and its size says where to resume.
+Each tensor is a safetensors file of its own, which the loader reads like any other weights file. A partial file is the
+header and the bytes so far; its size says where to resume. A complete file has the digest of the manifest.
 
-Nothing is synced to the disk: the digest shows at the next use what a power cut has torn, and it is fetched again.
+Nothing is synced to the disk: a file torn by a power cut fails its digest at the next use and is fetched again.
 """
 
 from __future__ import annotations
@@ -47,12 +45,11 @@ _SPARE_BYTES = 1 << 24
 
 
 class ModelCache:
-    """One model in the cache, to be used while ``locked``.
+    """The cached files of one model; use it inside ``locked``.
 
     Args:
-        root: of the whole cache; made if missing.
-        manifest: of the model.
-        name: of the model, for the folder that is loaded and hence for the results.
+        root: folder of the whole cache; made if missing.
+        name: model name; the folder that the loader reads, and hence the result, has it.
 
     Raises:
         UsageError: the folder can't be written.
@@ -71,15 +68,13 @@ class ModelCache:
 
     @contextlib.contextmanager
     def locked(self, *, deadline_s: float, stop: threading.Event) -> Iterator[None]:
-        """Keep other processes of this device out; the lock ends with the process.
+        """Lock the model's folder against other processes of this device; the end of the process releases the lock.
 
-        Args:
-            deadline_s: monotonic seconds.
-            stop: set when nobody waits any more.
+        ``stop`` is set when the run is released.
 
         Raises:
-            DeadlineError: another process fetches for too long.
-            InterruptedRunError: stopped.
+            DeadlineError: another process held the lock until ``deadline_s`` (monotonic).
+            InterruptedRunError: ``stop`` was set.
         """
         lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
         wait_s = max(0.0, deadline_s - time.monotonic())
@@ -98,7 +93,7 @@ class ModelCache:
     # ---- files --------------------------------------------------------------------------------------
 
     def file(self, entry: FileEntry) -> CheckedFile:
-        """Return the cached copy of a file beside the weights, complete or not."""
+        """Return the cached copy, complete or not, of a file that is no weights, such as the tokenizer."""
         path = self._inside(self.outline / entry.name)
         return CheckedFile(path, what=f"file {entry.name}", sha256=entry.sha256, nbytes=entry.nbytes)
 
@@ -112,7 +107,7 @@ class ModelCache:
         """Refuse to fetch files for which the disk has no room.
 
         Raises:
-            CapacityError: the disk has less room than these files still need.
+            CapacityError: names the bytes that the files still need, and the free ones.
         """
         needed_bytes = sum(file.nbytes - file.offset for file in wanted)
         free_bytes = shutil.disk_usage(self._folder).free
@@ -125,11 +120,7 @@ class ModelCache:
     # ---- what loaders see ---------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
-        """Write the outline if it is not there yet; the config in it has to be there.
-
-        Returns:
-            Its folder: reads like the model folder, but weights are holes.
-        """
+        """Write ``model.safetensors`` of the outline if it is missing: all headers and a sample of each tensor."""
         path = self.outline / WEIGHTS_FILE
         header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
         total_bytes = len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
@@ -149,11 +140,7 @@ class ModelCache:
         return self.outline
 
     def publish(self, files: Sequence[FileEntry]) -> Path:
-        """Write the index of all tensors that are complete, and put the small files beside it.
-
-        Returns:
-            The folder: a model folder, as far as it goes.
-        """
+        """Write the index of all complete tensors, and copy the small files beside them; return this model folder."""
         complete = {
             entry.name: _file_name(entry)
             for entry in self.manifest.tensors
@@ -172,7 +159,7 @@ class ModelCache:
 
 
 def _file_name(entry: TensorEntry) -> str:
-    """Name of the file of one tensor with this name and content; made of hex digits only."""
+    """Name a tensor's file: 40 hex digits of a digest of name, dtype, shape and content digest."""
     key = json.dumps([entry.name, entry.dtype, entry.shape, entry.sha256])
     return f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
 
@@ -188,18 +175,15 @@ def file_header(entry: TensorEntry) -> bytes:
 
 
 class CheckedFile:
-    """A file of known size and digest that is complete, partial or absent.
+    """A file of known size and digest: complete, partial or absent.
 
     Args:
-        path: where it is when it is complete.
         what: for messages: ``tensor 'x'``.
         sha256: of its content, hex.
-        nbytes: of its content.
         header: in front of the content; not part of the digest.
 
     Attributes:
         offset: bytes of the content that are there, while it is partial.
-        origins: the sources that sent them.
     """
 
     def __init__(self, path: Path, *, what: str, sha256: str, nbytes: int, header: bytes = b"") -> None:
@@ -214,7 +198,7 @@ class CheckedFile:
         self._digest = hashlib.sha256()
 
     def is_complete(self) -> bool:
-        """Whether the file is there with the right content; a damaged one is removed.
+        """Whether the complete file has the right size and digest; remove it if it has not.
 
         Raises:
             UsageError: the folder can't be written.
@@ -228,7 +212,7 @@ class CheckedFile:
             return False
 
     def resume(self) -> None:
-        """Read a partial file, if there is a usable one, so that ``write`` appends to it."""
+        """Read the partial file, so that ``write`` appends to it; discard one with another header or too many bytes."""
         with writing(self.path.parent):
             self.offset, self._digest = 0, hashlib.sha256()
             if not self._partial.is_file():
@@ -241,13 +225,9 @@ class CheckedFile:
     def write(self, data: bytes, origin: str) -> None:
         """Append the next bytes of the content to the partial file, which outlives this process.
 
-        Args:
-            data: the bytes.
-            origin: the source that sent them.
-
         Raises:
             IntegrityError: the content would be longer than ``nbytes``.
-            CapacityError: the disk is full; what is there stays.
+            CapacityError: the disk is full; the bytes already written stay.
         """
         if self.offset + len(data) > self.nbytes:
             raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more came; fetch it from another source")
@@ -262,10 +242,10 @@ class CheckedFile:
         self.origins.add(origin)
 
     def finish(self) -> None:
-        """Check the digest and put the file in its place.
+        """Check the digest of the received bytes and rename the partial file to ``path``.
 
         Raises:
-            IntegrityError: another digest; the partial file is gone.
+            IntegrityError: the digest differs; the partial file is deleted.
         """
         if self.nbytes == 0:
             with writing(self.path.parent):
@@ -283,7 +263,7 @@ class CheckedFile:
         self.origins = set()
 
     def content(self) -> Iterator[bytes]:
-        """Yield the content of the complete file in pieces."""
+        """Yield the content of the complete file, without header, in pieces of 1 MiB."""
         with self.path.open("rb") as file:
             file.seek(len(self._header))
             while data := file.read(_READ_BYTES):
@@ -303,7 +283,7 @@ class CheckedFile:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a failed access to the cache inside into an error with a remedy.
+    """Turn an ``OSError`` inside the block into an error that names ``folder`` and a remedy.
 
     Raises:
         CapacityError: the disk is full.
@@ -320,7 +300,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole or not at all.
+    """Write a small file atomically: under a temporary name, then renamed.
 
     Raises:
         CapacityError: the disk is full.

@@ -1,11 +1,11 @@
-"""The source of a node's base weights: its own model folder, which it offers to others, or tensors fetched from them.
+"""Find a node's base weights: its own model folder, which it offers to other nodes, or tensors fetched from them.
 
-With a copy the job is unchanged. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in the
-cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
+With a folder the job is unchanged. Without one, ``for_planning`` sets ``model.path`` to the outline in the cache, and
+``for_run`` to a folder with the tensors of this node's slice.
 
-Sources are asked in turn, and each fetch resumes where the last one stopped. A stream that brings no bytes for a while
-is cancelled, and the next source is asked. A source with bytes that do not have the digest of the manifest is not asked
-again. Partial files stay, whatever ends the fetch.
+A fetch asks its sources in turn and resumes where the last one stopped. A stream without bytes for ``_IDLE_S`` is
+cancelled, and the next source is asked. A source that sends bytes with a wrong digest is dropped. Partial files stay,
+whatever ends the fetch.
 """
 
 from __future__ import annotations
@@ -59,15 +59,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class ModelFetcher:
-    """Finds the model of each run; one run at a time.
+    """Provides the model folder of each run; one run at a time.
 
     Args:
-        options: of the agent.
-        find_sources: ``host:port`` of the other nodes, whether or not they have a copy; may raise what a call raises.
+        find_sources: returns ``host:port`` of the other nodes, with or without a copy; may raise ``grpc.RpcError``.
 
     Attributes:
-        offers: what this node has, for others to fetch.
-        fetched_bytes: of tensors, since this node began.
+        offers: model folders that other nodes may fetch.
+        fetched_bytes: bytes of tensors received since this node started.
     """
 
     def __init__(self, options: AgentOptions, find_sources: Callable[[], Sequence[str]]) -> None:
@@ -80,16 +79,13 @@ class ModelFetcher:
         self._lock = threading.Lock()
 
     def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:
-        """Return the job with a model folder that suffices to plan and to time a block.
+        """Return the job with a model folder from which a run is planned and a block is timed.
 
-        Args:
-            run_id: of the run.
-            job: with the model's folder as it is on this machine, if it is.
-            timeout_s: for asking and fetching.
+        At most ``timeout_s`` seconds pass.
 
         Raises:
             ModelError: no source has a copy.
-            RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
+            RingTuneError: the fetch failed; see ``Sources`` and ``ModelCache``.
         """
         stop = self._begin(run_id)
         if self._has_copy(run_id, job):
@@ -102,17 +98,13 @@ class ModelFetcher:
                 return _at(job, self._outline(cache, files, peers, wanted))
 
     def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
-        """Return the job with a model folder that has the tensors of what the plan lets this node host.
+        """Return the job with a model folder that has the tensors of this node's slice and of its parts as an owner.
 
-        Args:
-            run_id: of the run.
-            job: as for ``for_planning``.
-            plan: of the run.
-            timeout_s: for asking and fetching.
+        At most ``timeout_s`` seconds pass.
 
         Raises:
             ModelError: no source has a copy, or it lacks a tensor.
-            RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
+            RingTuneError: the fetch failed; see ``Sources`` and ``ModelCache``.
         """
         stop = self._begin(run_id)
         if self._has_copy(run_id, job):
@@ -139,7 +131,7 @@ class ModelFetcher:
                 return _at(job, cache.publish(files))
 
     def release(self, run_id: str) -> None:
-        """Stop fetching for a run and offer nothing to it any more; from any thread, empty = any run."""
+        """Stop the fetch of a run and withdraw its offer, from any thread; an empty ``run_id`` is any run."""
         with self._lock:
             if run_id in ("", self._run_id):
                 self._stop.set()
@@ -157,9 +149,9 @@ class ModelFetcher:
             return self._stop
 
     def _has_copy(self, run_id: str, job: Job) -> bool:
-        """Whether nothing has to be fetched: the model's folder is here, or the user named one with ``--model``.
+        """Whether nothing has to be fetched: the model folder exists, or the user named one with ``--model``.
 
-        A folder that is here is offered to other nodes.
+        A folder that exists is offered to other nodes.
         """
         folder = Path(job.model.path)
         is_here = folder.is_dir()
@@ -167,9 +159,9 @@ class ModelFetcher:
         return is_here or self._options.model is not None
 
     def _sources(self) -> list[str]:
-        """List the addresses to ask: other nodes, from a place that depends on this node's name, then the coordinator.
+        """List the addresses to ask: other nodes, rotated by this node's name, then the coordinator.
 
-        In plain text without ``--insecure`` other machines' nodes are left out.
+        Without ``--insecure``, plain-text addresses on other machines are left out.
         """
         try:
             found = self._find_sources()
@@ -200,7 +192,7 @@ class ModelFetcher:
 
 
 def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: PendingFetch) -> int:
-    """Fetch the tensors that the cache lacks, and return the bytes received; equal contents travel once."""
+    """Fetch the missing tensors; return the bytes received. Of tensors with equal content one is fetched."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
     first: dict[str, CheckedFile] = {}
@@ -236,16 +228,16 @@ def _at(job: Job, folder: Path) -> Job:
 
 _ASK_AGAIN_S = 0.2
 _MAX_PIECES = 4096
-# What is under way when a connection breaks is lost and comes again: so much, instead of the usual window.
+# Bytes in flight when a connection breaks are sent again: one chunk, instead of the usual window.
 _OPTIONS = (("grpc.http2.lookahead_bytes", CHUNK_BYTES),)
 _CALL_ERRORS = (grpc.RpcError, grpc.FutureCancelledError, RingTuneError)
 
 
 class Sources:
-    """Peers that may have the model; a context manager that closes the connections.
+    """Peers that may have the model; as a context manager it closes their channels.
 
     Args:
-        addresses: ``host:port`` in the order in which they are asked.
+        addresses: ``host:port``, asked in this order.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -262,11 +254,12 @@ class Sources:
     def manifest(self, wanted: PendingFetch) -> ModelManifest:
         """Get the manifest from the first source that has the model.
 
-        That source is asked first from then on, and sources that refused are not asked again.
+        Later calls ask that source first, and sources that refused no more. A source that does not know the run yet is
+        asked again every 0.2 s.
 
         Raises:
             ModelError: no source has the model; names the answer of each.
-            DeadlineError: sources did not come to know the run in time.
+            DeadlineError: the deadline is over.
         """
         answers: dict[str, str] = {}
         waiting = list(self.addresses)
@@ -278,7 +271,7 @@ class Sources:
                 except _CALL_ERRORS as raised:
                     wanted.check("the manifest of the model")
                     error = _as_error(raised, address)
-                    if isinstance(error, FrameError | BusyError):  # it has not heard of the run yet
+                    if isinstance(error, FrameError | BusyError):  # the source does not know the run yet
                         continue
                     answers[address] = str(error)
                     waiting.remove(address)
@@ -290,20 +283,13 @@ class Sources:
         raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
 
     def fetch(self, files: Sequence[CheckedFile], wanted: PendingFetch) -> int:
-        """Fetch what these files still lack, until all are complete.
-
-        Args:
-            files: with ``resume`` called.
-            wanted: by whom.
-
-        Returns:
-            Bytes of content received.
+        """Fetch the missing bytes of ``files``, with ``resume`` called, until all are complete; return bytes received.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
             ConnectionFailedError: no source answers any more.
-            DeadlineError: not in time.
-            InterruptedRunError: stopped.
+            DeadlineError: the deadline is over.
+            InterruptedRunError: the run was released.
             CapacityError: the disk is full.
         """
         came = 0
@@ -329,18 +315,14 @@ class Sources:
     # ---- one call -----------------------------------------------------------------------------------
 
     def _ask(self, address: str, wanted: PendingFetch) -> ModelManifest:
-        """Ask one source for its manifest, without a limit but the deadline: the source hashes its copy first."""
+        """Ask one source for its manifest; no idle limit, because the source hashes its copy first."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
         with IdleWatchdog(call, wanted, idle_s=math.inf):
             return manifest_from_proto(call.result())
 
     def _stream(self, address: str, files: Sequence[CheckedFile], wanted: PendingFetch) -> Iterator[int]:
-        """Fetch all missing pieces from one source in one call.
-
-        Yields:
-            Bytes of each message, when they are on the disk.
-        """
+        """Fetch all missing pieces from one source in one call; yield the bytes of each message after their write."""
         request = weights_pb2.FetchRequest(
             run_id=wanted.run_id,
             pieces=[weights_pb2.Piece(sha256=bytes.fromhex(file.sha256), offset=file.offset) for file in files],
@@ -372,12 +354,12 @@ class Sources:
 
 
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
-    """Put a file in its place if all of it is there.
+    """Finish a file if all of its bytes are there.
 
     A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched anew.
 
     Raises:
-        IntegrityError: ``address`` sent something else than the manifest says.
+        IntegrityError: ``address`` sent other bytes than the manifest says.
     """
     if file.offset < file.nbytes or file.path.is_file():
         return
@@ -391,7 +373,7 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
 
 
 def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
-    """Discard the partial files that have bytes of a source with wrong digests."""
+    """Discard partial files with bytes of ``address``, which sent a wrong digest."""
     for file in files:
         if address in file.origins and not file.path.is_file():
             file.discard()
@@ -412,13 +394,12 @@ _BUSY_S = 0.5
 
 
 class PendingFetch(NamedTuple):
-    """The run that waits for a fetch, with its deadline.
+    """The run that waits for a fetch.
 
     Attributes:
-        run_id: of the run.
         deadline_s: monotonic seconds.
-        stop: set when nobody waits any more.
-        idle_s: a stream that brings nothing for so long is given up.
+        stop: set when the run is released.
+        idle_s: a stream without bytes for this long is cancelled.
     """
 
     run_id: str
@@ -431,11 +412,11 @@ class PendingFetch(NamedTuple):
         return max(0.05, self.deadline_s - time.monotonic())
 
     def check(self, what: str) -> None:
-        """Raise if nobody waits any more, or the deadline is over.
+        """Refuse to continue a fetch after a release or after the deadline.
 
         Raises:
-            InterruptedRunError: stopped.
-            DeadlineError: too late; names ``what``.
+            InterruptedRunError: ``stop`` is set.
+            DeadlineError: the deadline is over; names ``what``.
         """
         if self.stop.is_set():
             raise InterruptedRunError("the run was released while its weights were fetched")
@@ -444,11 +425,7 @@ class PendingFetch(NamedTuple):
 
 
 class SourceRotation:
-    """Chooses the source to ask, and decides when to give up.
-
-    Args:
-        addresses: of all sources; at least one.
-    """
+    """Chooses the source to ask, and decides when to give up."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._good = list(addresses)
@@ -461,19 +438,16 @@ class SourceRotation:
         return self._good[self._at % len(self._good)]
 
     def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
-        """Choose the next source after a stream ended, or give up.
+        """Choose the next source after a stream ended, or give up; return the seconds to wait first.
 
         Args:
-            error: how; None if the source ended it.
-            what: is still missing, for messages.
+            error: of the stream; None if the source ended it.
+            what: names the missing data in messages.
             is_further: whether any bytes arrived.
-
-        Returns:
-            Seconds to wait before the next one.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
-            ConnectionFailedError: no bytes arrived for several rounds.
+            ConnectionFailedError: no bytes arrived in four rounds over all sources.
             RingTuneError: the cache can't be written, which no other source would change.
         """
         if error is None and is_further:
@@ -500,7 +474,7 @@ class SourceRotation:
 
 
 class IdleWatchdog:
-    """Cancels a call that brings nothing for ``idle_s``, or that nobody waits for any more."""
+    """Cancels a call without progress for ``idle_s``, or after its run was released."""
 
     def __init__(self, call: Any, wanted: PendingFetch, *, idle_s: float) -> None:
         self._call = call
@@ -520,7 +494,7 @@ class IdleWatchdog:
         self._thread.join()
 
     def saw_progress(self) -> None:
-        """Note that bytes arrived."""
+        """Restart the idle time."""
         self._seen_s = time.monotonic()
 
     def _watch(self) -> None:

@@ -1,7 +1,7 @@
 """Auxiliary models, our adapters ``linear`` and ``mlp``: modules beside a matrix of a block or of a plain model.
 
-An auxiliary model is a child of the module that has the matrix, under the adapter's name, and a forward hook of that
-module adds its output. So the library's modules are unchanged, and plain modules of transformers work as well::
+An auxiliary model is a child of the matrix's module, under the adapter's name; a forward hook of that module adds its
+output. So the modules of transformers and AdapterHub are unchanged::
 
     query (Linear)           h + alpha * g(x)
       |- weight, bias          h
@@ -9,8 +9,8 @@ module adds its output. So the library's modules are unchanged, and plain module
 
 B batch rows, T tokens, I inputs, O outputs.
 
-The skeleton holds no numbers of them, as a ``linear`` is as large as its matrix. A block that a node hosts gets its
-initial values from a generator seeded by run, block and tensor, so they are equal on whatever node the block is.
+The skeleton holds no values of them, because a ``linear`` is as large as its matrix. A hosted block draws its initial
+values from a generator seeded by run, block and tensor, so they are equal on every node.
 
 A result is loaded from the folder ``adapter`` of a run, with the library's adapters beside it::
 
@@ -58,23 +58,18 @@ from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXI
 from ringtune.storage.strict import parse_json
 
 FUSED_PARTS = (QUERY, KEY, VALUE)
-"""The parts of a matrix that gives query, key and value, in their order."""
+"""Parts of a fused matrix, in order."""
 
 
 class LinearDelta(nn.Linear):
-    """``g(x) = x W^T``.
-
-    Args:
-        inputs: of the matrix.
-        outputs: of the matrix.
-    """
+    """``g(x) = x W^T``, of the size of its matrix."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False, device="meta")
         _hold_nothing(self)
 
     def start(self, seeded: Callable[[str], torch.Generator]) -> None:
-        """Give the weights real memory and their initial values: zeros, whatever the seed."""
+        """Allocate the weights as zeros, whatever the seed."""
         _make_zero(self)
 
 
@@ -82,8 +77,6 @@ class MlpDelta(nn.Module):
     """``g(x) = relu(x V^T + b) U^T + c``.
 
     Args:
-        inputs: of the matrix.
-        outputs: of the matrix.
         hidden: width between V and U.
 
     Attributes:
@@ -98,15 +91,14 @@ class MlpDelta(nn.Module):
         _hold_nothing(self)
 
     def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
-        """Compute g."""
+        """Compute g(x)."""
         found: torch.Tensor = self.up(functional.relu(self.down(x_BTI)))
         return found
 
     def start(self, seeded: Callable[[str], torch.Generator]) -> None:
-        """Give the weights real memory and their initial values: V and b as torch draws them, U and c zero.
+        """Allocate the weights: V and b as torch draws them, U and c zero.
 
-        Args:
-            seeded: makes the generator of a tensor of this module by name.
+        ``seeded`` makes the generator of a tensor of this module by name.
 
         Source: ``torch.nn.Linear.reset_parameters``.
         """
@@ -118,11 +110,11 @@ class MlpDelta(nn.Module):
 
 
 class FusedDelta(nn.ModuleDict):
-    """The auxiliary models of one matrix for query, key and value: a g for some of the three, zero for the others.
+    """Auxiliary models of one matrix for query, key and value: a g for some of the three, zero for the others.
 
     Args:
         parts: ``query``, ``key`` or ``value`` -> its g.
-        width: outputs of each.
+        width: outputs of each part.
     """
 
     def __init__(self, parts: dict[str, nn.Module], width: int) -> None:
@@ -139,31 +131,24 @@ Delta = LinearDelta | MlpDelta
 
 
 def make_delta(config: AuxiliaryConfig, inputs: int, outputs: int) -> Delta:
-    """Make a g without memory for its weights; ``start`` gives it some."""
+    """Make a g without memory for its weights, until ``start``."""
     return LinearDelta(inputs, outputs) if config.kind == LINEAR else MlpDelta(inputs, outputs, config.hidden)
 
 
 def make_fused_delta(configs: Mapping[str, AuxiliaryConfig], inputs: int, outputs: int) -> FusedDelta:
-    """Make a g for each of some places of a matrix that gives query, key and value; ``outputs`` is of all three."""
+    """Make a g for some parts of a fused matrix; ``outputs`` is of all three parts."""
     width = outputs // len(FUSED_PARTS)
     return FusedDelta({place: make_delta(config, inputs, width) for place, config in configs.items()}, width)
 
 
 def attach_delta(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
-    """Let the module of a matrix add ``alpha`` times what ``delta`` gives for its input.
-
-    Args:
-        matrix: called with its input as the first argument.
-        delta: becomes a child.
-        name: of the child.
-        alpha: factor.
-    """
+    """Let the module of a matrix, called with its input first, add ``alpha * delta(x)``; ``delta`` is its child."""
     matrix.add_module(name, delta)
-    matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before a bottleneck that is plugged in
+    matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before the hook of a plugged-in bottleneck
 
 
 def is_addition(hook: object) -> bool:
-    """Whether a hook adds the output of an auxiliary model to that of its matrix."""
+    """Whether a hook adds the output of an auxiliary model."""
     return isinstance(hook, _Addition)
 
 
@@ -173,7 +158,7 @@ def alpha_beside(matrix: nn.Module) -> float:
 
 
 def detach_delta(matrix: nn.Module, *, name: str) -> None:
-    """Undo ``attach_delta``: the module of the matrix computes what it would without the child, which is dropped."""
+    """Undo ``attach_delta``: remove hook and child."""
     for key, hook in list(matrix._forward_hooks.items()):
         if isinstance(hook, _Addition):
             del matrix._forward_hooks[key]
@@ -181,7 +166,7 @@ def detach_delta(matrix: nn.Module, *, name: str) -> None:
 
 
 class _Addition:
-    """Adds what the child ``name`` gives; a class, so that a module with it can be copied and pickled."""
+    """Hook that adds the output of the child ``name``; a class, so that the module can be copied and pickled."""
 
     def __init__(self, name: str, alpha: float) -> None:
         self._name, self.alpha = name, alpha
@@ -191,7 +176,7 @@ class _Addition:
 
 
 def _hold_nothing(module: nn.Module) -> None:
-    """Put zeros of stride 0, 4 bytes each, in the place of all weights."""
+    """Replace all weights by zeros of stride 0, 4 bytes each."""
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
@@ -199,7 +184,7 @@ def _hold_nothing(module: nn.Module) -> None:
 
 
 def _make_zero(module: nn.Module) -> None:
-    """Put zeros with memory of their own in the place of all weights, which may be held small or anew."""
+    """Replace all weights by zeros with memory of their own."""
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
@@ -210,16 +195,17 @@ def _make_zero(module: nn.Module) -> None:
 def add_auxiliary(
     blocks: nn.ModuleList, layout: BlockLayout, auxiliary: Collection[AuxiliaryConfig], *, name: str
 ) -> None:
-    """Put auxiliary models into all blocks but those that are left out; what trains there already trains on.
+    """Add auxiliary models to all blocks that are not left out; other modules keep training.
 
     Args:
         blocks: with or without the library's modules; their weights may be placeholders.
         layout: of the family.
-        auxiliary: which kinds, and where; of each matrix one (see ``ringtune.models.auxiliary_models.check_places``).
-        name: of the adapter; in the names of its tensors.
+        auxiliary: kinds and places, at most one for each matrix (see
+            ``ringtune.models.auxiliary_models.check_places``).
+        name: of the adapter, a part of its tensors' names.
 
     Raises:
-        JobError: several stand beside one matrix with factors that differ.
+        JobError: parts of one fused matrix have different factors.
     """
     for index, block in enumerate(blocks):
         configs = {place: config for config in in_block(auxiliary, index) for place in config.places}
@@ -236,7 +222,7 @@ def add_auxiliary(
 
 
 def places_by_module(layout: BlockLayout, places: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The module of each matrix inside a block -> the places that it has; three at most where they are one matrix."""
+    """Return the module of each matrix in a block -> its places; up to three for a fused matrix."""
     paths = {
         **{part: getattr(layout, part) for part in FUSED_PARTS},
         INTERMEDIATE: layout.lora_intermediate,
@@ -248,13 +234,7 @@ def places_by_module(layout: BlockLayout, places: Collection[str]) -> dict[str, 
 
 
 def start_auxiliary(block: nn.Module, *, seed: int, index: int) -> None:
-    """Give the auxiliary models of one block memory and initial values; a block without any stays as it is.
-
-    Args:
-        block: from a skeleton.
-        seed: of the run.
-        index: of the block.
-    """
+    """Allocate the auxiliary models of one block with initial values by run ``seed`` and block ``index``."""
     for path, delta in deltas_of(block):
 
         def seeded(name: str, path: str = path) -> torch.Generator:
@@ -265,14 +245,13 @@ def start_auxiliary(block: nn.Module, *, seed: int, index: int) -> None:
 
 
 def deltas_of(block: nn.Module) -> Iterator[tuple[str, Delta]]:
-    """Yield every auxiliary model in a block, with its path in it; the parts of a fused one each."""
+    """Yield every auxiliary model of a block with its path; each part of a fused one."""
     for path, module in block.named_modules():
         if isinstance(module, Delta):
             yield path, module
 
 
 def _shape_of(matrix: nn.Module, layout: BlockLayout) -> tuple[int, int]:
-    """Outputs and inputs of a matrix."""
     first, second = matrix.get_parameter("weight").shape
     return (second, first) if layout.inputs_first else (first, second)
 
@@ -280,18 +259,16 @@ def _shape_of(matrix: nn.Module, layout: BlockLayout) -> tuple[int, int]:
 Tensors = Mapping[str, torch.Tensor]
 
 _NAMES: Final = {True: {"weight"}, False: {"down.weight", "down.bias", "up.weight", "up.bias"}}
-"""The tensors of a g: of a linear one, or of an MLP."""
+"""Names of the tensors of g: linear (True) or MLP (False)."""
 
 
 class _Beside(NamedTuple):
     """A matrix of a model, and its auxiliary model.
 
     Attributes:
-        path: of the matrix.
-        matrix: the matrix.
-        tensors: of the auxiliary model, by the ends of their names.
-        configs: the same by place; of one matrix for query, key and value up to three.
-        is_fused: whether it is such a matrix.
+        tensors: of the auxiliary model, by the last part of their names.
+        configs: by place; up to three for a fused matrix.
+        is_fused: whether the matrix is for query, key and value.
     """
 
     path: str
@@ -302,25 +279,22 @@ class _Beside(NamedTuple):
 
     @property
     def config(self) -> AuxiliaryConfig:
-        """The one of the first place."""
+        """Configuration of the first place."""
         return next(iter(self.configs.values()))
 
     def of_place(self, place: str) -> dict[str, torch.Tensor]:
-        """The tensors of one place, by the ends of their names."""
+        """Tensors of one place, by the last part of their names."""
         start = f"{place}." if self.is_fused else ""
         found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
         return {name.removeprefix(start): tensor for name, tensor in found.items()}
 
 
 def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Let a model compute with the auxiliary models of a run, and its adapters of the library; they do not train.
+    """Load the auxiliary models of a run into a model, and its adapters of the library; they do not train.
 
     Args:
         model: of transformers, or an ``AutoAdapterModel``, with or without a head.
         folder: with ``adapter.json`` and ``adapter.safetensors``.
-
-    Returns:
-        The same model.
 
     Raises:
         IntegrityError: a file is damaged, or belongs to another model.
@@ -333,7 +307,7 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
             raise UsageError(f"{beside.path} has an adapter {facts.name!r} already; load into a fresh model")
     if facts.library is not None:
         _load_library(model, facts, tensors)
-    for beside in _matrices(model, Path(folder), facts, tensors):  # the library has put its own in their places
+    for beside in _matrices(model, Path(folder), facts, tensors):  # the library has replaced modules
         delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
         delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
         attach_delta(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
@@ -345,14 +319,14 @@ def merge_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
 
     Args:
         model: as for ``load_auxiliary``.
-        folder: as for ``load_auxiliary``; all of the kind ``linear``, without adapters of the library.
+        folder: as for ``load_auxiliary``; only ``linear``, without adapters of the library.
 
     Returns:
-        The same model, which ``save_pretrained`` writes as a normal one.
+        The same model; ``save_pretrained`` writes it as a normal one.
 
     Raises:
         IntegrityError: a file is damaged, or belongs to another model.
-        UsageError: a part of it is an ``mlp``, which is no matrix, or an adapter of the library.
+        UsageError: there is an ``mlp``, which is no matrix, or an adapter of the library.
     """
     facts = _facts(Path(folder))
     if other := next((part.kind for part in facts.parts if part.kind != LINEAR), ""):
@@ -396,7 +370,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _load_library(model: Any, facts: AdapterDescription, tensors: Tensors) -> None:
-    """Let the library load its adapters, from a folder as it writes one."""
+    """Load the library's adapters with the library, from a temporary folder in its format."""
     from adapters.model_mixin import ModelAdaptersMixin
     from safetensors.torch import save_file
 
@@ -415,7 +389,7 @@ def _load_library(model: Any, facts: AdapterDescription, tensors: Tensors) -> No
 
 
 def _matrices(model: nn.Module, folder: Path, facts: AdapterDescription, tensors: Tensors) -> list[_Beside]:
-    """List every matrix with an auxiliary model, and check that the two fit."""
+    """List every matrix with an auxiliary model, with a check of their shapes."""
     by_path: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         if facts.library is None or not is_of_library(key, facts.name):
@@ -445,7 +419,7 @@ def _beside(
 
 
 def _module(model: nn.Module, path: str) -> nn.Module | None:
-    """Find a module by its path in a model with a head; a base model has no such prefix."""
+    """Find a module by its path in a model with a head, or without the prefix in a base model."""
     for candidate in (path, path.partition(".")[2]):
         try:
             return model.get_submodule(candidate)
@@ -455,7 +429,7 @@ def _module(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
-    """Whether a matrix has the inputs and outputs of its auxiliary model, which is of the described kinds."""
+    """Whether a matrix has the inputs and outputs of its auxiliary model, and this has the described kinds."""
     weight = getattr(beside.matrix, "weight", None)
     if weight is None or weight.dim() != 2:
         return False
@@ -475,7 +449,6 @@ def _fits_at(tensors: Tensors, config: AuxiliaryConfig, inputs: int, outputs: in
 
 
 def _delta(beside: _Beside) -> nn.Module:
-    """Make the module that has these tensors."""
     parts = {place: _part(beside.of_place(place), config) for place, config in beside.configs.items()}
     if not beside.is_fused:
         return next(iter(parts.values()))
@@ -496,7 +469,7 @@ def _part(tensors: Tensors, config: AuxiliaryConfig) -> Delta:
 
 
 def matrix_of(tensors: Tensors) -> torch.Tensor:
-    """Return W with a row for each output of the matrix; zeros where query, key or value have none."""
+    """Return W with a row for each output of the matrix; zeros for query, key or value without a g."""
     if "weight" in tensors:
         return tensors["weight"]
     parts = {part: tensors[f"{part}.weight"] for part in FUSED_PARTS if f"{part}.weight" in tensors}

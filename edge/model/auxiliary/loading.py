@@ -1,4 +1,4 @@
-"""The name that model cards of earlier versions import ``load_auxiliary`` by; it warns and forwards."""
+"""Import path of ``load_auxiliary`` in model cards of earlier versions; it warns and forwards."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from edge.data.tokens import Batch
 
 
 class BertFamily:
-    """The ``FamilyForward`` of BERT; no pooler is read, as the classification head takes the first token itself.
+    """The ``FamilyForward`` of BERT; the pooler is not used, because the classification head reads the first token.
 
     Attributes:
-        mask_name: name of the attention's argument for the mask of the keys' tokens, in ``first_tokens``.
+        mask_name: name of the attention's argument for the keys' mask, in ``first_tokens``.
     """
 
     mask_name = "attention_mask"
@@ -24,19 +24,19 @@ class BertFamily:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
-        """Build the mask exactly as the model's own ``forward`` does: None or not also picks the attention kernel."""
+        """Build the mask as the model's ``forward`` does: None selects another attention kernel."""
         config = base.config
         if config._attn_implementation == "sdpa" and config.position_embedding_type == "absolute":
             return sdpa_mask(hidden_BTD, mask_BT)
         return additive_mask(hidden_BTD, mask_BT)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; of its tuple only the hidden state is kept."""
+        """Run one layer; only the hidden state of its tuple is used."""
         hidden: torch.Tensor = block(hidden_BTD, context, None, None)[0]
         return hidden
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
-        """Run one layer for the first tokens, the queries of a cross attention with all tokens as keys and values."""
+        """Run one layer for the first tokens, as queries of a cross attention over all tokens."""
         first_BtD = hidden_BTD[:, :count]
         mask = context if context is None or context.shape[2] == 1 else context[:, :, :count]
         attention = block.attention
@@ -45,7 +45,7 @@ class BertFamily:
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the last hidden state as it is."""
+        """Return the last hidden state unchanged."""
         return hidden_BTD, {}
 
 

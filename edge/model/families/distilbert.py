@@ -23,12 +23,12 @@ class DistilBertFamily(BertFamily):
         return sdpa_mask(hidden_BTD, mask_BT) if base.config._attn_implementation == "sdpa" else mask_BT
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; the hidden state comes last in its tuple."""
+        """Run one layer; the hidden state is last in its tuple."""
         hidden: torch.Tensor = block(hidden_BTD, context, None, False)[-1]
         return hidden
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
-        """Run one layer for the first tokens, the queries of an attention with all tokens as keys and values."""
+        """Run one layer for the first tokens, as queries of an attention over all tokens."""
         first_BtD = hidden_BTD[:, :count]
         mask = context if context is None or context.dim() == 2 else context[:, :, :count]
         found = block.attention(query=first_BtD, key=hidden_BTD, value=hidden_BTD, mask=mask)[0]

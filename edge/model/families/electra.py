@@ -1,4 +1,4 @@
-"""ELECTRA: BERT's blocks behind narrower embeddings that are projected up; always plain (eager) attention."""
+"""ELECTRA: BERT's blocks after narrower, projected embeddings; always plain (eager) attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ElectraFamily(BertFamily):
     mask_name = "encoder_attention_mask"
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Embed as BERT, then project up to the model's width where it is another."""
+        """Embed as BERT, then project to the model's width if it differs."""
         hidden = super().embed(base, batch)
         return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
 

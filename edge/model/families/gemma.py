@@ -14,7 +14,7 @@ class GemmaFamily(LayeredFamily):
     """The ``FamilyForward`` of Gemma and Gemma 2."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Look the word embeddings up and scale them, in their own type of number as in the library."""
+        """Look up the word embeddings and scale them in their own dtype, as the library does."""
         hidden = super().embed(base, batch)
         return hidden * torch.tensor(base.config.hidden_size**0.5, dtype=hidden.dtype)
 

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): blocks with a window have rotary tables of their own; the token table scales its output."""
+"""Gemma 3 (text): separate rotary tables for blocks with a window; the token table scales its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Gemma3Family(LayeredFamily):
         return base.rotary_emb_local(hidden_BTD, full.positions)
 
     def positions(self, context: LayeredContext) -> dict[str, Any]:
-        """Return both rotary tables; a block picks its own."""
+        """Return both rotary tables; each block uses its own."""
         return {
             "position_embeddings_global": context.full.rotary,
             "position_embeddings_local": context.sliding.rotary,

@@ -10,7 +10,7 @@ from edge.data.tokens import Batch
 
 
 class CausalContext(NamedTuple):
-    """The mask and positions that a decoder's block needs besides the hidden state.
+    """Mask and positions of a decoder's block.
 
     Attributes:
         mask: (B, 1, T, T) causal, or None where the kernel makes it.
@@ -35,29 +35,22 @@ class Gpt2Family:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
-        """Build the causal mask as the library makes it."""
+        """Build the causal mask as the library does."""
         return causal_context(base.config, hidden_BTD, mask_BT, window=False)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; of its tuple only the hidden state is kept."""
+        """Run one layer; only the hidden state of its tuple is used."""
         hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Normalise the hidden state, and pick that of each row's last token for classification."""
+        """Normalise the hidden state, and pick each row's last token for classification."""
         last = base.ln_f(hidden_BTD)
         return last, {"cls_output": last_token(last, batch.mask)}
 
 
 def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
-    """Build mask and positions as the library's ``forward`` makes them.
-
-    Args:
-        config: of the model.
-        hidden_BTD: enters the block.
-        mask_BT: 1 = token.
-        window: whether a token sees only so many before it.
-    """
+    """Build mask and positions as the library's ``forward`` does; ``window`` limits attention to the last tokens."""
     rows, tokens, _ = hidden_BTD.shape
     positions_T = torch.arange(tokens, device=hidden_BTD.device)
     positions_BT = positions_T.expand(rows, tokens)
@@ -69,7 +62,7 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
 def _causal_mask(
     config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_BT: torch.Tensor, *, window: bool
 ) -> torch.Tensor | None:
-    """Build the mask of the library for the usual attention, in a hundredth of its time.
+    """Build the library's mask for sdpa attention in a hundredth of its time.
 
     Source: transformers 4.57, ``masking_utils.sdpa_mask_recent_torch``, which computes each cell with ``vmap``.
     """
@@ -100,10 +93,9 @@ def _causal_mask_of_library(
 
 
 def last_token(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Pick the hidden state (B, D) of each row's rightmost token, whatever its id.
+    """Pick the hidden state (B, D) of each row's rightmost token by the mask, whatever its id; token 0 of an empty row.
 
-    AdapterHub counts the ids that are no padding id, and transformers takes the rightmost of these: both are another
-    token where a text has the padding id in it. Of a row without tokens it is the first place.
+    AdapterHub and transformers find the token by the padding id, which is another token where a text contains this id.
     """
     rows_B = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
     places_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)

@@ -1,7 +1,7 @@
 """Qwen2, Qwen3 and SmolLM3: a Llama with blocks of full or of sliding-window attention.
 
-A block asks for its mask by its own type, so that a context has one for each type: ``full_attention`` and
-``sliding_attention``. SmolLM3's blocks without positions leave the rotary tables unused by themselves.
+A context has a mask for each type of block: ``full_attention`` and ``sliding_attention``. SmolLM3's blocks without
+positions ignore the rotary tables.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _SLIDING = "sliding_attention"
 
 
 class LayeredContext(NamedTuple):
-    """The masks and positions that blocks of each type need besides the hidden state.
+    """Masks and positions for blocks of each type.
 
     Attributes:
-        full: of blocks in which a token attends to all before it.
-        sliding: of blocks with a window; the same where a model has none.
+        full: for blocks in which a token attends to all before it.
+        sliding: for blocks with a window; the same object where a model has none.
     """
 
     full: CausalContext
     sliding: CausalContext
 
     def of(self, attention: Any) -> CausalContext:
-        """Return the part of a block with this attention module."""
+        """Return the context of the block with this attention module."""
         types = getattr(attention.config, "layer_types", None)
         return self.sliding if types and types[attention.layer_idx] == _SLIDING else self.full
 
@@ -42,7 +42,7 @@ class LayeredFamily:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> LayeredContext:
-        """Build the masks of both types as the library makes them, and the rotary tables."""
+        """Build the masks of both types as the library does, and the rotary tables."""
         config = base.config
         full = _context(config, hidden_BTD, mask_BT, window=False)
         full = full._replace(rotary=base.rotary_emb(hidden_BTD, full.positions))
@@ -56,7 +56,7 @@ class LayeredFamily:
         return full.rotary
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; a tuple has the hidden state first."""
+        """Run one layer; in a tuple the hidden state is first."""
         own = context.of(block.self_attn)
         found = block(
             hidden_BTD,
@@ -69,20 +69,20 @@ class LayeredFamily:
         return hidden
 
     def positions(self, context: LayeredContext) -> dict[str, Any]:
-        """Return the rotary tables as a block takes them."""
+        """Return the rotary tables as arguments of a block."""
         return {"position_embeddings": context.full.rotary}
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Normalise the hidden state, and pick that of each row's last token for classification."""
+        """Normalise the hidden state, and pick each row's last token for classification."""
         last = base.norm(hidden_BTD)
         return last, {"cls_output": last_token(last, batch.mask)}
 
 
 def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
-    """Build the mask of one type as the library makes it.
+    """Build the mask of one type as the library does.
 
-    Written-out attention takes its softmax in float32, where the smallest float64 is no number: a row of padding alone
-    would spoil all others. So a mask of numbers has none below those of float32.
+    Eager attention computes its softmax in float32, where the smallest float64 overflows and a row of padding would
+    spoil all others. So numeric masks are clamped to float32.
     """
     context = causal_context(config, hidden_BTD, mask_BT, window=window)
     if context.mask is None or not context.mask.is_floating_point():

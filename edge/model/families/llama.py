@@ -19,7 +19,7 @@ class LlamaFamily:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
-        """Build the causal mask as the library makes it, and the rotary tables."""
+        """Build the causal mask as the library does, and the rotary tables."""
         config = base.config
         window = config.model_type == "mistral" and config.sliding_window is not None
         context = causal_context(config, hidden_BTD, mask_BT, window=window)
@@ -37,7 +37,7 @@ class LlamaFamily:
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Normalise the hidden state, and pick that of each row's last token for classification."""
+        """Normalise the hidden state, and pick each row's last token for classification."""
         last = base.norm(hidden_BTD)
         return last, {"cls_output": last_token(last, batch.mask)}
 

@@ -1,8 +1,7 @@
-"""Models for which AdapterHub has no class: a base model of transformers, with adapters by the plug-in interface.
+"""Models without a class in AdapterHub: a base model of transformers with adapters by the plug-in interface.
 
-The base model has AdapterHub's flexible heads around it, as the library's own classes have, so that everything else is
-the same. The classification head is the architecture's own, one matrix without bias, so that
-``AutoModelForSequenceClassification`` loads what was trained.
+The base model gets AdapterHub's flexible heads, as the library's own classes have them. The classification head is the
+architecture's own, one matrix without bias, so that ``AutoModelForSequenceClassification`` loads the result.
 """
 
 from __future__ import annotations
@@ -15,27 +14,23 @@ from ringtune.models.plugged import interface_of
 
 
 def plug_in(model: Any, family: Family) -> None:
-    """Let a model of transformers take adapters, by the interface of its family where it has one."""
+    """Prepare a model of transformers for adapters, by its family's interface if it has one."""
     import adapters
 
     adapters.init(model, interface=adapter_interface(family) if family.plugged else None)
 
 
 def adapter_interface(family: Family) -> Any:
-    """Make AdapterHub's interface of a family that is plugged in."""
+    """Make AdapterHub's interface of a plugged-in family."""
     from adapters import AdapterModelInterface
 
     return AdapterModelInterface(**interface_of(family))
 
 
 def plugged_model(config: Any, family: Family) -> Any:
-    """Build a model of a family that is plugged in, with heads to add; the attention caps its scores if it has to.
+    """Build a model of a plugged-in family, with flexible heads, from a configuration of transformers.
 
-    The fused attention leaves the cap out, so a model with one gets the written-out attention.
-
-    Args:
-        config: of transformers.
-        family: of the model.
+    Fused attention ignores a cap on the scores, so a model with a cap gets eager attention.
     """
     from transformers import AutoModel
 
@@ -46,7 +41,7 @@ def plugged_model(config: Any, family: Family) -> Any:
 
 
 def _model_class(base_class: Any, family: Family) -> Any:
-    """Make the class of a base model with heads, called like the base model."""
+    """Make the class of a base model with heads, with the base model's name."""
     from adapters.heads import ClassificationHead, ModelWithFlexibleHeadsAdaptersMixin
     from adapters.model_mixin import EmbeddingAdaptersWrapperMixin
 

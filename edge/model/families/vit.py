@@ -1,4 +1,4 @@
-"""Vision transformer: patches are tokens, no mask is needed (the one that travels is all ones)."""
+"""Vision transformer: patches are tokens; the travelling mask is all ones and not used."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ringtune.errors import DataError
 
 
 class VitFamily:
-    """The ``FamilyForward`` of vision transformers; no pooler is read, as the head takes the class token itself."""
+    """The ``FamilyForward`` of vision transformers; the pooler is not used, because the head reads the class token."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Embed patches and positions behind the class token."""
+        """Embed patches and positions after the class token."""
         if batch.pixels is None:
             raise DataError("the batch has no images; set model.task = 'image-classification'")
         table = base.embeddings.position_embeddings
@@ -22,7 +22,7 @@ class VitFamily:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> None:
-        """Return None: a block needs nothing but the hidden state."""
+        """Return None: a block has no other input."""
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer."""

@@ -1,1 +1,1 @@
-"""The offload of adapters to helpers (ColA), also those of several users."""
+"""Offload of adapters to helpers (ColA), for one or several users."""

@@ -1,13 +1,13 @@
-"""The adapters that a helper fits for its hosts, of each user and kind, without the model that they belong to.
+"""Adapters that a helper fits for its hosts, of each user and kind, without the base model.
 
-They are drawn as at every node: with the adapters of the whole skeleton, from the seed of the run. So they begin with
-the values of their host, bit by bit, and none has to be sent. The base weights stay zeros of stride 0.
+Their initial values are drawn with the whole skeleton from the run's seed, so they equal the host's in every bit and
+are not sent. The base weights stay zeros of stride 0.
 
-By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. So it is
-computed by a backward through g from the gradient itself; no target is ever made.
+By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. So it is a
+backward through g from ``grad`` itself; no target is made.
 
-A checkpoint has ``Sums``, the gradients added up and not used yet: with an interval of several steps
-(``ringtune.schedule.course``) it may fall between two updates, and the steps before it count.
+A checkpoint has ``Sums``, the accumulated gradients: with an update interval of several steps
+(``ringtune.schedule.course``) it may fall between two updates.
 
 Source: ColA, section 3 (auxiliary models, equations 5 and 6, Proposition 1), and section 4.3 (several users).
 """
@@ -32,15 +32,12 @@ from ringtune.techniques.offload import RowsOfUser
 
 
 class AuxiliaryModels:
-    """The adapters of some blocks.
+    """The adapters of the blocks ``units``, with a set for each user.
 
     Args:
         folder: of the model; only its configuration is read.
-        job: of the run.
         units: blocks with the adapters that are fitted here.
-        dtype: of the computation.
-        device: of the computation.
-        users: that have adapters of their own; none = there is one set for all.
+        users: with adapters of their own; empty = one set for all.
 
     Raises:
         ModelError: no such folder, or a family that is not supported.
@@ -67,39 +64,33 @@ class AuxiliaryModels:
 
     @property
     def skeleton(self) -> Skeleton:
-        """The model of the first kind; of its blocks the adapters in ``units`` are real."""
+        """The model of the first kind; only the adapters of ``units`` are real."""
         return self._kinds[0][1].skeleton
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of everything that is held, with the sets of all users."""
+        """Bytes of all weights, with the sets of all users."""
         held = sum(modules.held_bytes for _, modules in self._kinds)
         return held + (self._sets.other_bytes if self._sets is not None else 0)
 
     @property
     def inputs(self) -> dict[str, int]:
-        """Values of a token of x, by the names of the pairs that have one of their own."""
+        """Width of each x that is not shared with another pair, by the pair's name."""
         return {
             f"{kind.prefix}{name}": width for kind, modules in self._kinds for name, width in modules.inputs.items()
         }
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
-        """Return the weights of blocks ``[start, stop)`` by the names that ``BlockRunner`` has for them.
+        """Return the weights of blocks ``[start, stop)`` by the names of ``BlockRunner``.
 
-        Those of users have the user before that name; see ``set_name``.
+        With users the name begins with the user; see ``set_name``.
         """
         if self._sets is not None:
             return self._sets.parameters(range(start, stop))
         return self._kinds[0][1].parameters(range(start, stop))
 
     def weights(self, start: int, stop: int, users: Collection[str] = ()) -> dict[str, torch.Tensor]:
-        """Return the values of these weights, on the memory of the weights.
-
-        Args:
-            start: first block.
-            stop: one past the last block.
-            users: to return the weights of; all of them if there is one set for all.
-        """
+        """Return the weights of blocks ``[start, stop)`` without a copy; with several sets, only those of ``users``."""
         wanted = self.parameters(start, stop)
         if self._sets is not None:
             own = {set_name(user, name) for user in users for name in self._sets.of(user)}
@@ -107,11 +98,11 @@ class AuxiliaryModels:
         return {name: parameter.detach() for name, parameter in wanted.items()}
 
     def of_user(self, user: str) -> dict[str, torch.Tensor]:
-        """Return the weights of a user, by block and name in it."""
+        """Return the weights of a user by block and name; empty with one set for all."""
         return {} if self._sets is None else dict(self._sets.of(user))
 
     def sums(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Return the sums of all users' changes in blocks ``[start, stop)``, as ``MergedMatrices`` takes them."""
+        """Return the sums of all users' changes in blocks ``[start, stop)``, as input of ``MergedMatrices``."""
         sets = self._sets
         if sets is None:
             return {}
@@ -127,7 +118,7 @@ class AuxiliaryModels:
         return found
 
     def changing(self, start: int, stop: int) -> tuple[str, ...]:
-        """The users with gradients in blocks ``[start, stop)``, so that the next update changes their weights."""
+        """Users with gradients in blocks ``[start, stop)``, so that the next update changes their weights."""
         if self._sets is None:
             return ()
         found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
@@ -139,15 +130,15 @@ class AuxiliaryModels:
         rows: Sequence[RowsOfUser] = (),
         blocks: Collection[int] | None = None,
     ) -> None:
-        """Add the gradient that some pairs give to the gradients of the weights; the pairs are not kept.
+        """Accumulate the gradients of some pairs; the pairs are not kept.
 
         Args:
-            tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
-            rows: the rows of each user, where users have adapters of their own; each set gets the gradient of its rows.
-            blocks: that the pairs have to be of; None = those that the pairs name.
+            tensors: ``Pairs.take`` for some of the blocks here, of one micro-batch.
+            rows: rows of each user, where users have adapters of their own; each set gets the gradient of its rows.
+            blocks: blocks that the pairs must cover; None = the blocks that they name.
 
         Raises:
-            IntegrityError: other names, or shapes that don't belong together; nothing was added then.
+            IntegrityError: other names, or inconsistent shapes; nothing was added then.
         """
         if self._sets is None:
             modules = self._kinds[0][1]
@@ -170,7 +161,7 @@ class AuxiliaryModels:
         rows: Sequence[RowsOfUser],
         blocks: Collection[int] | None,
     ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
-        """Return the pairs of one kind by name, and each user's rows of them, after a check."""
+        """Check the pairs of one kind; return them by name, with the positions of each user's rows in them."""
         users = [(user, positions) for user, positions in rows if user in kind.users]
         places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}
         own = {
@@ -186,21 +177,18 @@ class AuxiliaryModels:
 
 
 class AdapterModules:
-    """The adapter modules of some blocks.
+    """The adapter modules of the blocks ``units``, of one kind.
 
     Args:
         folder: of the model; only its configuration is read.
         job: of the run, with the kind of adapter.
-        units: blocks that have them here.
-        dtype: of the computation.
-        device: of the computation.
 
     Raises:
         ModelError: no such folder, or a family that is not supported.
         JobError: adapters that can't be fitted from pairs.
 
     Attributes:
-        skeleton: the model; of its blocks the adapters in ``units`` are real.
+        skeleton: the model; only the adapters of ``units`` are real.
     """
 
     def __init__(self, folder: Path, job: Job, units: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -219,16 +207,16 @@ class AdapterModules:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of everything that the modules hold."""
+        """Bytes of all weights."""
         return module_bytes(self.skeleton.model)
 
     @property
     def inputs(self) -> dict[str, int]:
-        """Values of a token of x, by the names of the sites that have one of their own."""
+        """Width of each x that is not shared with another site, by the site's name."""
         return {name: site.inputs for name, site in self._sites.items() if site.source == name}
 
     def parameters(self, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
-        """Return the weights of some blocks by the names that ``BlockRunner`` has for them."""
+        """Return the weights of some blocks by the names of ``BlockRunner``."""
         return adapter_weights(self.skeleton, blocks)
 
     def check(
@@ -237,15 +225,12 @@ class AdapterModules:
         num_rows: int | None = None,
         blocks: Collection[int] | None = None,
     ) -> None:
-        """Refuse pairs that are not those of whole blocks here.
+        """Refuse pairs that do not cover whole blocks here.
 
-        Args:
-            tensors: what ``Pairs.take`` gave.
-            num_rows: that they have to have; None = any.
-            blocks: that they have to be of; None = those that they name.
+        ``num_rows`` None = any number; ``blocks`` None = the blocks that the pairs name.
 
         Raises:
-            IntegrityError: other names, or shapes that don't belong together.
+            IntegrityError: other names, or inconsistent shapes.
         """
         named = _blocks_of(tensors) if blocks is None else {str(block) for block in blocks}
         wanted = self._sites_in(named)
@@ -276,17 +261,12 @@ class AdapterModules:
                 )
 
     def fit(self, tensors: Mapping[str, torch.Tensor], rows: Sequence[int] | None = None) -> None:
-        """Add the gradient that some pairs give to the gradients of the weights that the modules have.
-
-        Args:
-            tensors: that ``check`` took.
-            rows: which of their rows; None = all.
-        """
+        """Accumulate the gradients of checked pairs in the current weights; ``rows`` selects some rows, None = all."""
         at = slice(None) if rows is None else list(rows)
         for site in self._sites_in(_blocks_of(tensors)):
             pair = (tensors[f"{site.source}.x"][at], tensors[f"{site.name}.grad"][at])
             x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
-            x = x[:, : grad.shape[1]]  # the last block may compute its first tokens only, and attends to all
+            x = x[:, : grad.shape[1]]  # the last block may compute only its first tokens, which attend to all
             signs = tensors.get(f"{site.name}.signs")
             is_on = None if signs is None else unpack(signs[at].to(self._device), site.units)
             site.add_gradients(x, grad, is_on)
@@ -300,7 +280,7 @@ def _blocks_of(names: Iterable[str]) -> set[str]:
 
 
 def _drop_all_but(skeleton: Skeleton, units: tuple[int, ...]) -> None:
-    """Put empty modules in the places of all but these blocks, so that only their adapters are held."""
+    """Replace everything but these blocks by empty modules."""
     base, path = skeleton.base, skeleton.layout.blocks_path
     for index in range(len(skeleton.blocks)):
         if index not in units:
@@ -311,17 +291,13 @@ def _drop_all_but(skeleton: Skeleton, units: tuple[int, ...]) -> None:
 
 
 class Sums:
-    """The gradients of some weights, as far as they are there.
-
-    Args:
-        parameters: the weights by name.
-    """
+    """The gradients of some weights that have one."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the gradients that are there, by name."""
+        """Return these gradients by name."""
         return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
@@ -334,6 +310,6 @@ class Sums:
         check_like(tensors, {name: self._parameters.get(name, torch.empty(0)) for name in tensors}, where=where)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace all of them."""
+        """Replace all gradients."""
         for name, parameter in self._parameters.items():
             parameter.grad = tensors.get(name)

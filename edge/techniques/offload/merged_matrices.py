@@ -1,10 +1,10 @@
 """Linear adapters, of one user or of several added up, merged into the matrices beside them at a host.
 
-With each update every matrix is made anew, a piece at a time, from the base weight in the model folder and the received
-adapter: ``base + alpha * g``, rounded once. Nothing is added to the matrix of before, so that rounding does not add up
-over updates. The matrix takes the memory of the base weight, whatever the rank.
+At each update every matrix is computed anew, piece by piece, from the base weight in the model folder and the received
+adapter: ``base + alpha * g``, rounded once. So rounding does not accumulate over updates. The matrix takes the memory
+of the base weight, whatever the rank.
 
-Of several users' adapters a helper sends the sum of their changes, as one adapter:
+For several users a helper sends the sum of their changes as one adapter:
 
 ========= ============================================================== =====================================
 site      the sum                                                        size
@@ -15,7 +15,7 @@ low rank  where that is larger: the products added up, as one matrix     that of
 of kinds  where users have several at a matrix: all added up             that of the matrix beside it
 ========= ============================================================== =====================================
 
-So the weights that a host gets for the users of a block are never larger than the matrices that they are merged into.
+So a host never receives more for a block than the size of the merged matrices.
 
 Source: ColA, section 3, Proposition 2 (parameter merging), for K users.
 """
@@ -54,16 +54,15 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class _Matrix(NamedTuple):
-    """One matrix into which an adapter is merged.
+    """One matrix with a merged adapter.
 
     Attributes:
-        block: that it is in.
-        target: the numbers of the matrix, as the folder has them.
+        target: memory of the matrix, in the folder's layout.
         stored: name of the base weight in the folder.
         inputs_first: whether it has a row for each input.
         alpha: factor of the change.
         changes: of its outputs.
-        like: the adapter's tensors by name, without numbers.
+        like: the adapter's tensors by name, on ``meta``.
     """
 
     block: int
@@ -76,27 +75,25 @@ class _Matrix(NamedTuple):
 
 
 class MergedMatrices:
-    """The matrices of a host into which the adapters of some blocks are merged.
+    """Matrices of a host with the adapters of some blocks merged into them.
 
-    Make it after ``Capture``, which needs the adapters, and before ``BlockRunner``: the adapters are dropped here.
-    Pairs are those of unmerged adapters: the input of a matrix, and alpha times the gradient of its output.
+    Make it after ``Capture``, which needs the adapters, and before ``BlockRunner``: the adapter modules are dropped
+    here. Pairs are those of unmerged adapters: the input of a matrix, and alpha times the gradient of its output.
 
     Args:
         skeleton: with these blocks, real ones.
         blocks: with merged adapters.
-        folder: of the model; it is read at every ``install``.
-        job: of the run.
-        users: how many users' adapters of the job's kind are added up (see ``sum_of``), which begin with equal values;
-            None = all users have one set.
-        others: of each other kind of adapters the model that has it, which may be without other weights, and how many
-            users have it.
+        folder: of the model; read at every ``install``.
+        users: number of users of the job's kind; their sets begin equal and are summed (see ``sum_of``). None = all
+            users have one set.
+        others: for each other kind of adapters its model, which may lack other weights, and its number of users.
 
     Attributes:
-        initial: what is merged at the beginning, as ``install`` takes it.
+        initial: merged initial adapters, as arguments of ``install``.
 
     Raises:
         JobError: an adapter that is no linear change of a matrix, or frozen weights in int8.
-        ModelError: the folder has not such a tensor.
+        ModelError: the folder lacks a tensor.
     """
 
     def __init__(
@@ -134,14 +131,9 @@ class MergedMatrices:
         self.install(self.initial, set(wanted), where="the initial adapters")
 
     def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
-        """Make the matrices of some blocks anew, with these adapters.
+        """Compute the matrices of some blocks anew with these adapters, of ``AuxiliaryModels.weights`` or ``sums``.
 
-        Graphs that need the matrices of before must have had their backward.
-
-        Args:
-            tensors: what ``AuxiliaryModels.weights`` gave for these blocks.
-            blocks: which ones.
-            where: names the tensors in errors.
+        Graphs of the old matrices must have had their backward. ``where`` names the tensors in errors.
 
         Raises:
             IntegrityError: other names, shapes or types than those of the adapters; nothing was changed then.
@@ -157,13 +149,10 @@ class MergedMatrices:
 
 
 def _rewrite(matrices: Sequence[_Matrix], tensors: Tensors, files: SafetensorsFiles) -> None:
-    """Make one matrix from base and changes, some rows at a time, in float32 at least.
+    """Compute one matrix from base and changes, piece by piece, in float32 or float64.
 
-    Args:
-        matrices: the same one for each adapter that is merged into it, such as LoRA on queries and a ``linear`` on
-            values where both are one matrix.
-        tensors: of the adapters.
-        files: of the model.
+    ``matrices`` are the same matrix for each merged adapter, such as LoRA on queries and a ``linear`` on values where
+    both are one matrix.
     """
     target = matrices[0].target
     dtype = torch.float64 if target.dtype is torch.float64 else torch.float32
@@ -177,7 +166,7 @@ def _rewrite(matrices: Sequence[_Matrix], tensors: Tensors, files: SafetensorsFi
 
 
 def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.Tensor:
-    """Return these rows of what is added to the stored matrix, still without alpha."""
+    """Return these rows of the change to the stored matrix, without alpha."""
     any_tensor = own[next(iter(matrix.like))]
     found = any_tensor.new_zeros(rows.stop - rows.start, width)
     for change in matrix.changes:
@@ -212,7 +201,7 @@ def _matrix(
 
 
 def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
-    """Return the memory that a matrix is multiplied from.
+    """Return the memory of a matrix.
 
     Raises:
         JobError: it is held in int8; an update would change its scales.
@@ -228,31 +217,31 @@ def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
 
 
 def _drop(site: Site) -> None:
-    """Let the module of a matrix compute without its adapter, and drop this."""
+    """Remove the adapter from the module of a matrix."""
     layer: Any = site.taps.module
     if isinstance(site, AuxiliarySite):
         detach_delta(layer, name=ADAPTER)
         return
-    layer.merged = ADAPTER  # the library multiplies by the matrix alone then
+    layer.merged = ADAPTER  # the library then multiplies by the matrix alone
     loras: nn.ModuleDict = layer.loras
     del loras[ADAPTER]
 
 
 CHANGE: Final = "change"
-"""The name, behind that of its site or of several kinds' matrix, of changes that were added up."""
+"""Last part of the name of summed changes, after the name of their site or matrix."""
 
 _A, _B = "lora_A", "lora_B"
 
 
 class Change(NamedTuple):
-    """The change of some outputs of a matrix: a matrix, or the product of two.
+    """Change of some outputs of a matrix: a matrix, or the product of two.
 
     Attributes:
         first: the lowest of these outputs.
         up: name of the matrix with a row for each output.
-        rows: of it.
-        down: name of the matrix that is multiplied from the right; empty without one.
-        ranks: rows of that one.
+        rows: of ``up``.
+        down: name of the right factor; empty without one.
+        ranks: rows of ``down``.
     """
 
     first: int
@@ -268,10 +257,10 @@ class Change(NamedTuple):
 
 
 def changes_of(site: Site, users: int) -> list[Change]:
-    """List what an adapter changes, or the sum of those of so many users.
+    """List the changes of an adapter, or of the sum of ``users`` adapters.
 
     Raises:
-        JobError: it is no linear change of a matrix.
+        JobError: the adapter is no linear change of a matrix.
     """
     name, adapter = site.name, site.adapter
     if isinstance(site, FusedLoraSite):
@@ -293,7 +282,7 @@ def changes_of(site: Site, users: int) -> list[Change]:
 
 
 def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[Change]:
-    """Query, key and value have rows of their own in both matrices, or in one, one after the other."""
+    """List the changes of query, key and value, each with its own rows in both factors, or in one matrix."""
     enabled = [at for at, is_there in enumerate(lora.enable_lora) if is_there]
     rank = users * lora.lora_B.shape[1]
     width = lora.lora_B.shape[0] // len(enabled)
@@ -315,12 +304,11 @@ def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[Ch
 
 
 class MatrixAdapters(NamedTuple):
-    """The adapters at one matrix of a block: mostly one, several where users have several kinds.
+    """The adapters at one matrix of a block: one, or several where users have several kinds.
 
     Attributes:
-        block: that it is in.
         path: of the matrix in the block.
-        sites: of its adapters, each with the position of its kind.
+        sites: of its adapters, each with the index of its kind.
     """
 
     block: int
@@ -329,23 +317,19 @@ class MatrixAdapters(NamedTuple):
 
     @property
     def alpha(self) -> float:
-        """Factor of the sum; the sum of several adapters has their factors inside."""
+        """Factor of the sum; 1 for several adapters, because their sum contains their factors."""
         return self.sites[0][1].alpha if len(self.sites) == 1 else 1.0
 
     @property
     def outputs(self) -> int:
-        """Outputs of the matrix, all of them."""
+        """Number of all outputs of the matrix."""
         site = self.sites[0][1]
         return site.outputs if site.columns is None else len(site.columns)
 
     def sum_of(self, sets: Sequence[Sequence[Tensors]]) -> dict[str, torch.Tensor]:
-        """Return the sum of all sets.
+        """Return the sum of all sets: as ``sum_of``, or one matrix for several adapters.
 
-        Args:
-            sets: of each kind those of its users, by block and name.
-
-        Returns:
-            As ``sum_of``; where there are several adapters one matrix.
+        ``sets`` has for each kind the sets of its users, by block and name.
         """
         if len(self.sites) == 1:
             kind, site = self.sites[0]
@@ -361,7 +345,7 @@ class MatrixAdapters(NamedTuple):
         return {self._name: found}
 
     def changes(self, users: Sequence[int]) -> list[Change]:
-        """List what the sum changes, with so many users of each kind.
+        """List the changes of the sum for so many users of each kind.
 
         Raises:
             JobError: an adapter is no linear change of a matrix.
@@ -375,12 +359,7 @@ class MatrixAdapters(NamedTuple):
 
 
 def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[MatrixAdapters]:
-    """List the matrices of a block that have adapters, each once.
-
-    Args:
-        skeletons: of each kind of adapters, by its position.
-        block: which one.
-    """
+    """List the matrices of a block that have adapters, each once; ``skeletons`` is by index of the kind."""
     found: dict[str, list[tuple[int, Site]]] = {}
     for kind, skeleton in skeletons.items():
         for site in sites_of(skeleton, block):
@@ -389,13 +368,13 @@ def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[MatrixAda
 
 
 def _at(site: Site, own: Tensors) -> dict[str, torch.Tensor]:
-    """Return what a set has for a site, by name in it."""
+    """Return the tensors of a set for a site, by name in it."""
     inside = f"{site.name}."
     return {name.removeprefix(inside): value.detach() for name, value in own.items() if name.startswith(inside)}
 
 
 def is_change(site: Site, users: int) -> bool:
-    """Whether the sum of so many users' low-rank adapters is one matrix, as it is smaller than their factors."""
+    """Whether the sum of ``users`` low-rank adapters is sent as one matrix, which is then smaller than the factors."""
     if not isinstance(site, LoraSite):
         return False
     values = sum(getattr(site.adapter, name).numel() for name in (_A, _B))
@@ -403,14 +382,9 @@ def is_change(site: Site, users: int) -> bool:
 
 
 def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
-    """Return the sum of several sets.
+    """Return the sum of several users' sets for one site, by block and name; a copy if there are several sets.
 
-    Args:
-        site: of the adapter that all sets belong to.
-        sets: the tensors of this adapter by name in it, such as ``lora_A``; at least one.
-
-    Returns:
-        The tensors of the sum by block and name, on memory of their own where there are several sets.
+    Each set, at least one, has the tensors of the adapter by name in it, such as ``lora_A``.
     """
     if len(sets) == 1:
         return {f"{site.name}.{name}": value for name, value in sets[0].items()}
@@ -434,6 +408,6 @@ def _added(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _product(own: Tensors, parts: int) -> torch.Tensor:
-    """Multiply both factors; query, key and value have rows of their own in each."""
+    """Multiply both factors; query, key and value have separate rows in each."""
     pairs = zip(own[_A].chunk(parts), own[_B].chunk(parts), strict=True)
     return torch.cat([up @ low for low, up in pairs])

@@ -1,25 +1,23 @@
-"""Pairs of the adapter modules of offloaded blocks: recorded at their host, and encoded for the helper.
+"""Pairs of the adapter modules of offloaded blocks: recorded at the host, and encoded for the helper.
 
-A pair is the input x of an adapter module and the gradient of its output. A *tap* is an identity that autograd sees.
-It keeps x for its backward, as the weights' own gradient would, and hands x and the gradient to the pairs in the
-backward. A graph begins at the lowest tap, as it would at the lowest weight that trains. So a graph keeps only x and
-what the gradient of the hidden state needs.
+A pair is the input x of an adapter module and the gradient of its output. A *tap* is an identity in the graph: it keeps
+x, as the weights' gradient would, and adds x and the gradient to the pairs in its backward. A graph begins at the
+lowest tap, so it keeps only x and the tensors for the gradient of the hidden state.
 
 ::
 
     capture = Capture(skeleton, blocks)                  before BlockRunner, which lists what trains
     with capture.recording() as pairs:                   forward with a graph
         y = runner.run(x, mask, context, start, stop)
-    y.backward(grad)                                     pairs fill
-    pairs.take(start, stop)                              go to the helper
+    y.backward(grad)                                     pairs are filled
+    pairs.take(start, stop)                              for the helper
 
-Outside of ``recording`` the blocks run unchanged. A block that is run again for its backward is recorded in that run:
-``recording(pairs)`` is open then, with the pairs of its micro-batch. Its first run may be recorded too, as a graph that
-is dropped gives no pair.
+Outside of ``recording`` the blocks run unchanged. A recomputed block is recorded in its recomputation, inside
+``recording(pairs)`` with the pairs of its micro-batch; a dropped graph of its first run gives no pair.
 
-``Captures`` has a capture for each kind of adapters that users have. Pairs of a kind are of the rows of its users, so
-each row's pair is sent once, whatever kinds there are. Names of pairs tell the kind (``ringtune.job.job``):
-``3.output.adapters.ringtune.x`` of the job's own, ``1/3.output.adapters.ringtune.x`` of the next.
+``Captures`` has a capture for each kind of users' adapters. A kind's pairs have the rows of its users, so each row is
+sent once. The name of a pair begins with its kind (``ringtune.job.job``): ``3.output.adapters.ringtune.x`` of the job's
+own, ``1/3.output.adapters.ringtune.x`` of the next.
 
 Pairs and weights travel as safetensors files:
 
@@ -31,10 +29,10 @@ wire         of an input x                           of a gradient
 ``velora``   ``z``: each sub-token times ``v``       as it is
 ============ ======================================= ==========================================================
 
-Beside a rounded or projected x the bits of a ReLU go as they are: ``signs``, which ``Capture`` records if told to.
+With a rounded or projected x also the bits of each ReLU are sent: ``signs``, which ``Capture`` records on demand.
 The gradient itself is sent, never the target ``g(x) - grad``: in 16 bits the difference of two such numbers is lost.
-A site's v is made of the first micro-batch that is sent, goes with it as ``v``, and is fixed then. With the rebuilt
-``z v`` in the place of x all gradients of a module are approximate, those behind a non-linearity too.
+A site's v is computed from the first micro-batch, sent with it as ``v``, and fixed. With ``z v`` in place of x all
+gradients of a module are approximate, also those behind a non-linearity.
 
 Source: ColA, section 3, Algorithm 1 (adaptation data), and section 4.3 (users choose the architecture of their models);
 VeLoRA, section 3.1, for z.
@@ -66,7 +64,7 @@ from ringtune.techniques.offload import RowsOfUser
 
 
 class SiteFacts(NamedTuple):
-    """The facts of a site that pairs need; see ``Site``."""
+    """Attributes of a ``Site`` that pairs need, without its weights."""
 
     name: str
     source: str
@@ -75,7 +73,7 @@ class SiteFacts(NamedTuple):
 
 
 class Pairs:
-    """The pairs that were recorded of one micro-batch.
+    """Recorded pairs of one micro-batch.
 
     Args:
         names: block -> (name, source) of each of its sites.
@@ -89,7 +87,7 @@ class Pairs:
         self._signs: dict[str, torch.Tensor] = {}
 
     def add(self, facts: SiteFacts, x: torch.Tensor, grad: torch.Tensor, signs: torch.Tensor | None = None) -> None:
-        """Take x, the gradient of the tapped tensor of a site, and the units that were on, packed.
+        """Add x, the gradient of the tapped tensor of a site, and the packed signs.
 
         Raises:
             PlanError: the site has its pair already, or its x is not that of its source.
@@ -105,10 +103,9 @@ class Pairs:
             self._signs[facts.name] = signs
 
     def of_rows(self, rows: tuple[int, ...]) -> Pairs:
-        """Return the pairs of some rows, which are recorded by themselves; ``take`` puts all rows together.
+        """Return the pairs of some rows, recorded separately; ``take`` joins all rows.
 
-        Args:
-            rows: positions in the micro-batch; each is in one part at most.
+        ``rows`` are positions in the micro-batch; each is in at most one part.
         """
         return self._parts.setdefault(rows, Pairs(self._names))
 
@@ -116,11 +113,11 @@ class Pairs:
         """Return the pairs of blocks ``[start, stop)``, and drop them.
 
         Returns:
-            ``3.output.adapters.ringtune.x`` and ``.grad`` of each site; of sites that read one tensor only the source
-            has an x. The gradient is that of g(x), (batch rows, tokens, outputs). ``.signs`` too, where recorded.
+            ``3.output.adapters.ringtune.x`` and ``.grad`` of each site, and ``.signs`` where recorded. Of sites with
+            the same input only the source has an x. The gradient is that of g(x), (batch rows, tokens, outputs).
 
         Raises:
-            PlanError: a site gave no pair: no backward was there, or its block did not run as a whole.
+            PlanError: a site gave no pair: it had no backward, or its block did not run as a whole.
         """
         if self._parts:
             return _put_together({rows: part.take(start, stop) for rows, part in self._parts.items()})
@@ -139,14 +136,14 @@ class Pairs:
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is held."""
+        """Yield every held tensor."""
         yield from (*self._inputs.values(), *self._grads.values(), *self._signs.values())
         for part in self._parts.values():
             yield from part.tensors()
 
 
 def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the pairs of all rows that were recorded, in the order of the rows."""
+    """Join the pairs of all recorded rows, in the order of the rows."""
     places = {row: place for place, row in enumerate(sorted(row for rows in parts for row in rows))}
     found: dict[str, torch.Tensor] = {}
     for rows, pairs in parts.items():
@@ -160,14 +157,9 @@ def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -
 def tap(
     y: torch.Tensor, x: torch.Tensor, pairs: Pairs, facts: SiteFacts, signs: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return ``y``; its backward gives the pair of a site to ``pairs``.
+    """Return ``y`` with a backward that adds the pair of a site to ``pairs``.
 
-    Args:
-        y: the tapped tensor.
-        x: enters the adapter.
-        pairs: of the micro-batch.
-        facts: of the site.
-        signs: its units that are on, packed; None = not wanted.
+    x is the input of the adapter; ``signs`` are packed, or None if they are not recorded.
     """
     anchor = torch.empty(0, requires_grad=True)
     found: torch.Tensor = _Tap.apply(y, anchor, x.detach(), signs, pairs, facts)  # type: ignore[no-untyped-call]
@@ -191,24 +183,22 @@ class _Tap(torch.autograd.Function):
 
 
 class Capture:
-    """Watches the adapter modules of some blocks; the weights of these get no gradient.
+    """Records the pairs of some blocks' adapter modules, whose weights get no gradient.
 
-    Several micro-batches may be under way, each with pairs of its own. Nothing is held between two recordings. Not
+    Several micro-batches may be open, each with pairs of its own. Nothing is held between two recordings. Not
     thread-safe.
 
     Args:
-        skeleton: with these blocks.
         blocks: offloaded ones.
-        with_signs: see there.
-        at: model that runs, where the adapters are inside its matrices and ``skeleton`` has adapters of another kind
-            for the same matrices; None = the skeleton's own.
+        at: the model that runs, where merged matrices replace the adapters and ``skeleton`` has another kind of
+            adapters for the same matrices; None = ``skeleton``.
 
     Raises:
         JobError: an adapter that no helper can fit.
 
     Attributes:
-        inputs: values of a token of x, by the names of the sites that have one of their own.
-        with_signs: whether pairs say which units of a ReLU are on, as those need that lose something on the wire.
+        inputs: width of each x that is not shared with another site, by the site's name.
+        with_signs: whether pairs have the signs of ReLUs, which lossy encodings need.
     """
 
     def __init__(
@@ -232,15 +222,14 @@ class Capture:
                 self._watch(site)
 
     def pairs(self) -> Pairs:
-        """Return pairs for a micro-batch, empty yet."""
+        """Return empty pairs for a micro-batch."""
         return Pairs(self._names)
 
     @contextlib.contextmanager
     def recording(self, pairs: Pairs | None = None) -> Iterator[Pairs]:
-        """Record forwards with a graph while the context is open.
+        """Record forwards with a graph inside the context.
 
-        Args:
-            pairs: of a micro-batch with blocks recorded before; None = new ones.
+        ``pairs`` are those of a micro-batch with blocks recorded before; None = new ones.
         """
         before, self._pairs = self._pairs, self.pairs() if pairs is None else pairs
         try:
@@ -252,7 +241,7 @@ class Capture:
 
     @contextlib.contextmanager
     def of_rows(self, rows: tuple[int, ...]) -> Iterator[None]:
-        """Record some rows of a micro-batch by themselves while the context is open; nothing where nothing is."""
+        """Record some rows of a micro-batch separately inside the context; does nothing outside of ``recording``."""
         whole = self._pairs
         if whole is None:
             yield
@@ -261,13 +250,13 @@ class Capture:
             yield
 
     def close(self) -> None:
-        """Watch no more."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _watch(self, site: Site) -> None:
-        """Record the tensors of a site; the site itself is not kept, so that its weights may be freed."""
+        """Hook the tensors of a site; the site is not referenced, so that its weights may be freed."""
         facts = SiteFacts(site.name, site.source, site.alpha, site.columns)
         self._hook(site.reads, functools.partial(self._read, facts.name))
         for passage in site.signs:
@@ -275,7 +264,7 @@ class Capture:
         self._hook(site.taps, functools.partial(self._tap, facts))
 
     def _hook(self, passage: Passage, seen: Any) -> None:
-        """Watch a tensor; what leaves a module before anything that is hung behind it, such as a bottleneck."""
+        """Hook a tensor; the output of a module before any later hook, such as a bottleneck's."""
         module = passage.module
         if passage.is_output:
             self._handles.append(module.register_forward_hook(lambda _, args, output: _replaced(seen, output)))
@@ -304,7 +293,7 @@ class Capture:
 
 
 def _replaced(seen: Any, values: Any) -> Any:
-    """Show the first of some values, and return all with what it shall be instead; None where it stays."""
+    """Call ``seen`` with the first value; return all values with its replacement, or None if it returns None."""
     first = seen(values[0] if isinstance(values, tuple) else values)
     if first is None:
         return None
@@ -316,8 +305,8 @@ class Captures:
 
     Args:
         kinds: of the run, each with its capture.
-        by_kind: whether rows are run by kind. Otherwise, with merged adapters, all run together, and each kind is given
-            its rows of what was recorded.
+        by_kind: whether rows run by kind; otherwise (merged adapters) all rows run together, and each kind picks the
+            recorded rows of its users.
     """
 
     def __init__(self, kinds: Sequence[tuple[Kind, Capture]], *, by_kind: bool) -> None:
@@ -327,14 +316,14 @@ class Captures:
 
     @property
     def inputs(self) -> dict[str, int]:
-        """Values of a token of x, by the names of the pairs that have one of their own."""
+        """Width of each x that is not shared with another pair, by the pair's name."""
         return {
             f"{kind.prefix}{name}": width for kind, capture in self._kinds for name, width in capture.inputs.items()
         }
 
     @property
     def with_signs(self) -> bool:
-        """Whether pairs say which units of a ReLU are on."""
+        """Whether pairs have the signs of ReLUs."""
         return any(capture.with_signs for _, capture in self._kinds)
 
     @with_signs.setter
@@ -344,11 +333,9 @@ class Captures:
 
     @contextlib.contextmanager
     def recording(self, given: PairsByKind | None, rows: Sequence[RowsOfUser]) -> Iterator[PairsByKind]:
-        """Record forwards with a graph while the context is open; see ``Capture.recording``.
+        """Record forwards with a graph inside the context; see ``Capture.recording``.
 
-        Args:
-            given: of a micro-batch with blocks recorded before; None = new ones.
-            rows: of each user in the micro-batch; none where all users have one set.
+        ``rows`` are those of each user in the micro-batch; empty with one set for all users.
         """
         pairs = given if given is not None else self._pairs(rows)
         with contextlib.ExitStack() as stack:
@@ -358,7 +345,7 @@ class Captures:
             yield pairs
 
     def of_rows(self, user: str, positions: tuple[int, ...]) -> AbstractContextManager[None]:
-        """Record a user's rows of a micro-batch by themselves while the context is open; nothing where nothing is."""
+        """Record a user's rows of a micro-batch separately inside the context; nothing outside of ``recording``."""
         return self._of_user[user][1].of_rows(positions)
 
     def _pairs(self, rows: Sequence[RowsOfUser]) -> PairsByKind:
@@ -373,7 +360,7 @@ class Captures:
 
 
 class _Part:
-    """The pairs of one kind, and which of the recorded rows are of its users; None = all of them."""
+    """Pairs of one kind, and the recorded rows of its users; None = all rows."""
 
     __slots__ = ("pairs", "picked", "prefix")
 
@@ -387,28 +374,20 @@ class _Part:
 
 
 class PairsByKind:
-    """The pairs that were recorded of one micro-batch, by kind.
-
-    Args:
-        parts: of the kinds that have rows in it, by index.
-    """
+    """Recorded pairs of one micro-batch, by index of the kind; only of kinds with rows in it."""
 
     def __init__(self, parts: Mapping[int, _Part]) -> None:
         self.parts = parts
 
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Return the pairs of blocks ``[start, stop)``, and drop them; see ``Pairs.take``.
-
-        Returns:
-            By name, those of a kind with its prefix; of each kind the rows of its users, in the order of the rows.
-        """
+        """Return the pairs of blocks ``[start, stop)``, named with the kind's prefix, and drop them."""
         found: dict[str, torch.Tensor] = {}
         for part in self.parts.values():
             found |= part.take(start, stop)
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is held."""
+        """Yield every held tensor."""
         for part in self.parts.values():
             yield from part.pairs.tensors()
 
@@ -421,19 +400,18 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class PairWire:
-    """One end of the way of pairs: a host encodes, its helper decodes.
+    """Encoder of pairs at a host, or decoder at its helper.
 
     Args:
         wire: one of ``WIRES``.
-        inputs: values of a token of each x, by the name of its site.
-        parts: of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
-        seed: of the run.
+        inputs: width of each x, by the name of its site.
+        parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
 
     Raises:
         PlanError: an unknown wire.
 
     Attributes:
-        vectors: of a host with ``velora``, which a checkpoint needs; otherwise None.
+        vectors: of a host with ``velora``, for checkpoints; otherwise None.
     """
 
     def __init__(self, wire: str, inputs: Mapping[str, int], *, parts: int = DEFAULT_PARTS, seed: int = 0) -> None:
@@ -447,7 +425,7 @@ class PairWire:
         self._known: dict[str, torch.Tensor] = {}
 
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
-        """Return what is sent for some pairs; with ``velora`` the first one of a site has its vector beside it."""
+        """Return the encoded pairs; with ``velora`` the first pair of a site includes its vector."""
         if self._wire == BFLOAT16:
             return {name: _rounded(tensor) for name, tensor in pairs.items()}
         found: dict[str, torch.Tensor] = {}
@@ -459,11 +437,7 @@ class PairWire:
         return found
 
     def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return pairs as ``AuxiliaryModels.fit`` takes them.
-
-        Args:
-            sent: what ``encode`` gave.
-            dtype: of the computation.
+        """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``.
 
         Raises:
             IntegrityError: a projection without its vector, or of another shape.
@@ -479,7 +453,7 @@ class PairWire:
         return found
 
     def resend_vectors(self) -> None:
-        """Send every vector again with the next pairs, as the helper is a new one."""
+        """Send every vector again with the next pairs, for a new helper."""
         self._shown.clear()
 
     @torch.no_grad()
@@ -508,28 +482,19 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:
-    """Return tensors as a file, read when it is gone through: they must not change before.
-
-    Args:
-        tensors: encoded pairs, or weights.
-        metadata: what they are of, such as the version of weights.
-    """
+    """Write encoded pairs or weights as a file with ``metadata``, read when iterated: they must not change before."""
     return write_tensors({name: pieces_of(value) for name, value in tensors.items()}, metadata=metadata)
 
 
 def from_file(
     data: Pieces, metadata: Mapping[str, str], *, where: str, device: torch.device | None = None
 ) -> dict[str, torch.Tensor]:
-    """Read what ``to_file`` wrote; memory of ``data`` is freed while it is read.
+    """Read a file of ``to_file`` with this metadata to ``device``; None = the CPU.
 
-    Args:
-        data: the file.
-        metadata: what it has to be of.
-        where: names it in errors.
-        device: where the tensors go; None = the CPU.
+    Memory of ``data`` is freed while it is read; ``where`` names it in errors.
 
     Raises:
-        IntegrityError: unreadable, or of something else, such as another version.
+        IntegrityError: the file is unreadable, or of another item or version.
     """
     file = TensorFile(data, where=where)
     for key, wanted in metadata.items():

@@ -1,7 +1,7 @@
-"""Sites, the adapter modules of a block: inputs, gradients, the signs of their ReLUs, and new weights for them.
+"""Sites, the adapter modules of a block: inputs, gradients, signs of ReLUs, and installation of new weights.
 
-A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host records two tensors
-of each site, and a helper computes g from the first of them::
+A *site* is one trained module g of a block: the hidden state becomes ``h + alpha * g(x)``. A host records two tensors
+of each site, and a helper computes g from the first::
 
     kind                            x                                   gradient is taken at             alpha
     LoRA                            input of the matrix                 output of the matrix             alpha / r
@@ -11,17 +11,16 @@ of each site, and a helper computes g from the first of them::
     bottleneck with dropout         input of the bottleneck             input of its dropout             1
     linear, mlp                     input of the matrix                 output of the matrix             alpha
 
-A sum gives its gradient to each of its parts, so that the gradient of ``h + alpha * g(x)`` is that of ``alpha * g(x)``,
-with the residual or without. The scaling of a bottleneck may be learned, and is a part of g.
+A sum passes its gradient to each term, so the gradient of ``h + alpha * g(x)`` is that of ``alpha * g(x)``. The scaling
+of a bottleneck may be learned, and is a part of g.
 
-A new kind of adapter is one more class here and its line in ``_site``.
+A new kind of adapter is one more class here and a line in ``_site``.
 
-Signs, a bit for each unit of a ReLU that was on, go with pairs that are rounded. A helper that gets a rounded x would
-find other units on than the host did, wherever a unit was near zero. Such a unit's gradient is all there or not at all:
-measured on a bottleneck of 24 units and 1,024 tokens, a thousandth of the units differs in bfloat16, which makes the
-gradient wrong by 2.7 %, ten times the rounding itself. With the host's bits it is 0.24 %.
+Signs, a bit for each unit of a ReLU (1 = active), are sent with rounded pairs. From a rounded x a helper would find
+other units active near zero. Measured on a bottleneck of 24 units and 1,024 tokens in bfloat16: a thousandth of the
+units differs, and the gradient is wrong by 2.7 %; with the host's bits by 0.24 %.
 
-New weights are put in after every one of them was checked.
+New weights are installed after all of them were checked.
 
 B batch rows, T tokens, H units.
 
@@ -47,11 +46,10 @@ from ringtune.models.adapter_support import offload_refusal
 
 
 class Passage(NamedTuple):
-    """A tensor that enters or leaves a module.
+    """Input or output tensor of a module.
 
     Attributes:
-        module: which one.
-        is_output: whether it leaves it.
+        is_output: whether it is the output.
     """
 
     module: nn.Module
@@ -62,17 +60,17 @@ class Site(ABC):
     """One adapter module of a block.
 
     Attributes:
-        name: ``3.output.adapters.ringtune``; the names of its weights begin with it.
-        adapter: the module that has the weights.
-        reads: where x passes.
-        taps: where the gradient is taken.
+        name: ``3.output.adapters.ringtune``; the prefix of its weights' names.
+        adapter: the module with the weights.
+        reads: tensor x.
+        taps: tensor with the gradient.
         alpha: constant between g and the hidden state.
-        columns: which of the tapped values the site adds to, a bool for each; None = all.
-        inputs: values of a token of x.
-        outputs: values of a token of g(x).
+        columns: a bool for each tapped value, true where the site adds to it; None = all.
+        inputs: width of x.
+        outputs: width of g(x).
         source: name of the site with the same x; its own name where no other has it.
-        signs: output of each ReLU of g, which shows the units that are on.
-        units: of these, all together.
+        signs: output of each ReLU of g.
+        units: total number of their units.
     """
 
     name: str
@@ -93,26 +91,21 @@ class Site(ABC):
 
         Args:
             x: (batch rows, tokens, inputs).
-            is_on: which units are on, (batch rows, tokens, units); None = those that x turns on.
+            is_on: active units, (batch rows, tokens, units); None = computed from x.
         """
 
     def path(self, block: nn.Module) -> str:
-        """Name the module in a block of which the gradient is taken: the matrix, of a site beside one."""
+        """Path in a block of the tapped module, such as the matrix."""
         names = (path for path, module in block.named_modules() if module is self.taps.module)
         return str(next(names))
 
     def move_to(self, block: nn.Module, own: nn.Module) -> None:
-        """Watch the same matrix in the same block of another model, for a site that reads what enters its matrix.
-
-        Args:
-            block: of the other model.
-            own: block that the site is in.
-        """
+        """Hook the same matrix in a block of another model, for a site of block ``own`` with that matrix's input."""
         matrix = block.get_submodule(self.path(own))
         self.reads, self.taps = self.reads._replace(module=matrix), self.taps._replace(module=matrix)
 
     def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
-        """Add the gradients of the weights of g, for the gradient of g(x); other arguments as for ``delta``."""
+        """Accumulate the gradients of the weights of g from the gradient of g(x); other arguments as for ``delta``."""
         with torch.enable_grad():
             torch.autograd.backward([self.delta(x, is_on)], [grad])
 
@@ -121,9 +114,7 @@ class LoraSite(Site):
     """LoRA beside one matrix.
 
     Args:
-        name: of the site.
-        layer: the matrix with its LoRA.
-        lora: the LoRA.
+        layer: module of the matrix with its LoRA.
     """
 
     def __init__(self, name: str, layer: Any, lora: Any) -> None:
@@ -146,9 +137,9 @@ class LoraSite(Site):
 
 
 class FusedLoraSite(LoraSite):
-    """LoRA beside one matrix that gives query, key and value: matrices of its own for those of the three that it has.
+    """LoRA beside one matrix for query, key and value, with separate factors for some of the three.
 
-    The gradient has the columns of these alone.
+    The gradient has only the columns of these.
     """
 
     def __init__(self, name: str, layer: Any, lora: Any) -> None:
@@ -157,7 +148,7 @@ class FusedLoraSite(LoraSite):
         self._count = sum(lora.enable_lora)
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply by the matrices of each of them, side by side; see ``Site.delta``."""
+        """Multiply by the factors of each part, side by side; see ``Site.delta``."""
         lora, rank = self._lora, self._lora.lora_B.shape[1]
         low = functional.linear(x, lora.lora_A).view(*x.shape[:2], self._count, rank)
         ups = lora.lora_B.view(self._count, -1, rank)
@@ -165,12 +156,7 @@ class FusedLoraSite(LoraSite):
 
 
 class BottleneckSite(Site):
-    """A bottleneck, serial or parallel, with its scaling, gate and norms.
-
-    Args:
-        name: of the site.
-        adapter: the bottleneck.
-    """
+    """A bottleneck, serial or parallel, with its scaling, gate and norms."""
 
     def __init__(self, name: str, adapter: Any) -> None:
         self.name = self.source = name
@@ -191,13 +177,11 @@ class BottleneckSite(Site):
 
 
 class AuxiliarySite(Site):
-    """A model of our own beside one matrix: ``linear`` or ``mlp``.
+    """An auxiliary model beside one matrix: ``linear`` or ``mlp``.
 
     Args:
-        name: of the site.
-        matrix: the matrix with the model.
-        model: the model.
-        alpha: its factor.
+        matrix: with the model.
+        alpha: factor of the model.
     """
 
     def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
@@ -216,7 +200,7 @@ class AuxiliarySite(Site):
         self.units = sum(part.up.in_features for part in self._parts if isinstance(part, MlpDelta))
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the model; of query, key and value those that have one, side by side; see ``Site.delta``."""
+        """Run the model, or the models of query, key and value side by side; see ``Site.delta``."""
         if is_on is None or not self.units:
             found = [part(x) for part in self._parts]
         else:
@@ -229,7 +213,7 @@ class AuxiliarySite(Site):
 
     @torch.no_grad()
     def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
-        """See ``Site.add_gradients``. A matrix alone needs no g(x); its gradient is the product that autograd makes."""
+        """See ``Site.add_gradients``; for ``linear`` the product that autograd would compute, without g(x)."""
         if not all(isinstance(part, LinearDelta) for part in self._parts):
             super().add_gradients(x, grad, is_on)
             return
@@ -243,7 +227,7 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
     """List the sites of one block, in the order of its modules.
 
     Raises:
-        JobError: it has an adapter that no pair is enough for.
+        JobError: the block has an adapter that can't be fitted from pairs.
     """
     block = skeleton.blocks[index]
     found = [
@@ -257,7 +241,7 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
 
 
 def _share(first: Site, second: Site) -> bool:
-    """Whether two sites read one tensor, without dropout between: of one matrix, or query, key and value."""
+    """Whether two sites read one tensor without dropout: of one matrix, or of query, key and value."""
     if first.reads.is_output or second.reads.is_output:
         return False
     if first.reads.module is second.reads.module:
@@ -285,12 +269,7 @@ def _site(name: str, adapter: Any, path: str, skeleton: Skeleton, block: nn.Modu
 
 
 def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
-    """Refuse adapters that a helper can't fit.
-
-    Args:
-        config: ``adapter.config`` of the job.
-        skeleton: of the model.
-        dropout: ``train.dropout``.
+    """Refuse adapters that a helper can't fit; ``config`` is ``adapter.config`` of the job.
 
     Raises:
         JobError: names reason and remedy.
@@ -303,7 +282,7 @@ def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
 
 
 def pack(is_on: torch.Tensor) -> torch.Tensor:
-    """Put 8 units (B, T, H) in a byte, the first one lowest."""
+    """Pack 8 units of (B, T, H) in a byte, the first one in the lowest bit."""
     missing = -is_on.shape[-1] % 8
     whole = functional.pad(is_on.to(torch.uint8), (0, missing)).unflatten(-1, (-1, 8))  # type: ignore[no-untyped-call]
     packed: torch.Tensor = (whole << torch.arange(8, dtype=torch.uint8, device=is_on.device)).sum(-1, dtype=torch.uint8)
@@ -311,14 +290,14 @@ def pack(is_on: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """Return which of ``count`` units were on, (B, T, H) of bool."""
+    """Unpack ``count`` units to (B, T, H) of bool."""
     bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
     return bits.flatten(-2)[..., :count].bool()
 
 
 @contextlib.contextmanager
 def given(activation: nn.Module, is_on: torch.Tensor | None) -> Iterator[None]:
-    """Let an activation function pass these units, and no others, while the context is open; None = no change."""
+    """Let an activation function pass exactly these units inside the context; None = no change."""
     if is_on is None:
         yield
         return
@@ -341,17 +320,11 @@ def install(
     where: str,
     keeps_old: bool = False,
 ) -> None:
-    """Replace the weights of all adapter modules of some blocks.
+    """Replace the weights of all adapter modules of some blocks by ``AuxiliaryModels.weights``, in place.
 
-    It is done in place: a graph that still needs the former weights fails in its backward, and never uses the new ones.
-
-    Args:
-        skeleton: of the host.
-        tensors: what ``AuxiliaryModels.weights`` gave for these blocks.
-        blocks: which ones.
-        where: names the tensors in errors.
-        keeps_old: put new tensors into the modules, so that graphs under way go back through the weights of before. A
-            block that is run again for its backward would run with the new ones all the same.
+    A graph of the old weights fails in its backward; it never uses the new ones. With ``keeps_old`` new tensors are
+    installed, so that open graphs keep the old weights; a recomputed block would still use the new ones. ``where``
+    names the tensors in errors.
 
     Raises:
         IntegrityError: other names, shapes or types than those of the modules; nothing was replaced then.
@@ -368,7 +341,7 @@ def install(
 
 
 def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
-    """Return the weights of all adapter modules of some blocks, by the names that ``BlockRunner`` has for them."""
+    """Return the weights of all adapter modules of some blocks, by the names of ``BlockRunner``."""
     return {
         f"{index}.{name}": parameter
         for index in blocks
@@ -378,7 +351,7 @@ def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, nn.P
 
 
 def copy_of(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy; of zeros one that takes memory only where it is written to."""
+    """Return a copy; a copy of zeros takes memory only where it is written."""
     detached = value.detach()
     return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)
 
@@ -390,21 +363,18 @@ def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are finite; a finite sum shows it in one pass."""
+    """Whether all numbers are finite; one finite sum proves it."""
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], *, where: str) -> None:
-    """Refuse tensors that are not like those that are wanted.
+    """Refuse tensors that differ from ``wanted`` in names, shapes or types, or are not finite.
 
-    Args:
-        tensors: those received.
-        wanted: name -> a tensor of the right shape and type.
-        where: names the tensors in errors.
+    ``where`` names the tensors in errors.
 
     Raises:
-        IntegrityError: names the first one that differs, in name, shape or type.
-        DivergedError: names the first one with numbers that are not finite.
+        IntegrityError: names the first tensor that differs.
+        DivergedError: names the first tensor that is not finite.
     """
     if odd := sorted(tensors.keys() ^ wanted.keys()):
         many = "too much" if odd[0] in tensors else "too little"

@@ -1,11 +1,11 @@
-"""Adapters of several users in one node: a set of parameters for each user, and forwards of rows of several users.
+"""Adapters of several users at one node: a set of parameters for each user, and forwards of rows of several users.
 
-All sets begin with the values that the modules have. Changing the set is changing which tensors the modules point at:
-nothing is copied, and a graph's backward uses the tensors that it was made with. Users with adapters of another kind
-have modules of their own, with the sets of these users alone.
+All sets begin with the modules' values. A change of the set changes the tensors to which the modules refer: nothing is
+copied, and a graph's backward uses the tensors of its forward. Users with adapters of another kind have separate
+modules.
 
-The rows of one user are run together: attention is within a row, so rows are independent. Dropout is seeded for the
-rows of each user as for a micro-batch that has no others.
+The rows of one user run together: attention is within a row, so rows are independent. Dropout is seeded for the rows of
+each user as for a micro-batch of its own.
 
 Source: ColA, section 4.3 (users alone, unmerged).
 """
@@ -30,12 +30,12 @@ from ringtune.techniques.offload import RowsOfUser
 
 
 def set_name(user: str, name: str) -> str:
-    """Return the name of a tensor of a user's set: ``anna/3.output.adapters.ringtune.adapter_down.0.weight``."""
+    """Name of a tensor of a user's set: ``anna/3.output.adapters.ringtune.adapter_down.0.weight``."""
     return f"{user}/{name}"
 
 
 def block_of(name: str) -> int:
-    """Return the block of a tensor of a set, with or without its user."""
+    """Block index of a tensor of a set, named with or without its user."""
     return int(name.rpartition("/")[2].partition(".")[0])
 
 
@@ -43,8 +43,8 @@ class UserSets:
     """The adapters of each user for some blocks.
 
     Args:
-        kinds: modules of each kind of adapters, with the users who have this kind; the modules have the set of the
-            first of them. Of a kind without users nothing is held.
+        kinds: modules of each kind of adapters with its users; the modules hold the set of the first user. Nothing is
+            held for a kind without users.
         blocks: with sets.
     """
 
@@ -54,18 +54,18 @@ class UserSets:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """The users that have sets."""
+        """Names of all users with sets."""
         return tuple(self._of_user)
 
     @property
     def other_bytes(self) -> int:
-        """Bytes of all sets but those that modules have."""
+        """Bytes of all sets that no module refers to now."""
         others = (own for kind in self._kinds for user, own in kind.sets.items() if user != kind.used)
         return sum(value.nbytes for own in others for value in own.values())
 
     @contextlib.contextmanager
     def using(self, user: str) -> Iterator[None]:
-        """Let the modules of a user's kind compute with the user's set while the context is open."""
+        """Let the modules of a user's kind use the user's set inside the context."""
         before = self._of_user[user].used
         self.use(user)
         try:
@@ -74,15 +74,15 @@ class UserSets:
             self.use(before)
 
     def use(self, user: str) -> None:
-        """Let the modules of a user's kind compute with the user's set from now on."""
+        """Let the modules of a user's kind use the user's set from now on."""
         self._of_user[user].use(user)
 
     def of(self, user: str) -> dict[str, nn.Parameter]:
-        """Return the set of a user, by block and name in it."""
+        """Return the set of a user, by block and name."""
         return self._of_user[user].sets[user]
 
     def of_site(self, user: str, site: str) -> dict[str, torch.Tensor]:
-        """Return what a user's set has for one adapter module, by name in it, on the memory of the set."""
+        """Return a user's tensors of one adapter module, by name in it, without a copy."""
         inside = f"{site}."
         own = self.of(user).items()
         return {name.removeprefix(inside): value.detach() for name, value in own if name.startswith(inside)}
@@ -99,10 +99,7 @@ class UserSets:
     def install(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
         """Replace the sets of some users for some blocks, in place.
 
-        Args:
-            tensors: whole sets, named as ``parameters`` does.
-            blocks: which ones.
-            where: names the tensors in errors.
+        ``tensors`` are whole sets by the names of ``parameters``; ``where`` names them in errors.
 
         Raises:
             IntegrityError: an unknown user, or other names, shapes or types; nothing was replaced then.
@@ -119,11 +116,11 @@ class UserSets:
 
 
 class _Kind:
-    """The modules of one kind of adapters, and the sets of the users who have it.
+    """The modules of one kind of adapters, and the sets of its users.
 
     Attributes:
-        sets: by user, by block and name in it.
-        used: the user with the set that the modules have.
+        sets: user -> block and name -> tensor.
+        used: user of the set to which the modules refer.
     """
 
     def __init__(self, skeleton: Skeleton, blocks: Iterable[int], users: Iterable[str]) -> None:
@@ -135,7 +132,6 @@ class _Kind:
         self.used = next(iter(self.sets))
 
     def use(self, user: str) -> None:
-        """Point the modules at the set of a user."""
         if user != self.used:
             own = self.sets[user]
             for name, (module, attribute) in self._homes.items():
@@ -154,10 +150,10 @@ def _like(value: nn.Parameter) -> nn.Parameter:
 
 
 RunBlocks = Callable[[BlockRunner, torch.Tensor, torch.Tensor, Any], torch.Tensor]
-"""Runs blocks with the adapters of one kind: from hidden state, mask and context to what leaves them."""
+"""Runs blocks with the adapters of one kind: hidden state, mask, context -> output."""
 
 RunSaving = Callable[[BlockForward, torch.Tensor], tuple[SavedActivations, torch.Tensor]]
-"""Runs blocks with a graph: from a forward and what enters to what is kept and what leaves them."""
+"""Runs blocks with a graph: forward, hidden state -> saved activations, output."""
 
 
 class UserBlockRunner:
@@ -166,7 +162,7 @@ class UserBlockRunner:
     Args:
         sets: the adapters of all users.
         captures: record the pairs of these blocks.
-        runners: of each user, with the kind of adapters that the user has.
+        runners: of each user, with the user's kind of adapters.
     """
 
     def __init__(self, sets: UserSets, captures: Captures, runners: Mapping[str, BlockRunner]) -> None:
@@ -183,13 +179,8 @@ class UserBlockRunner:
     ) -> torch.Tensor:
         """Run blocks without a graph.
 
-        Args:
-            rows: of each user.
-            run: runs some of them.
-            make_context: for some of them, from hidden state and mask.
-            hidden: (batch rows, tokens, model width).
-            mask: (batch rows, tokens).
-            context: of all rows.
+        ``run`` and ``make_context`` are called with the rows of one user; hidden is (batch rows, tokens, model width),
+        mask (batch rows, tokens), and ``context`` that of all rows.
         """
         if len(rows) == 1:
             user = rows[0][0]
@@ -206,16 +197,9 @@ class UserBlockRunner:
     def saving(
         self, rows: tuple[RowsOfUser, ...], run: RunSaving, forward: BlockForward, hidden: torch.Tensor
     ) -> tuple[SavedActivations, torch.Tensor]:
-        """Run blocks with a graph.
+        """Run blocks with a graph; return their saved activations, and the output of the last block.
 
-        Args:
-            rows: of each user.
-            run: runs some of them.
-            forward: of all rows.
-            hidden: (batch rows, tokens, model width), enters the first block.
-
-        Returns:
-            What they keep, and the output of the last of them.
+        ``run`` is called with the rows of one user; hidden (batch rows, tokens, model width) enters the first block.
         """
         if len(rows) == 1:
             user = rows[0][0]
@@ -241,18 +225,17 @@ class UserBlockRunner:
         user: str,
         positions: tuple[int, ...] | None,
     ) -> Iterator[None]:
-        """Repeat for a second run the contexts of the first."""
+        """Open the contexts of the first run for a recomputation."""
         recording = contextlib.nullcontext() if positions is None else self._captures.of_rows(user, positions)
         with version(), self._sets.using(user), recording:
             yield
 
 
 class UserRowsSaved(NamedTuple):
-    """The part of a micro-batch that the rows of one user keep.
+    """Saved activations of the rows of one user.
 
     Attributes:
         rows: positions in the micro-batch.
-        saved: of their forward.
     """
 
     rows: torch.Tensor
@@ -260,17 +243,13 @@ class UserRowsSaved(NamedTuple):
 
 
 class SplitRows:
-    """The parts that blocks of one micro-batch keep for their backward, by user.
-
-    Args:
-        parts: of all users; every row is in one of them.
-    """
+    """Saved activations of one micro-batch by user; every row is in one part."""
 
     def __init__(self, parts: Sequence[UserRowsSaved]) -> None:
         self._parts = list(parts)
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
-        """Go back through the parts, one after the other; see ``SavedActivations.backward``."""
+        """Run the backward of the parts, one after the other; see ``SavedActivations.backward``."""
         found: torch.Tensor | None = None
         while self._parts:
             rows, saved = self._parts.pop(0)
@@ -281,6 +260,6 @@ class SplitRows:
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield every tensor that is kept."""
+        """Yield every kept tensor."""
         for part in self._parts:
             yield from part.saved.tensors()
