@@ -42,7 +42,6 @@ class ProfileTimes:
     """Seconds of actions from the medians of a profile; callable with node and action.
 
     Args:
-        costs: of the run.
         granted: the items of the run.
         effect: returns the effect of an action on memory; None = memory is not counted.
 
@@ -176,7 +175,6 @@ class Meter:
     """An observer of a virtual ring that sums seconds, actions and memory.
 
     Args:
-        nodes: of the plan.
         granted: items; those of every granted turn are added.
         times: the seconds of actions.
         ledger: memory accounts.

@@ -174,7 +174,6 @@ class VirtualNode:
     """One node's engine with its inboxes and recordings, and the rests of its processor.
 
     Args:
-        name: of the node.
         engine: its state machine; None while it has no place in the placement.
     """
 
@@ -264,7 +263,6 @@ class ExpectedTables:
     """Scores of zero, and the expected table at every decision.
 
     Args:
-        plan: of the run.
         known: tables that a real run of the plan has chosen, in place of expected ones.
     """
 
@@ -299,7 +297,6 @@ class VirtualRing:
     """A run of ``plan`` on a virtual clock.
 
     Args:
-        plan: of the run.
         action_s: seconds of a compute action at a node.
         message_s: seconds of a message from source to target; messages of a link keep their order.
         control_s: seconds of a call between coordinator and node.
@@ -398,7 +395,7 @@ class VirtualRing:
         return result
 
     def waiting_for(self, node: str) -> str:
-        """Describe what a node's oldest unfinished micro-batch waits for."""
+        """Describe the message that a node's oldest unfinished micro-batch awaits."""
         engine = self._nodes[node].engine
         return engine.waiting_for() if engine is not None else "its placement"
 

@@ -40,9 +40,6 @@ class Connection:
         insecure: plain text, even to another machine; False = with the user's identity, if there is one; None = with
             the present identity of the process, to a coordinator of its own.
 
-    Attributes:
-        address: as given.
-
     Raises:
         UsageError: wrong address, plain text to another machine without ``insecure``, or another version.
         ConnectionFailedError: no coordinator answers within ``CONNECT_S``.

@@ -283,7 +283,7 @@ def fetch_run(
 
 
 def update_run_folder(client: Connection, out: Path) -> str:
-    """Fetch the later part of a folder's run before it is resumed; return what was fetched in words, empty = nothing.
+    """Fetch the later part of a folder's run before it is resumed; return a description, empty = nothing was fetched.
 
     Raises:
         BusyError: the run is not over.

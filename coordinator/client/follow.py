@@ -194,7 +194,6 @@ class FollowerState:
     """The state of a follower of a stored run, from the run's events.
 
     Args:
-        client: of the coordinator.
         outcome: of the run, which gets all events.
         folder: of the run; None = no files.
         submission: identifies the run where its id has not arrived.

@@ -148,7 +148,6 @@ class HubFile:
 
     Attributes:
         name: without a folder.
-        size_bytes: of the file.
         digest: SHA-256 of a large file; of a small one the git blob id, SHA-1 of ``blob <size>\0`` and the content.
     """
 

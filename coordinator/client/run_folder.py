@@ -497,7 +497,6 @@ class EventFiles:
     """Writer of events into a folder.
 
     Args:
-        folder: of the run.
         on_saved: called with run id and step when the manifest of a checkpoint is on disk.
     """
 

@@ -39,7 +39,6 @@ class RunLocation:
     """The coordinator and the command of a run, as in ``run.json``.
 
     Attributes:
-        run_id: of the run.
         coordinator: ``host:port``.
         is_local: whether the coordinator ends with the run.
         pid: process id of the command that submitted it.
@@ -96,9 +95,6 @@ class SavedRun:
     """A finished run in its folder.
 
     Attributes:
-        folder: of the run.
-        job: resolved.
-        plan: of the run.
         report: totals; empty if the run did not write them.
         saved: folder with the adapter or the model; for users with adapters of their own, the parent of their folders.
         whose: the share of users with adapters here, for the model card: ``one of 3``; empty where none was chosen.

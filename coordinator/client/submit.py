@@ -160,7 +160,6 @@ class Client(Connection):
         insecure: as in ``Connection``.
 
     Attributes:
-        address: as given.
         goes_on: whether the followed run continues after the command has stopped following it.
 
     Raises:

@@ -84,7 +84,6 @@ class ExpectedResult(NamedTuple):
     """Bounds for the parts of a run's result.
 
     Attributes:
-        job: of the run.
         part: of its plan that holds at the end.
         model: sizes on which all nodes agreed.
         holder: the node with the newest head, which sends the tensors outside of blocks.
@@ -308,7 +307,7 @@ class Results:
         )
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
-        """Take a node's files, which lie in its folder."""
+        """Take a node's files in its folder."""
         self._files[node] = files
 
     def totals(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -379,7 +378,6 @@ class ResultCollector:
     """Results of the nodes of one run: the last one, and the best one.
 
     Args:
-        job: of the run.
         put: takes the answers of nodes, from other threads.
         emit: sends an event to the submitter.
 

@@ -65,7 +65,6 @@ class AbsentNodes:
 
     Args:
         resume: what the run resumes from.
-        job: of the run.
     """
 
     def __init__(self, resume: Resume, job: Job) -> None:
@@ -106,7 +105,6 @@ class StatusBoard:
     """The present phase, helpers, step and figures of a run; thread-safe.
 
     Args:
-        run_id: of the run.
         clock: monotonic seconds.
     """
 
@@ -192,12 +190,10 @@ class Driver(abc.ABC):
 
     Args:
         run_id: name under which nodes keep what they have read, until they are released.
-        members: of the coordinator.
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
 
     Attributes:
-        run_id: as given.
         board: status of the work.
     """
 
@@ -308,7 +304,7 @@ class Driver(abc.ABC):
         """Do the work; return the error of a failure, None after success."""
 
     def _stopped(self, reason: str) -> str:
-        """Add to the reason of a stop what remains of the work."""
+        """Add the saved state of the work to the reason of a stop."""
         return reason
 
     def _finish_files(self) -> None:  # noqa: B027 - a measurement has none

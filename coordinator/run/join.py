@@ -75,8 +75,6 @@ class JoinCandidates:
     """The nodes that are being inspected.
 
     Args:
-        run_id: of the run.
-        job: of the run.
         lease_s: a node that does not answer for so long is lost.
         put: takes answers, from any thread.
     """
@@ -204,9 +202,6 @@ class JoinHandler:
     """The nodes that join one run; everything is called on the run's thread.
 
     Args:
-        run_id: of the run.
-        request: of the submitter.
-        members: of the coordinator.
         machine: the state machine of the run.
         reports: of the nodes; a new process counts its own from 1.
         lease_s: a node without a heartbeat for so long is lost.

@@ -47,7 +47,6 @@ class LinkMeasurement:
     """Measurement of the unknown links between the members of one run.
 
     Args:
-        members: of the run.
         calls: by node.
         job: defines the size of the messages.
         model: that the job trains.
@@ -200,8 +199,6 @@ class MeasureDriver(Driver):
 
     Args:
         run_id: as for ``Driver``, like the others.
-        request: of the submitter.
-        members: of the coordinator.
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
     """

@@ -268,9 +268,7 @@ class ReplanSearch:
     """The search for other placements during one run.
 
     Args:
-        plan: of the run.
         part: that holds; as long as the plan has a later placement, none is searched.
-        job: of the run.
         profile: with which it was planned.
         put: takes the outcome, on the thread of the search.
         note: shows a sentence to the user.

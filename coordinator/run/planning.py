@@ -181,7 +181,6 @@ class FirstInspection:
     """The answers of all nodes before they measure; made when the nodes are asked.
 
     Args:
-        request: of the submitter.
         nodes: that have to answer.
         on_done: takes the result, on a thread of its own.
         now_s: a monotonic clock.
@@ -243,7 +242,6 @@ class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        request: of the submitter.
         checkpoints: of the run; they have the plan of a resumed run.
         cache: of known links.
         put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` call

@@ -45,15 +45,12 @@ class RunRecorder:
     """The books of one run: ledger, trace, recordings, and times of its actions.
 
     Args:
-        plan: of the run.
-        job: of the run.
         profile: with which it was planned.
         emit: sends an event to the submitter.
         skipped_items: number of first items that do not count in the profile.
         part: of the plan with which the run begins or resumes; None = its first one.
 
     Attributes:
-        ledger: of the run.
         pace: monitor of its nodes; None = they are not monitored.
         onlooker: takes the activity of the nodes after each turn; None = nobody asks.
         rows: left out and cut rows of the owners' files, for the report.

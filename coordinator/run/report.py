@@ -148,8 +148,6 @@ class RunLedger:
     """Steps, evaluations, bytes by link, and totals of each node of one run.
 
     Args:
-        plan: of the run.
-        job: of the run.
         placement_number: of the first placement; None = the run does not move.
 
     Attributes:
@@ -414,9 +412,9 @@ class RunLedger:
 
         Returns:
             ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
-            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and
-            collecting. ``eval`` has the figures of the result and its step; where the best result is of an earlier part
-            of the run, those of the last evaluation.
+            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and collecting.
+            ``eval`` has the figures of the result and its step; where the best result is of an earlier part of the run,
+            those of the last evaluation.
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
@@ -498,7 +496,6 @@ class OperationsLedger:
     """Work done and saved by operations in one run; empty where everything is full.
 
     Args:
-        plan: of the run.
         profile: with which the run was planned, for the predicted shares.
     """
 

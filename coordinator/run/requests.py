@@ -57,7 +57,6 @@ class RunRequest(NamedTuple):
     """A request for a run, from its beginning or from a checkpoint.
 
     Attributes:
-        job: of the run.
         plan_only: end after planning.
         num_nodes: number of members to wait for; 0 = the present ones.
         join_s: time limit of that wait, seconds.

@@ -104,8 +104,6 @@ class RunDriver(Driver):
 
     Args:
         run_id: as for ``Driver``, like the others.
-        request: of the submitter.
-        members: of the coordinator.
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
         awaits_nodes: whether lost nodes may return.

@@ -2,8 +2,7 @@
 
 Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so the number
 of a step is also the number of steps done: the evaluation of "step 40" follows step 40, and a checkpoint of step 40
-contains it. Only the ledger converts (``shown``). A line of a step in
-``metrics.jsonl`` has ``"kind": "train"``.
+contains it. Only the ledger converts (``shown``). A line of a step in ``metrics.jsonl`` has ``"kind": "train"``.
 
 Screen, page, model card and ``ringtune eval`` write figures by these functions alone.
 
@@ -201,7 +200,7 @@ def figures_text(entry: Mapping[str, Any]) -> str:
 
 
 def _cut(entry: Mapping[str, Any]) -> str:
-    """Say what no figure counts: words beyond the longest text, tokens beyond the longest row."""
+    """Describe uncounted input: words beyond the longest text, tokens beyond the longest row."""
     if entry.get("cut_words"):
         return f" ({entry['cut_words']:,} more are cut, or have no token)"
     is_cut = "words" not in entry and entry.get("perplexity") is not None and entry.get("max_length")

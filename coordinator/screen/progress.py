@@ -91,7 +91,7 @@ def step_line(step: Mapping[str, Any]) -> str:
 
 
 def trained_text(depth: int, trains: str) -> str:
-    """Say what a step trained: ``depth 3``, or ``trains block 3`` for a named group of units."""
+    """Describe the units that a step trained: ``depth 3``, or ``trains block 3`` for a named group of units."""
     return f"trains {trains}" if trains else f"depth {depth}"
 
 
@@ -135,7 +135,7 @@ def _steps_text(steps: int) -> str:
 
 
 def _times(report: Mapping[str, Any]) -> list[str]:
-    """Write the seconds of the steps, of training and of the whole run, each with what it contains.
+    """Write the seconds of the steps, of training and of the whole run, each with its contents.
 
     Example: ``80 steps in 12.1 s (predicted 8.1 s), loss of the last one 0.6885``, and below it ``training with
     evaluations and checkpoints 15.6 s, whole run with joining, measuring and collecting 25.8 s``.
@@ -247,7 +247,7 @@ class Progress:
         """Show the totals of a run that is done."""
 
     def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
-        """Show the address of a coordinator, and the one at which nodes and users reach it."""
+        """Show the address of a coordinator, and its address for nodes and users."""
 
     def note(self, text: str) -> None:
         """Show a line of text."""

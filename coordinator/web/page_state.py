@@ -299,9 +299,7 @@ class PageState:
         versions: of each section.
         curves: by the names in ``CURVES``; ``seconds`` is cumulative over steps.
         ahead: step -> loss and accuracy, in a turn that is not done.
-        plan: of the run.
         profile: the newest one.
-        job: resolved.
     """
 
     def __init__(self) -> None:

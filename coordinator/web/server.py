@@ -45,12 +45,10 @@ class PageServer:
     """The page, served in the context.
 
     Args:
-        page_data: of the page.
         bind: ``host:port``; port 0 = any free one.
         token_file: the token for other machines; None = a new one.
 
     Attributes:
-        page_data: as given.
         address: ``host:port`` of the socket.
 
     Raises:

@@ -249,7 +249,6 @@ class Streams:
     """The open streams of all browsers.
 
     Args:
-        page_data: of the page.
         send_s: time limit of a browser for one frame.
 
     Attributes:

@@ -71,7 +71,6 @@ class SimulatorProcess:
     """The simulator in a process of its own.
 
     Args:
-        state: of the run.
         deadline_s: time limit of an answer.
         command: starts the process.
     """

@@ -21,7 +21,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> str:
-    """Say what the next action of a micro-batch needs.
+    """Describe the message, credit or head that the next action of a micro-batch awaits.
 
     Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``. ``has_head`` says whether the
     head that it needs is here; else ``head_from`` sends it (empty = it waits for an update here).

@@ -12,7 +12,7 @@ at most. Four rules make every result independent of timing:
 * right version: a forward starts only if each block in its range had exactly ``forward_version`` updates, an update
   only after the last forward that must not see it, a backward only after the update of the item before;
 * few graphs: at most ``in_flight`` items (1, unless the method has stale weights) keep graphs here; a further forward
-with graph waits;
+  with graph waits;
 * credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
 
 Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen, consecutive
@@ -312,7 +312,7 @@ class NodeEngine:
     # ---- explanation ------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """Describe what the oldest unfinished micro-batch waits for: seconds, message, sender."""
+        """Describe the message that the oldest unfinished micro-batch awaits: seconds, content, sender."""
         awaited = self._ready_queue.exchange.awaited(self._ready_queue.states)
         if awaited:
             return f"waited {self._wait_s:g} s for {awaited}"

@@ -155,7 +155,6 @@ class Path:
 
     Args:
         legs: in the order of the data flow; not empty.
-        private_blocks: of the plan.
         room: channels of this node.
         pairs_boundary: boundary of the credits for pairs.
 
@@ -238,7 +237,6 @@ class MicroBatchState:
     """The progress of one micro-batch at this node.
 
     Args:
-        state: of its item.
         micro: number of the micro-batch.
         path: its way here.
 
@@ -296,13 +294,11 @@ class ItemState:
 
     Args:
         plan: with the decisions of the item's turn.
-        item: the item.
         node: this node.
         paths: of each micro-batch here; None = it does not pass.
         fits: for each micro-batch, the path of its pairs at this helper; None = no pairs.
 
     Attributes:
-        item: the item.
         is_own: whether this node is its initiator.
         updates: updates and saves that are not done, except ``helped`` and ``copies``.
         helped: updates that are not done, of blocks that this node helps with.

@@ -5,8 +5,8 @@ ready; else the queue is not searched.
 
 ``HeadTracker``: a head that arrives for turn 5 of this node serves turn 5 and the turns of this node that follow
 without a gap. Equal versions do not prove that a head may be used: after an evaluation an owner still has a head of the
-right version that it has handed over. Where every owner has a copy of the head (``schedule.stages``)
-none is handed over, and only its updates count.
+right version that it has handed over. Where every owner has a copy of the head (``schedule.stages``) none is handed
+over, and only its updates count.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class HeadTracker:
     """The state of one node's head: version, turn for which it was received, and hand-overs.
 
     Args:
-        node: the owner.
         is_holder: whether it has the head at the start of the run.
         is_copy: whether every owner has a copy, so that none is handed over.
         first_turn: index of the run's first turn.
@@ -159,7 +158,6 @@ class ReadyQueue:
     """Items and micro-batches of one node that are not done.
 
     Args:
-        plan: of the run.
         node: the name of this node.
         head: the state of its head.
 

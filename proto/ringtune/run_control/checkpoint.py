@@ -141,7 +141,7 @@ class CheckpointManifest:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
-        """Read what ``to_json`` wrote.
+        """Parse the table of ``to_json``.
 
         Raises:
             IntegrityError: the manifest is damaged.
@@ -197,7 +197,7 @@ class Resume:
 
     @staticmethod
     def parse(text: str) -> Resume:
-        """Read what ``to_text`` wrote.
+        """Parse the text of ``to_text``.
 
         Raises:
             IntegrityError: it is damaged.
@@ -364,7 +364,7 @@ class CheckpointHolders:
         return tuple(found)
 
     def why_not(self, owners: Collection[str]) -> str:
-        """Say what is missing and its last holder; empty if everything is present, the head at one of these owners."""
+        """Name the missing blocks or head with their last holder; empty if all are present, the head at ``owners``."""
         if self.missing:
             hosts = sorted({self._placement.host_of(block) for block in self.missing})
             plural = "s" if len(self.missing) > 1 else ""

@@ -11,8 +11,8 @@ so does ``I-`` after a word of another type or none. Example: ``B-PER I-PER O I-
 place of one.
 
 Numbers: Pearson's correlation and the share of explained variance follow from sums over all owners. Ranks do not:
-Spearman's correlation is reported only where one owner has all rows. Sums of squares lose
-the digits that a large mean takes: with a mean a thousand times the spread, six of sixteen.
+Spearman's correlation is reported only where one owner has all rows. Sums of squares lose the digits that a large mean
+takes: with a mean a thousand times the spread, six of sixteen.
 
 Source: the CoNLL-2003 shared task, ``conlleval``.
 """
@@ -208,8 +208,8 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
     """Compute correlations from the sums of all owners.
 
     Returns:
-        ``pearson`` and ``r2``, None where all numbers are equal, and their ``counted_rows``;
-        ``spearman`` where one owner has all rows that are evaluated. Empty without sums.
+        ``pearson`` and ``r2``, None where all numbers are equal, and their ``counted_rows``; ``spearman`` where one
+        owner has all rows that are evaluated. Empty without sums.
     """
     count = values.get(_ROWS, 0.0)
     if not count:

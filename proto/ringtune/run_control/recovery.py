@@ -428,7 +428,7 @@ class Recovery:
         return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out, self.back)
 
     def overdue(self, wait_s: float) -> str:
-        """Say what was not done within ``wait_s``."""
+        """Describe the missing answers, or the missing placement, after ``wait_s``."""
         if self._waiting:
             what = "to move" if self._moves else "to stop"
             why = "a node was lost" if self.lost else "a bad step"

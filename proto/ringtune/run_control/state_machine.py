@@ -72,7 +72,7 @@ def overdue(
     wait_s: float,
     plan_s: float,
 ) -> str:
-    """Say what was not done within the time limit of a phase.
+    """Describe the missing answers after the time limit of a phase.
 
     ``waiting`` are nodes without an answer in the phase, ``oldest`` is the oldest open turn, ``chooses_for`` the step
     for which an operation table is being chosen. Planning has ``wait_s + plan_s`` seconds.

@@ -4,9 +4,9 @@ Hosts keep hidden states of rows that return, in files. With ``float32`` the cac
 
 ``frozen_prefix``: number of lowest blocks without an update so far. Batches have fixed rows, so the same rows return in
 every pass over the rows of their owner, and in every evaluation; while no block below a boundary has trained, the same
-hidden state enters there. Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3,
-23, 43 and 53. Below the lowest trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves
-3 blocks at three visits.
+hidden state enters there. Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3, 23,
+43 and 53. Below the lowest trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves 3
+blocks at three visits.
 
 ``later_visits``: the steps at which a batch returns, by the order of turns and batches. An owner with three batches,
 turns of two steps, two owners that take turns::
@@ -307,7 +307,7 @@ class CachedBatches:
         return None if cache is None else CachedBatches(plan, cache, items_ahead=items_ahead)
 
     def may_grant(self, turn: Turn) -> bool:
-        """Whether every turn is done that kept what this turn may read."""
+        """Whether every node has done the turns that kept the batches of this turn."""
         return not self._open or self._open[0].end_seq > turn.first_seq - self._items_ahead
 
     def decided(self, turn: Turn) -> Turn:

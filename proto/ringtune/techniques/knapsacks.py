@@ -2,8 +2,8 @@
 
 Arrays are K knapsacks by N items, an item is a micro-batch. Costs and capacities are whole numbers, values are made
 whole, so that sums are exact and ties are equal on every machine. Ties: of all best choices the one without the latest
-item in the order of preference, then without the next latest, and so on. Items of value 0 are
-taken last, in that order, as long as they fit.
+item in the order of preference, then without the next latest, and so on. Items of value 0 are taken last, in that
+order, as long as they fit.
 
 ``two_stage``: stage one takes full operations by their backward scores under C^pf, at c^f + c^b each. Stage two takes
 forward-only ones by their forward scores under C^po, at c^f each, among the micro-batches that stage one left, because

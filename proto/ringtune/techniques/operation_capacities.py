@@ -1,8 +1,7 @@
 """Capacities of boards (D2FT): numbers of micro-batches for which a subnet is full or forward-only.
 
 Counts give all boards nearly the same busy time in a step, with the same total as equal counts. Example: two boards
-with equal slices, one twice as fast, 8 micro-batches, 60 % of the
-compute, a forward is 0.4 of full::
+with equal slices, one twice as fast, 8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
 
     board    full   forward-only   busy, in full operations of the slow board
     slow     2      3              3.2

@@ -22,8 +22,8 @@ With ``ties = "together"`` all choosers have the same first micro-batch, as if t
 order: whole micro-batches are full, and others pass all blocks by, without their messages.
 
 ``expected_table`` is assumed by predictions before any scores: as many operations of each kind as the capacities allow,
-distributed as by the knapsacks where all scores tie. For a course of three subnets a block that are full for
-3 of 5 micro-batches and forward-only for one::
+distributed as by the knapsacks where all scores tie. For a course of three subnets a block that are full for 3 of 5
+micro-batches and forward-only for one::
 
     block     0   1
     micro 0   131 321
