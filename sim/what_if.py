@@ -254,7 +254,7 @@ def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Pla
         ):
             continue
         found.append(moved)
-    if len(found) == 1:  # a method whose result depends on the ring is told the ring, and does not move
+    if len(found) == 1:  # a method that depends on the ring gets the ring, and does not move
         return Plan.of(course, found[0])
     return Plan(course, tuple(found))
 

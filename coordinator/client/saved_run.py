@@ -223,7 +223,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         labels=run.plan.course.labels,
         split="iid" if data else job.data.split,
         owners=0,
-        user="",  # whose a row is counts for training only
+        user="",  # the user of a row matters in training only
     )
     # every method gives the same forward; the plain one asks for no special ring, but knows no full parameters
     method = job.train.method if job.method.full_parameters else Train().method

@@ -249,7 +249,7 @@ class Driver(abc.ABC):
     def noted(self, step: int) -> None:  # noqa: B027 - a measurement has no checkpoints
         """Note that the submitter has a manifest on disk; work without checkpoints ignores it."""
 
-    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement goes on with those it began with
+    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement keeps its first members
         """Note that a node has joined the coordinator during the work, for the first time or again."""
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
@@ -294,7 +294,7 @@ class Driver(abc.ABC):
             self._release_all(str(outcome or "the run is done"))
         finally:
             try:
-                self._on_end()  # before the last event, so that whoever hears it may submit the next run
+                self._on_end()  # before the last event: its reader may submit the next run
                 self._log_outcome(outcome)
             finally:
                 self._outbox.close()  # else the submitter would wait for ever

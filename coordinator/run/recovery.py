@@ -55,7 +55,7 @@ class PeerSuspicions:
         due = {peer: failed for peer, (until_s, failed) in self._complaints.items() if now_s >= until_s}
         silent = [failed for peer, failed in due.items() if peer not in self._complainers]
         found = next(iter([*silent, *due.values()]), None)
-        if found is not None:  # it is told once
+        if found is not None:  # it is returned once
             self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
         return found
 
@@ -108,7 +108,7 @@ class Reports:
             raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
         last = self._num_reports.get(request.node, 0)
         if request.number <= last:
-            return  # the node did not hear that it had arrived
+            return  # the node sent it again without our answer
         check_report(request, last=last, nodes=recorder.plan.nodes, end_seq=recorder.end_seq)
         self._num_reports[request.node] = request.number
         recorder.add_report(request)

@@ -159,7 +159,7 @@ class PageServer:
             try:
                 if self.page_data.tick(time.monotonic()):
                     streams.wake()
-            except Exception:  # the page goes on with what it has
+            except Exception:  # the page keeps its state
                 _LOG.exception("the page could not be brought up to date")
             await asyncio.sleep(TICK_S if self._ready.is_set() else 0.01)
 

@@ -97,7 +97,7 @@ class CacheSettings:
             raise JobError(f"cache.max_bytes is {self.max_bytes}, it has to be at least 0")
 
     def of_placement(self, computed: str) -> ActivationCacheSettings | None:
-        """The settings for hosts whose blocks compute in the type ``computed``; None with ``prefix`` off."""
+        """The settings for hosts that compute in the type ``computed``; None with ``prefix`` off."""
         if self.prefix == OFF:
             return None
         return ActivationCacheSettings(

@@ -160,7 +160,7 @@ def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> 
 
 
 def smaller_settings(memory: Memory) -> Iterator[tuple[str, object]]:
-    """Yield ``auto`` for a job whose policy keeps everything or projections."""
+    """Yield ``auto`` for a job with a policy that keeps everything or projections."""
     if memory.activations in (NONE, VELORA):
         yield "memory.activations", AUTO
 

@@ -100,7 +100,7 @@ class OffloadSettings:
             _ = self.manner
             for user in self.chosen_adapters:
                 check_user_name(user)
-        except PlanError as error:  # users whose adapters can't be merged, or have to be; a name that none may have
+        except PlanError as error:  # users exclude or need merged adapters, or a user name is invalid
             raise JobError(str(error)) from error
         if self.adapters is not None and not self.adapters:
             raise JobError("offload.adapters is an empty table; name an adapter for a user, or remove it")

@@ -581,7 +581,7 @@ class TurnOperations:
         self._plan = plan
         self._asked_for: int | None = None
         self._chosen_for: int | None = None
-        self._open: dict[int, set[str]] = {}  # score turn -> nodes whose scores are here
+        self._open: dict[int, set[str]] = {}  # score turn -> nodes that have reported scores
         self._scores: list[BlockScores] = []
 
     @property
