@@ -1,9 +1,9 @@
 """Arrival of messages on the virtual clock: after fixed delays, or over measured links.
 
-A message waits for its link, its sender's uplink and its receiver's downlink. The uplink of a node has the rate of the
-fastest link that leaves it, its downlink that of the fastest that enters it; a message on a slower link uses a share
-only. A message takes its share of both from the moment it is ready, so that a message to a busy receiver does not block
-the sender's uplink.
+A message waits for its link, its sender's uplink and its receiver's downlink. The rate of a link is that of its slower
+end. The uplink of a node has the rate of the fastest link that leaves it, its downlink that of the fastest that enters
+it; a message on a slower link uses a share only. A message takes its share of both from the moment it is ready, so that
+a message to a busy receiver does not block the sender's uplink.
 """
 
 from __future__ import annotations

@@ -367,7 +367,7 @@ class OperationsFailed(NamedTuple):
 
 
 class Progressed(NamedTuple):
-    """Bytes of a result or of weights arrived from a node or at it: neither the node nor its link has stopped."""
+    """Bytes of a result arrived from a node or at it: neither the node nor its link has stopped."""
 
     node: str
 
