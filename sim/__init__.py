@@ -1,1 +1,1 @@
-"""The simulator: runs of the ring on a virtual clock with the engine and round code of real runs; no torch, no grpc."""
+"""The simulator: the ring on a virtual clock with engine and state machine of real runs; no torch, no grpc."""

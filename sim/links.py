@@ -1,9 +1,9 @@
-"""The arrival of messages on the virtual clock: after a fixed delay, or over links as they were measured.
+"""Arrival of messages on the virtual clock: after fixed delays, or over measured links.
 
-A message waits for its link, for its sender's uplink and its receiver's downlink. A pair's rate is that of its slower
-end. The uplink of a node is taken as fast as the fastest link that leaves it, its downlink as the fastest that enters
-it: a slower message leaves room for another one beside it. A message takes its share of both from the moment it is
-ready, so that one which waits for a busy receiver does not keep the sender's uplink from others.
+A message waits for its link, its sender's uplink and its receiver's downlink. The rate of a link is that of its slower
+end. The uplink of a node has the rate of the fastest link that leaves it, its downlink that of the fastest that enters
+it; a message on a slower link uses a share only. A message takes its share of both from the moment it is ready, so that
+a message to a busy receiver does not block the sender's uplink.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class MessageCost(NamedTuple):
     """The cost of a message for the processors at its two ends, in seconds.
 
     Attributes:
-        from_source_s: what sending takes from the source's computing.
-        from_target_s: what receiving takes from the target's.
-        late_at_source_s: how much later it leaves while its source computes.
-        late_at_target_s: how much later it is noticed while its target computes.
+        from_source_s: computing time that it takes from the source.
+        from_target_s: computing time that it takes from the target.
+        late_at_source_s: delay of its departure while the source computes.
+        late_at_target_s: delay of its reception while the target computes.
     """
 
     from_source_s: float
@@ -34,9 +34,9 @@ class MessageCost(NamedTuple):
 
 
 class Transport(Protocol):
-    """Says when things arrive; messages of one link keep their order.
+    """Arrival times of messages; messages of one link keep their order.
 
-    A message is named by its key; that of a head has the turn in place of the item.
+    The key of a head has the turn in place of the item.
     """
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
@@ -50,10 +50,10 @@ class Transport(Protocol):
 
     @property
     def has_strain(self) -> bool:
-        """Whether any message so far costs the processors something; most rings have cores for messages."""
+        """Whether any message so far costs the processors time."""
 
     def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
-        """The cost of a message for the processors at its ends, after its ``arrival_s`` was asked; None: nothing."""
+        """The cost of a message for the processors at its ends; call ``arrival_s`` first. None = no cost."""
 
 
 class Delays:
@@ -74,22 +74,22 @@ class Delays:
         self.has_strain = False
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """The arrival of a message: after ``message_s``, but not before an earlier message of its link."""
+        """``now_s`` plus ``message_s``, but not before an earlier message of the link."""
         return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload))
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """The arrival of a credit: after ``message_s``, but not before an earlier credit of its link."""
+        """``now_s`` plus ``message_s``, but not before an earlier credit of the link."""
         return self._in_order(source, target, "credit", now_s + self._message_s(source, target, "credit"))
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """The arrival of a control message: after ``control_s``, but not before an earlier one of the same pair.
+        """``now_s`` plus ``control_s``, but not before an earlier message of the pair.
 
-        The coordinator is the empty name.
+        The coordinator has the empty name.
         """
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
 
     def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
-        """None: messages cost the processors nothing here."""
+        """Return None: messages cost no processor time here."""
         return None
 
     def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:
@@ -100,7 +100,7 @@ class Delays:
 
 
 class _Passage(NamedTuple):
-    """The times of each message of one kind and size on a link; computed once for all of them."""
+    """The times of all messages of one kind and size on a link."""
 
     num_bytes: float
     around_s: float
@@ -111,7 +111,7 @@ class _Passage(NamedTuple):
 
 
 class _Side:
-    """One direction of a node's connection: until when it is taken, and its bytes per second."""
+    """One direction of a node's connection: the time until which it is taken, and its bytes per second."""
 
     __slots__ = ("free_s", "rate")
 
@@ -121,7 +121,7 @@ class _Side:
 
 
 class _Link:
-    """One directed link with what went over it."""
+    """One directed link with its totals."""
 
     __slots__ = (
         "arrived_s",
@@ -147,15 +147,15 @@ class _Link:
 
 
 class MeasuredLinks:
-    """Arrival times from a profile's links.
+    """Arrival times from the links of a profile.
 
     Args:
-        costs: of the run: bytes of messages, and the time of making and reading them.
-        profile: with the links; without any, messages take only the time of making and reading them.
-        granted: the items of the run, which tell the padded tokens of a message's micro-batch.
-        control_latency_s: of a word between a node and the coordinator.
-        slow_computing: whether messages take time from computing where a node has no core left for them; recorded
-            times of actions have it in them already.
+        costs: of the run: bytes of messages, and seconds to encode and decode them.
+        profile: with the links; without any, messages take only the time to encode and decode.
+        granted: the items of the run, with the padded tokens of each micro-batch.
+        control_latency_s: of a message between a node and the coordinator.
+        slow_computing: whether messages take computing time at nodes without a spare core; recorded times of actions
+            already contain it.
     """
 
     def __init__(
@@ -178,17 +178,17 @@ class MeasuredLinks:
 
     @property
     def sent_bytes(self) -> dict[tuple[str, str], float]:
-        """Bytes of each link that was used, by (source, target)."""
+        """Bytes by (source, target) of each link that was used."""
         return {pair: link.sent_bytes for pair, link in self._links.items() if link.sent_bytes}
 
     @property
     def unit_gradient_bytes(self) -> dict[tuple[str, str], float]:
-        """Bytes of these that were gradients of embedding and head for other owners."""
+        """Bytes of ``sent_bytes`` that were gradients of embedding and head for other owners."""
         return {pair: link.unit_bytes for pair, link in self._links.items() if link.unit_bytes}
 
     @property
     def busy_s(self) -> dict[tuple[str, str], float]:
-        """Seconds for which each link carried a message, by (source, target)."""
+        """Seconds for which each used link carried a message, by (source, target)."""
         return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
@@ -221,21 +221,21 @@ class MeasuredLinks:
         return arrival_s
 
     def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
-        """The cost of a message where a node has no core left for it; asked after its ``arrival_s``."""
+        """The cost of a message where a node has no spare core; call ``arrival_s`` first."""
         payload, seq, micro, boundary = key
         return self._links[source, target].passages[payload, boundary, self._size(payload, seq, micro)].strain
 
     def _size(self, payload: str, seq: int, micro: int) -> float:
-        """Padded tokens of the micro-batch of a message; 0 where its bytes do not go by them."""
+        """Padded tokens of a message's micro-batch; 0 where its bytes do not depend on them."""
         return 0.0 if micro < 0 or payload == Payload.REPLICA_GRAD else self._by_seq[seq].sizes[micro]
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """The arrival of a credit that is returned at ``now_s``: after the latency of its link."""
+        """``now_s`` plus the latency of the link."""
         link = self._links.get((source, target)) or self._link(source, target)
         return now_s + link.latency_s
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """The arrival of a control message to or from the coordinator: after ``control_latency_s``."""
+        """``now_s`` plus ``control_latency_s``."""
         return now_s + self._control_latency_s
 
     @staticmethod

@@ -1,8 +1,7 @@
-"""Measures of a virtual run: seconds of each action, busy seconds, steps, bytes, memory, and optionally every span.
+"""Measures of a virtual run: seconds of actions, busy seconds, steps, memory, and optionally every span.
 
-Seconds of an action are a profile's medians, or recorded ones. A recording of the same run is replayed action by
-action, stragglers included. For another plan its samples are pools: an action that was not recorded takes the time of
-one drawn from those of its node and kind, per block.
+Seconds of an action are a profile's medians, or recorded ones. A recording of the same plan is replayed action by
+action, stragglers included. For another plan an action takes a random sample of its node and kind, per block.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from sim.ledger import Effect, ItemKind, Items, MemoryLedger
 
 
 class ActionKind:
-    """All actions of a node that are alike: seconds, how many ended, and their effect on memory.
+    """All actions of a node with equal op, units, micro-batch and kind of item.
 
     Attributes:
-        node: whose.
-        op: of all of them.
-        seconds: of one, the profile's median; None until it is asked for.
-        count: how many ended.
-        busy_s: seconds of those.
-        effect: what one does to memory; None if nothing.
+        seconds: of one, the profile's median; None until it is looked up.
+        count: number of ended actions.
+        busy_s: their seconds.
+        effect: their effect on memory; None if there is none.
     """
 
     __slots__ = ("busy_s", "count", "effect", "node", "op", "seconds")
@@ -42,16 +39,15 @@ class ActionKind:
 
 
 class ProfileTimes:
-    """Medians of a profile, and the kind of action that each node carries out.
+    """Seconds of actions from the medians of a profile; callable with node and action.
 
     Args:
-        costs: of the run.
         granted: the items of the run.
-        effect: what an action of an item does to memory; None = it is not counted.
+        effect: returns the effect of an action on memory; None = memory is not counted.
 
     Attributes:
-        kinds: every kind that there was.
-        running: the kind of the action that each node began last.
+        kinds: by node, op, micro-batch, start, stop, and number of the item's kind.
+        running: by node, the kind of the action that began last.
     """
 
     def __init__(
@@ -65,10 +61,10 @@ class ProfileTimes:
         self.running: dict[str, ActionKind] = {}
 
     def __call__(self, node: str, action: Action) -> float:
-        """Seconds of an action that begins now.
+        """Return the seconds of an action that begins now.
 
         Raises:
-            PlanError: that work was not measured on the node.
+            PlanError: the profile has no time of this work on the node.
         """
         op, seq, micro, start, stop, _, _ = action
         found = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
@@ -79,7 +75,7 @@ class ProfileTimes:
         return found.seconds
 
     def begins(self, node: str, action: Action) -> ActionKind:
-        """Note the kind of an action that begins now."""
+        """Record the kind of an action that begins now."""
         op, seq, micro, start, stop, _, _ = action
         item = self._by_seq[seq]
         key = (node, op, micro, start, stop, item.number)
@@ -106,15 +102,15 @@ class ProfileTimes:
 
 
 class RecordedTimes:
-    """Times of actions from a recording, and from the medians of a profile for what has no sample.
+    """Seconds of actions from a recording; from ``medians`` where it has no sample.
 
     Args:
-        course: the run to be simulated.
+        course: of the simulated run.
         samples: (node, action, seconds) in the order of the recording.
-        medians: times where a node has no sample of that kind; called for every action.
+        medians: of a profile; it records the kind of every action.
         granted: the items of the run.
-        same_run: whether the recording is of this very plan, so that actions are the same ones.
-        seed: of the draws from the pools.
+        same_run: whether the recording is of this plan, so that actions are equal.
+        seed: of the random samples.
     """
 
     def __init__(
@@ -139,9 +135,9 @@ class RecordedTimes:
             self._pools.setdefault(kind, []).append(seconds / self._units(action))
 
     def __call__(self, node: str, action: Action) -> float:
-        """Seconds of an action that begins now.
+        """Return the seconds of an action that begins now.
 
-        A replay of the very run takes the recorded time; else a drawn sample counts, else the median.
+        These are the recorded ones in a replay of the same plan, else a random sample, else the median.
         """
         self._medians.begins(node, action)
         if self._same_run:
@@ -152,10 +148,7 @@ class RecordedTimes:
         return self._random.choice(pool) * self._units(action) if pool else self._medians(node, action)
 
     def _kind(self, node: str, action: Action, is_trained: bool) -> tuple[str, Op, bool, bool]:
-        """The pool of an action: samples of one pool may stand for each other.
-
-        Heads of evaluations have no backward, and the head's update is no block's.
-        """
+        """The pool of an action. Heads of evaluations have no backward, and the head's update is no block's."""
         return node, action.op, is_trained, action.start == self._head
 
     def _units(self, action: Action) -> int:
@@ -164,19 +157,14 @@ class RecordedTimes:
 
 @dataclass(slots=True)
 class NodeMeter:
-    """Busy seconds and number of actions of one node.
-
-    Attributes:
-        busy_s: by op.
-        actions: how many ended.
-    """
+    """Busy seconds by op, and number of ended actions, of one node."""
 
     busy_s: dict[Op, float] = field(default_factory=dict)
     actions: int = 0
 
 
 class TimedStep(NamedTuple):
-    """A train step, its depth, and its seconds from the end of the item before it."""
+    """A train step with its depth, and its seconds since the end of the item before it."""
 
     step: int
     depth: int
@@ -184,20 +172,19 @@ class TimedStep(NamedTuple):
 
 
 class Meter:
-    """An observer of a virtual ring that adds up what it sees.
+    """An observer of a virtual ring that sums seconds, actions and memory.
 
     Args:
-        nodes: of the plan.
-        granted: items; added here with every turn.
-        times: what every action begins with.
+        granted: items; those of every granted turn are added.
+        times: the seconds of actions.
         ledger: memory accounts.
         keep_spans: whether to keep every action and message for a trace.
-        begins_s: when it begins to see; the first step takes its seconds from then on.
+        begins_s: start of the observation, from which the first step is timed.
 
     Attributes:
         steps: train steps, in the order of their ends.
-        moves_s: seconds of the move that it saw in the end.
-        spans: (node, action, start_s, end_s) of everything, if it keeps them.
+        moves_s: seconds of moves.
+        spans: (node, action, start_s, end_s) of all actions and messages, if kept.
     """
 
     def __init__(
@@ -222,12 +209,12 @@ class Meter:
         self._last_item_s = begins_s
 
     def granted(self, turn: Turn) -> None:
-        """Note the items of a granted turn."""
+        """Add the items of a granted turn."""
         self._items.granted(turn)
 
     @property
     def nodes(self) -> dict[str, NodeMeter]:
-        """The measures of each node."""
+        """The sums of each node."""
         found = {node: NodeMeter() for node in self._nodes}
         for kind in self._times.kinds.values():
             meter = found[kind.node]
@@ -252,10 +239,7 @@ class Meter:
         self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """Add the seconds of a finished step, which run from the end of the item before it.
-
-        At the end of a turn its items are forgotten.
-        """
+        """Add a finished step or move; drop the items of a finished turn."""
         if isinstance(command, rd.LogStep):
             passed_s, self._last_item_s = now_s - self._last_item_s, now_s
             if command.turn.kind is StepKind.TRAIN:

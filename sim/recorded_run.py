@@ -1,8 +1,8 @@
-"""A recorded run, read from its ``trace.json``: the seconds of every action.
+"""Seconds of every action of a recorded run, from its ``trace.json``.
 
-The file is an object with ``traceEvents``, of which two kinds count. ``process_name`` gives the node of a ``pid``; a
-complete event (``"ph": "X"``) with an ``action`` among its arguments is one action, as ``ringtune.schedule.actions``
-prints it, with ``ts`` and ``dur`` in microseconds. Sent and received messages are no compute and are left out.
+The file is an object with ``traceEvents``. ``process_name`` events name the node of a ``pid``; a complete event
+(``"ph": "X"``) with an ``action`` among its arguments is one action, as ``ringtune.schedule.actions`` prints it, with
+``ts`` and ``dur`` in microseconds. Sent and received messages are left out.
 
 Source: Trace Event Format (Chrome), JSON object form.
 """
@@ -31,7 +31,7 @@ class Recording:
     Attributes:
         samples: (node, action, seconds) in the order of their ends.
         wall_s: from the start of the first action to the end of the last one, over all nodes.
-        busy_s: of each node.
+        busy_s: by node.
         num_steps: items with an update.
     """
 
@@ -42,16 +42,12 @@ class Recording:
 
 
 def read_trace(path: Path, num_blocks: int) -> Recording:
-    """Read the compute actions of a run from its ``trace.json``.
-
-    Args:
-        path: of ``trace.json``.
-        num_blocks: blocks of the model.
+    """Read the compute actions of a run of a model with ``num_blocks`` blocks.
 
     Raises:
         InvalidInputError: there is no such file.
-        IntegrityError: it is cut off, or no trace; says at which line and byte, or in which event.
-        PlanError: it has an action that there is not, or no action at all.
+        IntegrityError: it is cut off, or no trace; names line and byte, or event.
+        PlanError: it has an unknown action, or none.
     """
     events = _events(path)
     names = {
@@ -101,13 +97,13 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _process(event: Mapping[str, Any]) -> object:
-    """Number of the process of an event; None if it has none that is a number."""
+    """The ``pid`` of an event; None if it is no whole number."""
     found = event.get("pid")
     return found if isinstance(found, int) else None
 
 
 def _finite(time: object) -> float:
-    """A time as a number; NaN if it is none, or more than a number can hold."""
+    """A time as float; NaN if it is no number or too large."""
     try:
         return float(time) if isinstance(time, int | float) else math.nan
     except OverflowError:

@@ -1,8 +1,8 @@
 """A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``RunStateMachine``.
 
-Delays take the place of the real driver's threads and sockets. A *carrier* decides what an action or a message does:
-nothing (what-if studies), or real tensors (checks of correctness). A *transport* decides when messages arrive, an
-*observer* sees events during the run. The clock calls back in the order of (time, order of scheduling).
+Delays replace the real driver's threads and sockets. A *carrier* gives actions and messages an effect: none (what-if),
+or real tensors (checks of correctness). A *transport* decides when messages arrive, an *observer* is notified during
+the run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ from sim.links import Delays, MessageCost, Transport
 
 
 class VirtualClock:
-    """Time that passes only when something is due.
-
-    Ties run in the order in which they were scheduled, so a run is reproducible.
-    """
+    """A queue of callbacks in the order of (time, order of scheduling), so that a run is reproducible."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -54,11 +51,11 @@ class VirtualClock:
         self.at(self.now_s + delay_s, callback, *args)
 
     def stop(self) -> None:
-        """Run nothing more after the callback that is under way."""
+        """End ``run`` after the present callback."""
         self._is_stopped = True
 
     def run(self, *, until_s: float = float("inf")) -> None:
-        """Run the callbacks due up to ``until_s``, or until none is left, or until the clock is stopped."""
+        """Run the callbacks due up to ``until_s``, until none is left or the clock is stopped."""
         queue = self._queue
         while queue and queue[0][0] <= until_s and not self._is_stopped:
             self.now_s, _, callback, args = heappop(queue)
@@ -69,19 +66,19 @@ class Carrier(Protocol):
     """The effects of actions and messages besides their time: none, or real tensors."""
 
     def granted(self, node: str, turn: Turn) -> None:
-        """Note that a turn was granted to ``node``."""
+        """Note that a turn is granted to ``node``."""
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """Carry a compute action out; returns the numbers it yields."""
+        """Carry out a compute action; return its values for the report."""
 
     def ended(self, node: str, turn: int) -> str:
-        """Note that ``node`` has done a turn; returns why it goes on without a technique, once."""
+        """Note that ``node`` has done a turn; return once why it continues without a technique."""
 
     def take(self, node: str, key: TensorKey) -> Any:
-        """Take a tensor out of ``node`` to send it."""
+        """Remove a tensor from ``node`` to send it."""
 
     def put(self, node: str, key: TensorKey, content: Any) -> None:
-        """Give a tensor that arrived to its micro-batch at ``node``."""
+        """Give an accepted tensor to its micro-batch at ``node``."""
 
     def take_head(self, node: str) -> Any:
         """Copy the head with its optimizer state."""
@@ -93,17 +90,17 @@ class Carrier(Protocol):
         """Make a parcel of ``node``."""
 
     def rest(self, node: str) -> None:
-        """Keep what ``node`` has trained, for a move."""
+        """Keep the trained tensors of ``node``, for a move."""
 
     def move(self, command: Move) -> None:
-        """Build what a node has in another placement, with what others kept of it."""
+        """Build the part of a node in another placement, with kept tensors of others."""
 
     def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
-        """Give a parcel that arrived to ``node``."""
+        """Give an accepted parcel to ``node``."""
 
 
 class Message(NamedTuple):
-    """A tensor or head that travelled, with its virtual times in seconds."""
+    """A message between nodes, with its virtual times in seconds."""
 
     key: TensorKey
     source: str
@@ -113,30 +110,30 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> str:
-        """The content of the message."""
+        """The kind of content."""
         return self.key.payload
 
 
 class Observer(Protocol):
-    """Sees what happens in a virtual run, in the order of virtual time."""
+    """Notifications of a virtual run, in the order of virtual time."""
 
     def granted(self, turn: Turn) -> None:
-        """Note that the coordinator granted a turn, to every node."""
+        """A turn is granted to every node."""
 
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
-        """Note that a compute action is done."""
+        """A compute action is done."""
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Note that a message is on its way."""
+        """A message is sent."""
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """Note that a message is in the inbox."""
+        """A message is in the inbox."""
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Note that a tensor went from the inbox to its micro-batch."""
+        """A tensor is taken from the inbox."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """Note what the coordinator logged: a step, a turn, an evaluation, a phase."""
+        """The coordinator has logged a step, a turn, an evaluation or a phase."""
 
 
 @dataclass(slots=True)
@@ -144,15 +141,15 @@ class RingResult:
     """The result of a virtual run; the recordings are empty where ``record`` was off.
 
     Attributes:
-        order: everything each node did, in order, as table actions.
-        spans: compute actions per node, in virtual seconds.
-        messages: tensors and heads between nodes.
-        handled: the recording of every engine.
-        logged: what the rounds logged, in order.
-        finish: how the run ended; None if it never did.
+        order: by node, all actions and messages in order.
+        spans: by node, compute actions in virtual seconds.
+        messages: between nodes.
+        handled: by node, the recording of its engine.
+        logged: log commands of the coordinator, in order.
+        finish: the end of the run; None if it did not end.
         wall_s: end of the last compute action.
         num_actions: compute actions of all nodes.
-        peak_inbox: most tensors that waited in each node's inbox at once.
+        peak_inbox: by node, the largest number of tensors in its inbox.
     """
 
     order: dict[str, list[Action]] = field(default_factory=dict)
@@ -174,11 +171,10 @@ def _nothing(event: ev.Event, now_s: float) -> list[ev.Command]:
 
 
 class VirtualNode:
-    """One node's engine with its inboxes and recordings, and how its processor rests.
+    """One node's engine with its inboxes and recordings, and the rests of its processor.
 
     Args:
-        name: of the node.
-        engine: its state machine; None while the placement does not need the node.
+        engine: its state machine; None while it has no place in the placement.
     """
 
     __slots__ = (
@@ -218,26 +214,26 @@ class VirtualNode:
         self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
 
     def moved(self, engine: NodeEngine | None) -> VirtualNode:
-        """The node with the engine of its next placement; recordings and processor are kept."""
+        """Return the node with the engine of its next placement; recordings and processor are kept."""
         node = VirtualNode(self.name, engine)
         node.order, node.spans, node.handled, node.peak_inbox = self.order, self.spans, self.handled, self.peak_inbox
         node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
         return node
 
     def take(self, seconds: float, now_s: float) -> None:
-        """A message takes processor time: from the action that runs, or from the rest before the next one."""
+        """Take processor time for a message: from the running action, or from the rest before the next one."""
         if self.is_running:
             self.ends_s += seconds
         else:
             self.free_s = max(self.free_s, now_s - self.rest.max_s) + seconds
 
     def disturb(self, seconds: float, now_s: float) -> None:
-        """A message takes processor time from a node that rests: nothing waits, but the rest was shorter."""
+        """Take processor time for a message from the rest of an idle node; nothing is delayed."""
         if self.rest.max_s:
             self.free_s = min(now_s, max(self.free_s, now_s - self.rest.max_s) + seconds)
 
     def begin(self, seconds: float, now_s: float) -> None:
-        """An action of so many seconds begins: later if messages keep the processor, shorter after a rest."""
+        """Begin an action: later if messages keep the processor, with a shorter duration after a rest."""
         self.is_running = True
         rested_s = min(now_s - self.free_s, self.rest.max_s)
         if rested_s <= 0:
@@ -248,27 +244,26 @@ class VirtualNode:
         self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
 
     def end(self, now_s: float) -> None:
-        """The action is over; the rest that it left is used by the next one."""
+        """End the action; the rest that it did not use is left for the next one."""
         self.is_running = False
         self.free_s = now_s - self.left_s
 
 
 class Chooser(Protocol):
-    """The reports of nodes at the end of a score turn, and the table that is chosen from them."""
+    """Scores of nodes at the end of a score turn, and the table chosen from them."""
 
     def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
-        """The scores that a node reports at the end of a turn; nothing if it is no score turn."""
+        """The scores that a node reports at the end of a turn; empty if it is no score turn."""
 
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
-        """The table that holds from ``step`` on."""
+        """Choose the table from ``step`` on."""
 
 
 class ExpectedTables:
-    """Scores that say nothing, and at every decision the table that is expected before any scores are known.
+    """Scores of zero, and the expected table at every decision.
 
     Args:
-        plan: of the run.
-        known: tables that a real run of the plan has chosen; they replace expected ones.
+        known: tables that a real run of the plan has chosen, in place of expected ones.
     """
 
     def __init__(self, plan: Plan, known: Sequence[ScheduledTable] = ()) -> None:
@@ -276,13 +271,13 @@ class ExpectedTables:
         self._known = {table.step: table.operations for table in known}
 
     def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
-        """A zero for every score that the node owes."""
+        """Return a zero for every score that the node owes."""
         choice = self._plan.course.choice
         values = ((0.0,) * choice.subnets,) * len(choice.scores) if choice is not None else ()
         return tuple(BlockScores(turn.owner, *key, values) for key in score_keys(self._plan, turn, node))
 
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
-        """The known table or the expected one, whatever the scores."""
+        """Return the known table or the expected one, whatever the scores."""
         return self._known.get(step) or expected_table(self._plan.course)
 
 
@@ -291,7 +286,7 @@ _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
 
 
 class Conditions(NamedTuple):
-    """The conditions of one part of a plan; arguments of ``VirtualRing``."""
+    """Seconds, transport and observer of one part of a plan; as for ``VirtualRing``."""
 
     action_s: Callable[[str, Action], float]
     transport: Transport
@@ -302,28 +297,27 @@ class VirtualRing:
     """A run of ``plan`` on a virtual clock.
 
     Args:
-        plan: what to run.
-        action_s: seconds that a compute action takes at a node.
-        message_s: seconds that a message takes from source to target; messages of a link keep their order.
+        action_s: seconds of a compute action at a node.
+        message_s: seconds of a message from source to target; messages of a link keep their order.
         control_s: seconds of a call between coordinator and node.
-        carrier: what actions and messages do; None = nothing, they only take time.
-        wait_s: deadline of every wait of engines and rounds.
+        carrier: effects of actions and messages; None = they only take time.
+        wait_s: time limit of engines and state machine.
         drop: messages for which it returns True never arrive (fault injection).
         items_ahead: as for ``RunStateMachine``.
-        start: where the run continues; by default its very beginning.
-        drain_at_s: when the user asks to stop after the granted turns; None = never.
-        replans: when which other placement is found that the run shall move to.
+        start: where the run continues; by default at its beginning.
+        drain_at_s: time at which the user drains the run; None = never.
+        replans: (time, placement) of each replanned placement.
         transport: in place of ``message_s`` and ``control_s``.
-        observer: sees what happens.
+        observer: is notified during the run.
         record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
-        rest: what a rest gives to a node's next action; by default nothing.
-        chooser: makes scores and operation tables where the run chooses them; by default the expected table.
-        choose_s: seconds that a choice takes.
-        move_s: seconds that a node takes to move to the next placement.
-        fails_to_move: why a node can't move; empty = it can (fault injection).
-        fetches: what a node answers that is to fetch ahead, after its seconds; by default all is there at once.
-        enters: what actions and messages take from a move on, and who sees them, in the part of the plan that holds
-            then; by default as before. The observer of before sees the move itself.
+        rest: by node, the gain of a rest for the next action; by default none.
+        chooser: scores and operation tables where the run chooses them; by default the expected table.
+        choose_s: seconds of a choice.
+        move_s: seconds of a node's move.
+        fails_to_move: error text of a node's move; empty = it moves (fault injection).
+        fetches: a node's answer to ``FetchAhead``, given after its seconds; by default all weights are present.
+        enters: the conditions from a move on, for the part of the plan that holds then; by default unchanged. The
+            former observer is notified of the move itself.
     """
 
     def __init__(
@@ -387,7 +381,7 @@ class VirtualRing:
         }
 
     def run(self) -> RingResult:
-        """Run to the end (or to a dead stop) and say what happened."""
+        """Run to the end, or until no event is left."""
         result = self.result
         self._tell_rounds(rd.Started(tuple(sorted(self.plan.nodes))))
         if self._drain_at_s is not None:
@@ -401,7 +395,7 @@ class VirtualRing:
         return result
 
     def waiting_for(self, node: str) -> str:
-        """The wait of a node's oldest unfinished micro-batch, as text."""
+        """Describe the message that a node's oldest unfinished micro-batch awaits."""
         engine = self._nodes[node].engine
         return engine.waiting_for() if engine is not None else "its placement"
 
@@ -461,7 +455,7 @@ class VirtualRing:
                     self._action_s, self._transport, self._observer = self._enters(command.part, self.clock.now_s)
 
     def _move(self, command: rd.Move) -> None:
-        """Give a node the engine of its next placement; messages on their way to the old one are lost."""
+        """Give a node the engine of its next placement; messages in transit to the old one are lost."""
         node, placement_number = command.node, command.part.placement.placement_number
         answer: rd.Moved | rd.MoveFailed = rd.Moved(node, placement_number)
         if problem := self._fails_to_move(command):
@@ -627,7 +621,7 @@ class VirtualRing:
         self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], content, strain)
 
     def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, strain: MessageCost) -> None:
-        """A node that computes gets to a message later; an idle one was receiving while it was on its way."""
+        """Receive a message that costs processor time: later where the node computes, else from the node's rest."""
         now_s = self.clock.now_s
         if node.is_running:
             node.take(strain.from_target_s, now_s)
@@ -672,7 +666,7 @@ def _message(op: Op, key: TensorKey, peer: str) -> Action:
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Pause the collector of reference cycles: a run makes none, and searching for some took a tenth of its time."""
+    """Pause the collector of reference cycles: a run makes none, and the search took a tenth of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

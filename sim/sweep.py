@@ -1,7 +1,7 @@
-"""Sweeps, many what-ifs at once: axes of values, their grid, and its cells on all cores or on a cluster.
+"""Sweeps (many what-ifs at once): axes of values, their grid, and its cells on all cores or on a cluster.
 
-A cell depends on nothing but its own changes, and results stand in the order of the grid: neither the number of workers
-nor the backend shows in them. Workers get the plan and the profile from this process, through joblib.
+A cell depends only on its own changes, and results are in the order of the grid, whatever the number of workers and the
+backend. Workers get the plan and the profile from this process, through joblib.
 """
 
 from __future__ import annotations
@@ -33,27 +33,22 @@ _DIGITS = 12
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(?P<host>[^:/]+):(?P<port>[0-9]+)")
 _ANSWER_S = 10.0
 MAX_CELLS = 10_000
-"""A cell is a whole simulated run, of some hundredth of a second at least: more would take hours."""
+"""A cell is a whole simulated run, of a hundredth of a second at least: more would take hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """One key with the values that it takes.
-
-    Attributes:
-        key: as for ``--change``.
-        values: as text, in the order of the table.
-    """
+    """One ``--change`` key with its values as text, in the order of the table."""
 
     key: str
     values: tuple[str, ...]
 
 
 def parse_axis(text: str) -> Axis:
-    """Read ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (from, to, how many; evenly spaced; rates as ``10Mbit:1Gbit:5``).
+    """Parse ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (first, last, count; evenly spaced; rates as ``10Mbit:1Gbit:5``).
 
     Raises:
-        UsageError: no such form, a value twice, or more values than a sweep may have cells.
+        UsageError: another form, a value twice, or more than ``MAX_CELLS`` values.
     """
     key, listed = split_change(text)
     values: list[str] = []
@@ -91,7 +86,7 @@ def _check_size(cells: int) -> None:
 
 
 def grid(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
-    """The ``KEY=VALUE`` changes of every cell; the last axis runs fastest.
+    """List the ``KEY=VALUE`` changes of every cell; the last axis varies fastest.
 
     Raises:
         UsageError: a key stands twice, or there are too many cells.
@@ -112,7 +107,7 @@ def run_cells(
     backend: str = "loky",
     cluster: str = "",
 ) -> list[Cell]:
-    """Do ``task`` for every cell and return all results; see ``each_cell``."""
+    """Return the results of all cells; see ``each_cell``."""
     return list(each_cell(task, cells, jobs=jobs, backend=backend, cluster=cluster))
 
 
@@ -124,22 +119,19 @@ def each_cell(
     backend: str = "loky",
     cluster: str = "",
 ) -> Generator[Cell]:
-    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they arrive.
+    """Run ``task`` for every cell on this machine or a cluster, and yield the results in the order of ``cells``.
 
-    A sweep that is left early, by Ctrl-C or otherwise, ends its workers at once. A cluster gives its results together.
+    If the iteration ends early, as by Ctrl-C, the workers end at once. A cluster returns all results together.
 
     Args:
         task: picklable, as are its results.
         cells: changes of each.
-        jobs: workers of this machine; -1 = one for each core. A cluster takes what it has.
+        jobs: workers of this machine; -1 = one for each core. A cluster uses all of its workers.
         backend: one of ``BACKENDS``.
-        cluster: address of a Dask scheduler or a Ray cluster; empty = one on this machine, for the sweep only.
-
-    Yields:
-        Results in the order of ``cells``.
+        cluster: address of a Dask scheduler or a Ray cluster; empty = a local one for this sweep only.
 
     Raises:
-        UsageError: no such backend or number of workers, or a package is not installed.
+        UsageError: unknown backend, wrong number of workers, or a package is not installed.
         ConnectionFailedError: nobody answers at the address.
         RingTuneError: a worker died.
     """
@@ -160,18 +152,14 @@ def each_cell(
 
 
 def _close_quietly(running: Generator[Cell]) -> None:
-    """Leave the cells that are not done; joblib would warn of each sweep that is left early."""
+    """Stop the cells that are not done, without joblib's warning about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         running.close()
 
 
 def check_workers(jobs: int, backend: str, cluster: str) -> None:
-    """Refuse workers that there can't be, before anything is computed.
-
-    Raises:
-        UsageError: no such backend or number of workers.
-    """
+    """Refuse unknown backends and wrong numbers of workers."""
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if jobs == 0 or jobs < -1:
@@ -181,13 +169,13 @@ def check_workers(jobs: int, backend: str, cluster: str) -> None:
 
 
 def _ignore_interrupts() -> None:
-    """Let the process that asked end the workers: a Ctrl-C reaches all of them, and each would print its own error."""
+    """Ignore Ctrl-C in a worker: the parent process ends the workers, and each would print its own error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def _loky(joblib: Any) -> Iterator[None]:
-    """Set joblib's own processes for what runs inside; they end with it, at once if it is left early."""
+    """Use joblib's own processes in the context; they end with it, at once if it ends early."""
     is_done = False
     try:
         with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=_ignore_interrupts):
@@ -204,7 +192,7 @@ def _loky(joblib: Any) -> Iterator[None]:
 
 @contextmanager
 def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[None]:
-    """Set joblib's backend for what runs inside, with the cluster behind it."""
+    """Use a joblib backend, with its cluster, in the context."""
     if backend == "loky":
         with _loky(joblib):
             yield

@@ -1,17 +1,17 @@
-"""What-if changes, pure functions from a profile and a plan to changed ones: of nodes, links, members, and plan keys.
+"""What-if changes as pure functions on profile and plan: of nodes, links, members, and plan keys.
 
 ``KEY=VALUE``, where KEY is one of::
 
     NODE.compute                  speed of a node: 0.5 = half as fast, all its times are divided by 0.5
-    NODE.memory                   its budget: 512MiB, 2GB or bytes
+    NODE.memory                   its memory budget: 512MiB, 2GB or bytes
     link.SOURCE.TARGET.rate       of a directed link, per second: 100Mbit, 5MB/s or 20e6 (bytes)
     link.SOURCE.TARGET.latency    seconds, one way
     microbatches, batch_size ...  a key of the plan (``PLAN_KEYS``)
-    offload                       who helps whom: off, or HOST=HELPER, several with + between
+    offload                       helpers: off, or HOST=HELPER, several with + between
 
-``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` makes
-them all, without latency. Members change too: a node leaves, or one like another joins. ``break_even_bytes_per_s``
-gives the rate of their links from which on helpers make a run faster.
+``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` creates
+all links, without latency. A node may also leave, or join as a copy of another. ``break_even_bytes_per_s`` is the
+lowest rate of their links with which helpers make a run faster.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def split_change(text: str) -> tuple[str, str]:
 
 
 def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Profile, Plan]:
-    """Carry out ``KEY=VALUE`` changes in their order; keys of the plan all at once, so that they may fit together.
+    """Apply ``KEY=VALUE`` changes in order; plan keys all at once, so that they may be consistent.
 
     Raises:
-        UsageError: not of that form.
-        PlanError: an unknown node, link or key, named with the nearest; a value out of range.
+        UsageError: another form.
+        PlanError: an unknown node, link or key, with the nearest known; a value out of range.
     """
     of_plan: dict[str, int | str] = {}
     for text in changes:
@@ -85,7 +85,7 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
     Example: with the key ``pi.compute`` and the value ``0.5`` all times of node pi are doubled.
 
     Raises:
-        PlanError: an unknown node, link or key, named with the nearest; a value out of range.
+        PlanError: an unknown node, link or key, with the nearest known; a value out of range.
     """
     target, _, last = key.rpartition(".")
     if target.startswith("link.") and target not in profile.by_name:
@@ -107,16 +107,16 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
 
 
 def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
-    """Make a node that computes ``speed`` times as fast: all times of its work are divided by ``speed``.
+    """Divide all times of a node's work by ``speed``.
 
-    ``rested_s`` stays, as it belongs to the quota of processor time and not to the processor.
+    ``rested_s`` stays: it belongs to the quota of processor time, not to the processor.
     """
     times = {name: getattr(node, name) / speed for name in _OF_THE_PROCESSOR}
     return dataclasses.replace(node, **times, work_times=tuple(_faster(time, speed) for time in node.work_times))
 
 
 def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:
-    """Divide what each byte takes of the node's processor by ``speed``; rates stay."""
+    """Divide the processor time per byte of a node's links by ``speed``; rates stay."""
     return tuple(
         dataclasses.replace(
             link,
@@ -165,7 +165,7 @@ def _all_links(profile: Profile, rate: float) -> tuple[LinkFacts, ...]:
 
 
 def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
-    """Source and target of ``SOURCE.TARGET``; names may have dots, so the links that there are decide."""
+    """Split ``SOURCE.TARGET`` at the dot that gives a known link; names may contain dots."""
     if not profile.links:
         raise PlanError(
             f"--change {key}: the profile has no links, messages take no time; measure them with 'ringtune measure', "
@@ -185,10 +185,10 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
 
 
 def plan_value(key: str, value: str) -> int | str:
-    """The value of a key of the plan, in the key's type: of ``credits``, ``4`` is the number 4.
+    """Convert the value of a plan key to its type.
 
     Raises:
-        PlanError: there is no such key, or it is no whole number.
+        PlanError: unknown key, or no whole number.
     """
     if key not in PLAN_KEYS:
         raise PlanError(f"--change {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
@@ -201,10 +201,10 @@ def plan_value(key: str, value: str) -> int | str:
 
 
 def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -> tuple[Profile, Plan]:
-    """Change keys of the plan: of its method, its course and its placement.
+    """Change keys of the plan: of its method, course and placements.
 
     Raises:
-        PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
+        PlanError: the changed plan breaks a rule, or the profile has no times for other micro-batches.
     """
     course = plan.course
     method = _changed_method(course.method, values)
@@ -231,13 +231,13 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
 
 
 def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Plan:
-    """The plan with another course and other placements, each from the turn on that has the step of before.
+    """Combine a changed course with placements, each from the turn with its former step on.
 
-    One that is to come after the last step is left out, and so is one that is the same as that before it. Example: a
-    placement from step 15 on holds with turns of 5 steps from turn 3 on, and with turns of 10 from turn 2 on, step 20.
+    Placements after the last step are left out, and so are equal successors. Example: a placement from step 15 on has
+    turns of 5 steps and first turn 3; with turns of 10 steps its first turn is 2, step 20.
 
     Raises:
-        PlanError: they do not fit together.
+        PlanError: the plan breaks a rule.
     """
     found: list[Placement] = []
     for one in placements:
@@ -254,16 +254,16 @@ def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Pla
         ):
             continue
         found.append(moved)
-    if len(found) == 1:  # a method whose result depends on the ring is told the ring, and does not move
+    if len(found) == 1:  # a method that depends on the ring gets the ring, and does not move
         return Plan.of(course, found[0])
     return Plan(course, tuple(found))
 
 
 def _with_activations(plan: Plan, activations: str) -> Plan:
-    """The plan in which every block keeps everything (``none``), or runs again (``recompute``).
+    """Let every trained block keep everything (``none``) or run again (``recompute``).
 
     Raises:
-        PlanError: another policy, which only a planner can fill in.
+        PlanError: another policy, which needs a planner.
     """
     if activations not in (NONE, RECOMPUTE):
         raise PlanError(
@@ -275,10 +275,10 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
 
 
 def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:
-    """The plan in which these nodes help these hosts, in the manner of the plan.
+    """Set the helpers of a plan, with its settings of offload.
 
     Raises:
-        PlanError: an unknown node, nothing is known of pairs, or users whose adapters some host has no helper for.
+        PlanError: unknown node, no sizes of pairs in the profile, or users and a host without a helper.
     """
     helper_of = parse_helpers(text, profile.by_name, where="--change offload")
     if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
@@ -293,11 +293,7 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
 
 
 def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
-    """Refuse helpers in a run that moves.
-
-    Raises:
-        PlanError: names a helper.
-    """
+    """Refuse helpers in a plan with several placements."""
     if plan.moves and helper_of:
         name = next(iter(helper_of.values()))
         raise PlanError(
@@ -307,10 +303,10 @@ def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
 
 
 def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
-    """The plan in which users train adapters of their own or together, merged where only that goes with it.
+    """Set how users train adapters, with merged adapters where the setting requires them.
 
     Raises:
-        PlanError: an unknown word, or nobody helps.
+        PlanError: unknown word, or no helpers.
     """
     manner = plan.course.offload.manner if plan.course.offload else IN_STEP
     if not helper_of:
@@ -328,7 +324,7 @@ def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], user
 
 
 def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:
-    """Refuse other batches where the plan has operation tables, which are of its own ones."""
+    """Refuse other batches where the plan has operation tables, which belong to its batches."""
     has_tables = course.operations is not None or (course.choice is not None and course.choice.tables)
     for key in ("batch_size", "microbatches"):
         if has_tables and values.get(key, getattr(course, key)) != getattr(course, key):
@@ -359,11 +355,7 @@ def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
 
 
 def check_rows(profile: Profile, after: int, before: int) -> None:
-    """Refuse micro-batches of other rows where a node has times of one size only.
-
-    Raises:
-        PlanError: a node has times of one size only.
-    """
+    """Refuse micro-batches of other rows where a node has times of one size only."""
     for node in profile.nodes:
         if after != before and not node.work_times:
             raise PlanError(
@@ -399,10 +391,10 @@ def _number(
 
 
 def drop_from_profile(profile: Profile, name: str) -> Profile:
-    """The profile without a node and its links.
+    """Remove a node and its links from a profile.
 
     Raises:
-        PlanError: the profile has no such node.
+        PlanError: unknown node.
     """
     if name not in profile.by_name:
         raise PlanError(f"--drop {name}: the profile has no such node; {nearest(name, profile.by_name)}")
@@ -414,18 +406,18 @@ def drop_from_profile(profile: Profile, name: str) -> Profile:
 
 
 def drop_from_plan(plan: Plan, name: str) -> Plan:
-    """The plan without a node, in every placement.
+    """Remove a node from every placement of a plan.
 
-    Its blocks stay with the other hosts of its stage. Where it has none, they go to all hosts of the stage below; those
-    of the lowest stage go to the stage above::
+    Its blocks stay with the replicas of its stage. Without replicas they go to all hosts of the stage below; those of
+    the lowest stage go to the stage above::
 
         a [0, 2)  b [2, 6)  c [2, 6)       without c: a [0, 2)  b [2, 6)       without a: b [0, 6)  c [0, 6)
 
-    The data of the node is not trained on any more; the number of steps stays. Hosts that it helped fit their own
-    adapters; the helper of a host fits those of the blocks that the host gets, too.
+    Its data is no longer trained on; the number of steps stays. Hosts that it helped fit their own adapters; helpers of
+    other hosts also fit the adapters of the blocks that these hosts get.
 
     Raises:
-        PlanError: no host or no owner is left, or users have adapters of their own and a host is left without a helper.
+        PlanError: no host or no owner is left, or users have adapters of their own and a host has no helper.
     """
     course = plan.course
     owners = tuple(owner for owner in course.owners if owner.node != name)
@@ -454,12 +446,12 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
 
 
 def _of_others(table: Operations, name: str) -> Operations:
-    """An operation table without the batches of an owner."""
+    """Remove the batches of an owner from an operation table."""
     return dataclasses.replace(table, batches=tuple(one for one in table.batches if one.owner != name))
 
 
 def _slices_without(placement: Placement, name: str) -> tuple[Slice, ...]:
-    """The slices of a placement without a node; others host its blocks."""
+    """Remove a node from the slices of a placement; others host its blocks."""
     gone = placement.slice_of(name)
     left = [piece for piece in placement.slices if piece.node != name]
     if not gone.num_blocks:
@@ -490,14 +482,14 @@ def _slices_without(placement: Placement, name: str) -> tuple[Slice, ...]:
 
 
 def add_node(profile: Profile, name: str, like: str) -> Profile:
-    """A further node with the speed, memory and links of ``like``, but without data.
+    """Add a copy of node ``like``, with its speed, memory and links, but without data.
 
-    Links between ``name`` and ``like`` have the lower rate of the fastest link out of ``like`` and the fastest into it,
-    and the longer latency of those two links.
+    Links between the two have the lower rate and the longer latency of the fastest link out of ``like`` and the fastest
+    into it.
 
     Raises:
-        PlanError: ``like`` is not there, or ``name`` is already.
-        UsageError: no node may be called so.
+        PlanError: ``like`` is unknown, or ``name`` exists.
+        UsageError: ``name`` is no valid node name.
     """
     check_node_name(name)
     if name in profile.by_name:
@@ -527,13 +519,7 @@ _CLOSE: Final = 1.02
 
 
 def gained_s(plan: Plan, profile: Profile, bytes_per_s: float, *, optimizer: str = "adamw") -> float:
-    """Predict how many seconds a run takes less with its helpers than without, at a rate of the links between them.
-
-    Args:
-        plan: with helpers.
-        profile: of its nodes, with links.
-        bytes_per_s: of every link between a host and its helper, in both directions; other links stay.
-        optimizer: of the job.
+    """Predict the seconds that helpers save, at a rate of the links between hosts and helpers in both directions.
 
     Raises:
         PlanError: the plan has no helpers.
@@ -546,12 +532,12 @@ def gained_s(plan: Plan, profile: Profile, bytes_per_s: float, *, optimizer: str
 
 
 def break_even_bytes_per_s(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> float | None:
-    """Find the rate from which on helpers pay, up to ``_CLOSE`` times the true one.
+    """Find the lowest rate at which helpers save time, up to a factor of ``_CLOSE``; see ``gained_s``.
 
-    The gain is taken to rise with the rate. Arguments as for ``gained_s``.
+    The gain is assumed to rise with the rate.
 
     Returns:
-        The rate in bytes per second; None if not even ``MAX_BYTES_PER_S`` is enough.
+        The rate in bytes per second; None if ``MAX_BYTES_PER_S`` is not enough.
 
     Raises:
         PlanError: the plan has no helpers.

@@ -1,1 +1,1 @@
-"""The submitter's side of a run: a connection to the coordinator, local nodes, and the folder of the run."""
+"""The submitter's side of a run: connection to the coordinator, local nodes, and the run's folder."""

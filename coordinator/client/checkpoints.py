@@ -3,13 +3,13 @@
 ::
 
     DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
-    DIR/checkpoints/lengths.json     of a run that was made longer: the lengths that it had before
+    DIR/checkpoints/lengths.json     of a run that was made longer: its former lengths
     DIR/checkpoints/nodes/<node>/    with --local: the shards of that node
     DIR/best/<N>/adapter/            the result of step N, with the best evaluation so far (``train.keep_best``)
-    DIR/best/<N>/complete            written last: all files of that step are there
+    DIR/best/<N>/complete            written last: all files of that step are present
 
-When the run is done, its best result is copied to its place. It also stays here, for a run that is made longer. Older
-ones stay as long as a run may resume from a checkpoint at which they were the best.
+When the run is done, its best result is copied to ``DIR/adapter/`` or the like. It also stays in ``best/``, for a run
+that is made longer. Older results stay as long as a run may resume from a checkpoint at which they were the best.
 """
 
 from __future__ import annotations
@@ -58,26 +58,22 @@ _COMPLETE: Final = "complete"
 
 
 class BestFolder:
-    """The best results of one run.
-
-    Args:
-        run_folder: of the run.
-    """
+    """The best results of one run."""
 
     def __init__(self, run_folder: Path) -> None:
         self._run, self._folder = run_folder, run_folder / BEST_FOLDER
 
     def steps(self) -> tuple[int, ...]:
-        """List the steps that have a folder, ascending, whether it is complete or not."""
+        """List the steps with a folder, complete or not, ascending."""
         names = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
         return tuple(sorted(int(name) for name in names if name.isdecimal()))
 
     def has(self, step: int) -> bool:
-        """Whether the result of a step is there."""
+        """Whether the result of a step is complete."""
         return (self._folder / str(step) / _COMPLETE).is_file()
 
     def complete(self, step: int) -> None:
-        """Note that all files of a step are there.
+        """Mark the result of a step as complete.
 
         Raises:
             StorageError: no room.
@@ -85,10 +81,10 @@ class BestFolder:
         write_durably(self._folder / str(step) / _COMPLETE, b"")
 
     def publish(self, step: int) -> None:
-        """Make the result of a step that of the run.
+        """Copy the result of a step to the result folders of the run.
 
         Raises:
-            IntegrityError: it is not there.
+            IntegrityError: it is not complete.
             StorageError: no room.
         """
         if not self.has(step):
@@ -110,7 +106,7 @@ class BestFolder:
         self._drop(later for later in self.steps() if later > step)
 
     def prune_before_best(self, manifests: Iterable[CheckpointManifest]) -> None:
-        """Drop the results that are older than the best ones of these checkpoints."""
+        """Drop results older than the best ones of these checkpoints."""
         found = [one.evaluations.best_step for one in manifests if one.evaluations.best is not None]
         self._drop(step for step in self.steps() if found and step < min(found))
 
@@ -122,7 +118,7 @@ class BestFolder:
 def with_best(
     run_folder: Path, manifests: Iterable[CheckpointManifest]
 ) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
-    """Leave out checkpoints with a best result that is not in the run's folder; return also the error of each."""
+    """Return the checkpoints with a complete best result, and the problems of the others."""
     best, found, problems = BestFolder(run_folder), list[CheckpointManifest](), list[str]()
     for manifest in manifests:
         known = manifest.evaluations
@@ -147,17 +143,13 @@ _NAME = re.compile(r"step-(\d{1,18})\.json")
 
 
 class RunCheckpoints:
-    """The manifests of one run.
-
-    Args:
-        run_folder: of the run.
-    """
+    """The manifests of one run."""
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / FOLDER
 
     def node_states(self) -> Path:
-        """Path of the folder in which local nodes keep their shards, each in a folder with its name."""
+        """Parent of the local nodes' folders for shards."""
         return self._folder / NODES
 
     def path(self, step: int) -> Path:
@@ -165,17 +157,17 @@ class RunCheckpoints:
         return self._folder / f"step-{step}.json"
 
     def steps(self) -> tuple[int, ...]:
-        """List the steps that have a manifest, newest first."""
+        """List the steps with a manifest, newest first."""
         if not self._folder.is_dir():
             return ()
         found = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
         return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
 
     def add(self, manifest: CheckpointManifest) -> None:
-        """Write a manifest to disk, which makes the checkpoint complete; then drop all but the ``KEPT`` newest.
+        """Write a manifest, which completes the checkpoint; then drop all but the ``KEPT`` newest.
 
         Raises:
-            StorageError: no room; manifests that were there are intact.
+            StorageError: no room; earlier manifests stay valid.
         """
         move_folder_aside(self.path(manifest.step))
         write_durably(self.path(manifest.step), (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
@@ -183,7 +175,7 @@ class RunCheckpoints:
             drop_file(self.path(old))
 
     def read(self) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
-        """Read the manifests, newest first; return also what is wrong with those that can't be used."""
+        """Return the readable manifests, newest first, and the problems of the others."""
         found, damaged = [], []
         for step in self.steps():
             try:
@@ -198,7 +190,7 @@ class RunCheckpoints:
         return tuple(found), tuple(damaged)
 
     def lengths(self) -> tuple[Length, ...]:
-        """List the lengths that the run had before it was made longer, oldest first.
+        """List the former lengths of a run that was made longer, oldest first.
 
         Raises:
             IntegrityError: the file is damaged.
@@ -212,7 +204,7 @@ class RunCheckpoints:
             raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
 
     def add_length(self, length: Length) -> None:
-        """Remember a length that the run had, before its job is written over.
+        """Store a former length of the run, before its job is overwritten.
 
         Raises:
             StorageError: no room.
@@ -222,7 +214,7 @@ class RunCheckpoints:
             write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())
 
     def rewind_to(self, step: int) -> None:
-        """Delete the manifests after ``step``, from which the run resumes now."""
+        """Delete the manifests after ``step``, from which the run resumes."""
         for newer in self.steps():
             if newer > step:
                 drop_file(self.path(newer))
@@ -231,15 +223,9 @@ class RunCheckpoints:
 
 
 def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resume | None:
-    """Find the plan and the checkpoints that a run can resume from.
+    """Find the plan and the checkpoints from which a run can resume; None if it has no checkpoint yet.
 
-    Args:
-        run_folder: of the run.
-        job: that is asked for.
-        note: told what the user should know.
-
-    Returns:
-        Plan and manifests; None if the run was stopped before its first checkpoint.
+    ``job`` is the requested one; ``note`` takes lines for the user.
 
     Raises:
         UsageError: there is no run, or it is finished.
@@ -294,7 +280,7 @@ def _of_plan(
     lengths: tuple[Length, ...],
     note: Callable[[str], None],
 ) -> tuple[CheckpointManifest, ...]:
-    """Leave out checkpoints from before an owner was left out, where there is a newer one."""
+    """Drop checkpoints from before an owner was left out, where there is a newer one."""
     if not plan.course.left_out:
         return manifests
     known = set[str]().union(*digests(job, plan, lengths).values())
@@ -305,7 +291,7 @@ def _of_plan(
 
 
 def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[Length, ...]:
-    """List the lengths that a run had, and that it has if the job asks for another one.
+    """List the run's former lengths, and the present one if the job asks for another.
 
     Raises:
         JobError: the run is of another job.
@@ -328,7 +314,7 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
 
 
 def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
-    """Make the plan of the longer run, and say so.
+    """Make the plan of the longer run, and note it.
 
     Raises:
         JobError: the run can't be made longer.
@@ -341,7 +327,7 @@ def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
 def _at_turns(
     manifests: tuple[CheckpointManifest, ...], plan: Plan, note: Callable[[str], None]
 ) -> tuple[CheckpointManifest, ...]:
-    """Leave out the checkpoint of a last turn that was cut short, which the longer run does to its end.
+    """Drop the checkpoint of a last turn that was cut short: the longer run does that turn to its end.
 
     Raises:
         UsageError: none is left.
@@ -357,9 +343,9 @@ def _at_turns(
 
 
 def _require_unfinished(run_folder: Path) -> None:
-    """Refuse to resume a finished run: its report, trace and adapter would be written over.
+    """Refuse to resume a finished run: its report, trace and adapter would be overwritten.
 
-    The report is the last file that a run writes, and a resumed run puts it away first.
+    The report is the last file of a run, and a resumed run moves it away first.
 
     Raises:
         UsageError: the run is finished.
@@ -382,10 +368,10 @@ def _read_plan(path: Path) -> Plan:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Delete the lines after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
+    """Delete the lines after the first ``step`` steps, and an incomplete last line, from ``metrics.jsonl``.
 
     Raises:
-        StorageError: the file can't be written; its content is as before.
+        StorageError: the file can't be written; its content is unchanged.
     """
     if not path.exists():
         return
@@ -402,7 +388,7 @@ def _stays(line: bytes, step: int) -> bool:
 
 
 def force_to_disk(path: Path) -> None:
-    """Force what was appended to a file to the disk."""
+    """Flush appended content of a file to the disk."""
     if path.exists():
         with storage_errors(path), path.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""A connection to a coordinator: its members, the run that it drives, and the runs that it keeps."""
+"""A connection to a coordinator: members, the present run, and stored runs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,17 @@ CALL_S = 10.0
 
 
 class Connection:
-    """A connection to a coordinator of a compatible version, checked when it is made.
+    """A connection to a coordinator of a compatible version, which is checked at once.
 
     Args:
         address: ``host:port``.
-        insecure: whether to speak in plain text, even with another machine; else as this user, if the user has an
-            identity. None = as the process speaks already, with a coordinator of its own.
-
-    Attributes:
-        address: as given.
+        insecure: plain text, even to another machine; False = with the user's identity, if there is one; None = with
+            the present identity of the process, to a coordinator of its own.
 
     Raises:
-        UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
-        ConnectionFailedError: nobody answers there within a few seconds.
-        TrustError: one side does not take the other's certificate, or only one of them encrypts.
+        UsageError: wrong address, plain text to another machine without ``insecure``, or another version.
+        ConnectionFailedError: no coordinator answers within ``CONNECT_S``.
+        TrustError: a certificate is refused, or only one side encrypts.
     """
 
     def __init__(self, address: str, *, insecure: bool | None = None) -> None:
@@ -89,7 +86,7 @@ class Connection:
             ) from error
 
     def _renew(self) -> None:
-        """Renew this user's certificate if it ends soon; a command continues without it."""
+        """Renew this user's certificate if it ends soon; a failure does not stop the command."""
         speaker = speaking.speaker()
         if self._trust is not None and speaker is not None:
             from ringtune.transport.enrollment import renew_if_due
@@ -101,11 +98,9 @@ class Connection:
         self._channel.close()
 
     def __enter__(self) -> Self:
-        """Return the connection."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connection."""
         self.close()
 
     def nodes(self) -> list[control_pb2.NodeEntry]:
@@ -113,32 +108,25 @@ class Connection:
         return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=CALL_S)).nodes)
 
     def status(self) -> control_pb2.StatusReply:
-        """Ask where the run stands, and for the members."""
+        """Return the members and the state of the present run."""
         return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=CALL_S))
 
-    # ---- runs that the coordinator keeps ----------------------------------------------------------
+    # ---- stored runs ------------------------------------------------------------------------------
 
     def runs(self) -> list[RunRecord]:
-        """List the runs that the coordinator keeps, oldest first.
+        """List the stored runs, oldest first.
 
         Raises:
-            RingTuneError: it keeps none, or can't be asked.
+            RingTuneError: the coordinator stores no runs, or does not answer.
         """
         reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=CALL_S))
         return [RunRecord.parse(run.record_json) for run in reply.runs]
 
     def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
-        """Ask until the coordinator answers.
-
-        Args:
-            wait_s: how long, in seconds.
-            on_silence: called when it does not answer at once.
-
-        Returns:
-            Whether it answered at once.
+        """Ask until the coordinator answers; return whether it answered at once, else call ``on_silence`` first.
 
         Raises:
-            ConnectionFailedError: it did not answer within that time.
+            ConnectionFailedError: it did not answer within ``wait_s``.
             RingTuneError: it is of another version.
         """
         deadline_s, is_first = time.monotonic() + wait_s, True
@@ -160,16 +148,16 @@ class Connection:
             time.sleep(_ASK_AGAIN_S)
 
     def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events of a run that the coordinator keeps.
+        """Yield the events of a stored run.
 
         Args:
             run_id: of the run.
-            wait: until it is over; else those that are there.
-            whole: first those of the runs that it resumes.
-            with_files: whether pieces of result files are among them.
+            wait: until the end of the run; else the present ones.
+            whole: preceded by those of the runs that it resumes.
+            with_files: with the pieces of result files.
 
         Raises:
-            RingTuneError: there is no such run, or the connection is lost.
+            RingTuneError: unknown run, or the connection is lost.
         """
         request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
         call = self._stub.Follow(request)  # no deadline: a run may take days
@@ -181,42 +169,42 @@ class Connection:
             call.cancel()
 
     def fetched(self, run_id: str) -> None:
-        """Tell the coordinator that all events of a run are here; one that does not get this keeps them for longer."""
+        """Confirm that all events of a run have arrived; without it the coordinator keeps them longer."""
         try:
             self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S)
         except grpc.RpcError as error:
             _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
 
-    # ---- who stays a member -----------------------------------------------------------------------
+    # ---- membership -------------------------------------------------------------------------------
 
     def invite(self, node: str) -> str:
-        """Get a token for a node of this machine that evaluates once."""
+        """Get a token for a node of this machine for one evaluation."""
         request = trust_pb2.InviteRequest(node=node)
         return self._checked(lambda: self._membership.Invite(request, timeout=CALL_S)).token
 
     def remove(self, node: str, *, role: str, reason: str) -> trust_pb2.RemoveReply:
-        """Have a node or a user refused from now on.
+        """Make the coordinator refuse a node or a user from now on.
 
         Raises:
-            RingTuneError: the coordinator never knew it, or can't be asked.
+            RingTuneError: the coordinator never knew it, or does not answer.
         """
         request = trust_pb2.RemoveRequest(node=node, role=role, reason=reason)
         return self._checked(lambda: self._membership.Remove(request, timeout=CALL_S))
 
     def drain_node(self, node: str, *, undo: bool) -> str:
-        """Have a node taken into no new run, or again; return the run that it still works on.
+        """Exclude a node from new runs, or undo that; return the run that it still works on.
 
         Raises:
-            RingTuneError: it is no member, or the coordinator can't be asked.
+            RingTuneError: it is no member, or the coordinator does not answer.
         """
         request = trust_pb2.DrainNodeRequest(node=node, undo=undo)
         return self._checked(lambda: self._membership.DrainNode(request, timeout=CALL_S)).run_id
 
     def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
-        """Ask for the end of a run: after the turns that are under way and with a checkpoint, or at once.
+        """Ask for the end of a run: after the granted turns with a checkpoint, or at once (``now``).
 
         Raises:
-            RingTuneError: it is over, or the coordinator can't be asked.
+            RingTuneError: it is over, or the coordinator does not answer.
         """
         request = control_pb2.DrainRequest(run_id=run_id, reason=reason, now=now)
         self._checked(lambda: self._stub.Drain(request, timeout=CALL_S))
@@ -229,7 +217,7 @@ class Connection:
 
 
 def submitter_name() -> str:
-    """Return ``user@host`` of this process, for the list of runs."""
+    """``user@host`` of this process, for the list of runs."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without a name for its user

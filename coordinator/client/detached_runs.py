@@ -1,12 +1,11 @@
-"""Detached runs, which continue without the command that submitted them: start, find, stop and fetch them.
+"""Detached runs, which continue without the command that submitted them: start, find, stop, fetch.
 
 ::
 
     DIR/fetching/    the files that have arrived; removed if the others do not arrive
-    DIR/             takes them when all have arrived: first run.json, last the checkpoints and report.json
+    DIR/             gets them when all have arrived: first run.json, last the checkpoints and report.json
 
-A folder is up to date by its checkpoints and report. They are written last, so a folder in which the change was cut
-short is fetched again.
+A folder is up to date if its checkpoints and report are. They are written last, so an interrupted fetch is repeated.
 """
 
 from __future__ import annotations
@@ -72,20 +71,20 @@ _MAX_NAMED = 3
 def fetched_folder(
     out: Path, *, replace: bool, goes_on: bool, is_same: bool = False, say: Callable[[str], object] = lambda line: None
 ) -> Iterator[RunFolder]:
-    """Yield a folder; its files take the place of a run's when the context ends without an error.
+    """Yield a folder; its files replace those of a run in ``out`` when the context ends without an error.
 
     Args:
-        out: folder of the run; made if it is not there.
+        out: folder of the run; made if it is missing.
         replace: whether files of a run there may be replaced.
-        goes_on: the folder yielded has a copy of the files that are there; else none.
-        is_same: the files that are there are of the same run, so they are removed once all have arrived. Those of
-            another run are put aside, and so are files that are not as the run wrote them.
+        goes_on: begin with a copy of the present files; else empty.
+        is_same: the present files are of the same run, and are removed once all have arrived. Files of another run, and
+            files that the run has not written like that, are put aside.
         say: takes a line about files that were put aside.
 
     Raises:
-        UsageError: there is a run already, and it may not be replaced; or something else.
+        UsageError: there is a run already that may not be replaced; or other files.
         BusyError: another process writes there.
-        StorageError: the folder can't be used, or there is no room; the files in it are as before.
+        StorageError: the folder can't be used, or there is no room; the former files are unchanged.
     """
     is_new = not out.exists()
     claim_run_folder(out)
@@ -130,10 +129,10 @@ def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
-    """Put new files in the place of the old ones, so that no interruption leaves a folder that passes for complete.
+    """Replace the old files, so that no interruption leaves a folder that seems complete.
 
     Returns:
-        Where the old ones are now.
+        The folder of the old files.
     """
     aside = put_run_aside(out, sorted(replaced, key=_LAST.__contains__, reverse=True))
     if (coming / PLACE).exists():
@@ -147,9 +146,9 @@ def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
 
 
 def _others(aside: Path, out: Path, written: Mapping[str, list[int]]) -> list[str]:
-    """Remove the files that the same run wrote earlier; return the others, such as a user's notes or changed job.
+    """Remove the files that the same run wrote earlier; list the others, such as a user's notes or changed job.
 
-    Its own are those that are as it wrote them, and the books of its checkpoints and parts.
+    Removed are files as the run wrote them, and the books of its checkpoints and parts.
     """
     checkpoints = RunCheckpoints(aside)
     for step in checkpoints.steps():
@@ -171,12 +170,12 @@ def _others(aside: Path, out: Path, written: Mapping[str, list[int]]) -> list[st
 
 
 class ResolvedRun(NamedTuple):
-    """A run that was meant.
+    """The run that the user named.
 
     Attributes:
         run_id: empty = the only one at the coordinator.
         coordinator: ``host:port``.
-        place: as the folder tells; None = no folder was given.
+        place: from the folder; None = no folder was given.
         folder: of the run; None = no folder was given.
     """
 
@@ -187,7 +186,7 @@ class ResolvedRun(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether its coordinator is of this run alone, and ends with it."""
+        """Whether its coordinator ends with it."""
         return self.place is not None and self.place.is_local
 
     def connect(self, *, insecure: bool) -> Connection:
@@ -196,14 +195,10 @@ class ResolvedRun(NamedTuple):
 
 
 def find_run(text: str, coordinator: str) -> ResolvedRun:
-    """Find where a run is driven.
-
-    Args:
-        text: its id, its folder, or nothing.
-        coordinator: ``host:port`` of the one to ask unless the folder names one.
+    """Resolve an id, a folder, or an empty text to a run; ``coordinator`` is asked unless the folder names one.
 
     Raises:
-        UsageError: neither an id nor the folder of a run.
+        UsageError: it is neither an id nor the folder of a run.
     """
     if not text or RUN_ID.fullmatch(text):
         return ResolvedRun(text, coordinator)
@@ -217,15 +212,10 @@ def find_run(text: str, coordinator: str) -> ResolvedRun:
 
 
 def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
-    """Choose the only run of which something may be true; not one that another run resumes.
-
-    Args:
-        records: of all runs.
-        may: whether it can be meant.
-        what: those that can be, in words, for the message.
+    """Choose the only run with ``may`` true that no other run resumes; ``what`` names the kind for the message.
 
     Raises:
-        UsageError: there is none, or more than one; names them.
+        UsageError: there is none, or more than one.
     """
     by_id = {record.run_id: record for record in records}
     found = [record for record in records if may(record) and resumed_by(by_id, record.run_id) is None]
@@ -238,14 +228,10 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
 
 
 def kept_record(client: Connection, run_id: str) -> RunRecord:
-    """Find the run that is to be fetched: the last one of those that resume it.
-
-    Args:
-        client: of the coordinator.
-        run_id: of the run; empty = the only one that is new.
+    """Find the run to fetch: the last one of those that resume ``run_id`` (empty = the only new run).
 
     Raises:
-        UsageError: the coordinator does not keep it, or there is more than one new run, or none.
+        UsageError: the coordinator does not keep it, or there is not exactly one new run.
     """
     records = {record.run_id: record for record in client.runs()}
     if not run_id:
@@ -264,16 +250,15 @@ def fetch_run(
     replace: bool,
     say: Callable[[str], object] = _LOG.warning,
 ) -> None:
-    """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
+    """Write the stored events of a run into a folder, and confirm that to the coordinator.
 
-    A run that resumes another one gets the files of both, as if one submitter had followed them. Of a run that is
-    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have arrived;
-    those of another run are then put aside.
+    A run that resumes another one gets the files of both. Of a run that is under way the folder gets the files so far;
+    it can be fetched again. Present files stay until all have arrived; those of another run are then put aside.
 
     Args:
         client: of the coordinator.
         record: of the run.
-        out: folder of the run; made if it is not there.
+        out: folder of the run; made if it is missing.
         replace: whether files of a run there may be replaced.
         say: takes a line about files that were put aside; by default the log.
 
@@ -298,10 +283,7 @@ def fetch_run(
 
 
 def update_run_folder(client: Connection, out: Path) -> str:
-    """Fetch what a run has done since its folder was written, before it is resumed.
-
-    Returns:
-        What was fetched, in words; empty = nothing.
+    """Fetch the later part of a folder's run before it is resumed; return a description, empty = nothing was fetched.
 
     Raises:
         BusyError: the run is not over.
@@ -326,7 +308,7 @@ def update_run_folder(client: Connection, out: Path) -> str:
 
 
 def _is_up_to_date(record: RunRecord, out: Path) -> bool:
-    """Whether a folder has what a run that is over has left: its own report if it is done, else its last checkpoint."""
+    """Whether a folder has the final report of a run that is done, else its last checkpoint."""
     if record.state != "done":
         return record.saved_step < 0 or record.saved_step in RunCheckpoints(out).steps()[:1]
     try:
@@ -340,7 +322,13 @@ _POLL_S = 0.2
 
 
 def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> str:
-    """Stop a run and wait until it is over.
+    """Stop a run (empty = the present one) and wait for its end; return how it ended.
+
+    ``now``: at once, without a further checkpoint.
+
+    Raises:
+        UsageError: no run is driven, or another one.
+        DeadlineError: it has not ended after ``wait_s``.
 
     Args:
         client: of the coordinator.
@@ -350,10 +338,6 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
 
     Returns:
         How it ended.
-
-    Raises:
-        UsageError: no run is driven, or another one.
-        DeadlineError: it has not ended in time.
     """
     driven = client.status().run
     if run_id and run_id != driven.run_id:
@@ -388,9 +372,14 @@ _TAIL_BYTES = 4096
 
 
 def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocation, subprocess.Popen[bytes]]:
-    """Start the command in a session of its own, and wait until its run trains.
+    """Start the command in a session of its own, and wait until its run trains; return its location and process.
 
-    What it prints goes to the log in the run's folder. Closing the terminal does not reach it.
+    Its output goes to the log in the run's folder. Closing the terminal does not end it. ``arguments`` are those of
+    ``ringtune`` with ``--detach``.
+
+    Raises:
+        DeadlineError: it does not train after ``BEGIN_S``.
+        RingTuneError: it ended before; its own error.
 
     Args:
         out: folder of the run.
@@ -398,10 +387,6 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocatio
 
     Returns:
         Where its run is driven, and the process.
-
-    Raises:
-        DeadlineError: it has not begun in time.
-        RingTuneError: it ended before; its own error.
     """
     log = out / LOG
     process = _start(log, [argument for argument in arguments if argument != DETACH])
@@ -438,12 +423,7 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def ended_error(code: int, log: Path) -> RingTuneError:
-    """Make the error of a detached run after the end of its command.
-
-    Args:
-        code: its exit code, negative for a signal.
-        log: what it printed.
-    """
+    """Make the error of a detached run from the exit code of its command (negative for a signal) and its log."""
     return exit_error("the detached run", code, _tail(log), log=log)
 
 
@@ -464,7 +444,7 @@ def _tail(log: Path) -> str:
 
 
 def lines_of_detached(place: RunLocation, out: Path | None) -> list[str]:
-    """Write the commands for a run that was detached, a line each."""
+    """List the commands for a detached run."""
     coordinator = "" if place.is_local else place.coordinator
     name = str(out) if place.is_local and out is not None else place.run_id
     lines = [

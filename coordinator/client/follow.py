@@ -1,10 +1,10 @@
-"""Followers of a run's events: its outcome, its steps on the screen, and the way back to a lost coordinator.
+"""Followers of a run's events: its outcome, its steps on the screen, and the return to a lost coordinator.
 
 ::
 
     the stream of events breaks --> ask until the coordinator answers, for ``wait_s`` at most
         the run continues, or is over   --> read the missing events, and continue
-        the run was interrupted         --> read the missing events, then those of the run that takes it up
+        the run was interrupted         --> read the missing events, then those of the run that resumes it
 """
 
 from __future__ import annotations
@@ -35,22 +35,19 @@ from ringtune.v1 import control_pb2
 
 
 class Outcome:
-    """What events told about a run.
-
-    Args:
-        job: of the run.
+    """The state of a run, from its events.
 
     Attributes:
         run_id: once it has begun.
-        is_kept: whether the coordinator keeps the run, which continues without its submitter.
-        phase: the one that it entered last.
+        is_kept: whether the coordinator stores the run, which continues without its submitter.
+        phase: the present one.
         plan: once it is made.
         profile: once it is measured.
-        memory: what each node needs at most, in bytes; once there is a plan.
+        memory: needs of each node in bytes, once there is a plan.
         report: once the run is done.
         notes: sentences for the user.
         is_done: whether it ended well.
-        error: with which the run failed.
+        error: of a failed run.
     """
 
     def __init__(self, job: Job) -> None:
@@ -67,7 +64,7 @@ class Outcome:
         self.is_done = False
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Note one event.
+        """Take one event.
 
         Raises:
             RingTuneError: the event is not readable.
@@ -98,7 +95,7 @@ class Outcome:
 
         Raises:
             RingTuneError: the run failed.
-            ConnectionFailedError: the events end without telling how the run ended.
+            ConnectionFailedError: the events stopped before the end of the run.
         """
         if self.error is not None:
             raise self.error
@@ -113,12 +110,7 @@ class Outcome:
 
 
 class ShownEvents:
-    """Shows what events tell.
-
-    Args:
-        progress: where.
-        outcome: got the same event before.
-    """
+    """Shows events on ``progress``; ``outcome`` must have got the same event before."""
 
     def __init__(self, progress: Progress, outcome: Outcome) -> None:
         self._progress, self._outcome = progress, outcome
@@ -150,12 +142,7 @@ class ShownEvents:
 
 
 def show_step(progress: Progress, step: Mapping[str, Any]) -> None:
-    """Show an item that is done, an evaluation, or a decision of a run.
-
-    Args:
-        progress: where.
-        step: its numbers, with its ``kind``; a step without is one that trains.
-    """
+    """Show an item that is done, an evaluation, or a decision of a run, by its ``kind``."""
     match step.get("kind"):
         case "evaluation":
             progress.evaluation(step)
@@ -171,12 +158,12 @@ class RehearsalLimit:
     """An event sink that ends a rehearsal after so many steps, or after ``REHEARSAL_S`` seconds of training.
 
     Args:
-        num_steps: how many are enough.
-        end: ends the run of this id.
+        num_steps: limit of steps.
+        end: ends the run with this id.
         clock: seconds; for tests.
 
     Attributes:
-        is_enough: whether the end was asked for.
+        is_enough: whether the end was requested.
     """
 
     def __init__(
@@ -204,13 +191,12 @@ class RehearsalLimit:
 
 
 class FollowerState:
-    """The state of a follower of a kept run, from the run's events.
+    """The state of a follower of a stored run, from the run's events.
 
     Args:
-        client: of the coordinator.
         outcome: of the run, which gets all events.
-        folder: of the run; None = nowhere.
-        submission: by which the run is found where its id has not arrived.
+        folder: of the run; None = no files.
+        submission: identifies the run where its id has not arrived.
         say: takes a line for the user.
 
     Attributes:
@@ -233,7 +219,7 @@ class FollowerState:
         self._num_heard = 0
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Count an event if it is in the books of the run."""
+        """Count an event if it is stored with the run."""
         match event.WhichOneof("event"):
             case "kept":
                 return
@@ -243,19 +229,19 @@ class FollowerState:
 
     @property
     def may_continue(self) -> bool:
-        """Whether the run may continue without its follower: it is kept, or no event of it has arrived."""
+        """Whether the run may continue without its follower: it is stored, or no event of it has arrived."""
         return not self._is_over() and (self._outcome.is_kept or not self._num_heard)
 
     def go_on(self, wait_s: float, hear: Callable[[Iterable[control_pb2.RunEvent]], object]) -> None:
-        """Hear the rest of the run, however often the connection breaks.
+        """Follow the run to its end, however often the connection breaks.
 
         Args:
-            wait_s: how long to wait for the coordinator each time, in seconds.
+            wait_s: time limit for the coordinator's return each time, in seconds.
             hear: takes events until they end or the run is over.
 
         Raises:
-            ConnectionFailedError: it was not back in time, or does not resume the run.
-            RingTuneError: the run can't be followed there any more.
+            ConnectionFailedError: the coordinator was not back in time, or does not resume the run.
+            RingTuneError: the run can't be followed any more.
         """
         while not self._is_over():
             self._await(wait_s)
@@ -291,7 +277,7 @@ class FollowerState:
         """Find the run by its submission, before its id has arrived.
 
         Raises:
-            ConnectionFailedError: the coordinator ended before it began.
+            ConnectionFailedError: the coordinator ended before it began the run.
         """
         for record in self._client.runs():
             if record.submission == self._submission:
@@ -323,19 +309,12 @@ _PIECE_BYTES = 1 << 16
 
 
 def show_events(client: Connection, run_id: str, *, follow: bool, progress: Progress) -> Outcome | None:
-    """Show the events of a run as the command shows them that follows it from its start.
+    """Show the events of a run as its own command does; return the outcome so far, None if it has not begun.
 
-    Args:
-        client: of the coordinator.
-        run_id: of the run.
-        follow: until the run is over; else those that are there.
-        progress: where they are shown.
-
-    Returns:
-        The outcome of the run so far; None if it has not begun.
+    ``follow``: until the end of the run; else the present events.
 
     Raises:
-        RingTuneError: there is no such run, or the connection is lost.
+        RingTuneError: unknown run, or the connection is lost.
     """
     outcome: Outcome | None = None
     for event in client.events(run_id, wait=follow, whole=False, with_files=False):
@@ -350,12 +329,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
 
 
 def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
-    """Show what a detached local run printed.
-
-    Args:
-        folder: of the run.
-        place: which process prints.
-        follow: until the process has ended; else what is there.
+    """Print the log of a detached local run; with ``follow`` until its process has ended.
 
     Raises:
         UsageError: the run was not detached.

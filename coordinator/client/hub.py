@@ -1,14 +1,14 @@
 """Models of a hub: ``python -m coordinator.client.hub OWNER/NAME REVISION CACHE`` fetches one into a cache.
 
-A process of its own, so that a network that hangs has a deadline. Only configuration, safetensors and the tokenizer
-are fetched: no pickled weights, and no code. huggingface_hub finds the hub, its address and the user's token; no
-answer of a hub becomes a path before it was checked, and each file has the digest of the hub's listing::
+It is a process of its own, so that a network that hangs has a time limit. Only configuration, safetensors and tokenizer
+are fetched: no pickled weights, no code. huggingface_hub finds the hub and the user's token; names are checked before
+they become paths, and each file against the digest of the hub's listing::
 
     CACHE/models--OWNER--NAME/fetching/COMMIT/NAME.part   grows; gets its name when size and digest are right
     CACHE/models--OWNER--NAME/snapshots/COMMIT/           gets its name when all files are there
     CACHE/models--OWNER--NAME/refs/REVISION               the commit, written last
 
-A later fetch uses the whole files of one that was cut short.
+A later fetch uses the whole files of an interrupted one.
 
 Source: the documentation of huggingface_hub, "Understand caching"; git-hash-object(1) for small files.
 """
@@ -39,20 +39,16 @@ from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_o
 from ringtune.storage.durable import FileLock, make_folder, rename_durably, storage_errors, write_durably
 
 FETCH_S: Final = 1800.0
-"""Most seconds that fetching a model may take."""
+"""Time limit of a fetch of a model."""
 
 _SHOWN = 300
 
 Fetch = Callable[[HubId, Path], str]
-"""Fetches a model into a cache; returns why it could not, or nothing."""
+"""Fetches a model into a cache; returns the reason of a failure, empty after success."""
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """The folder of the Hugging Face cache, as its library finds it.
-
-    Args:
-        environment: variables of the process.
-    """
+    """The folder of the Hugging Face cache, from environment variables as its library finds it."""
     if direct := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
         return Path(direct).expanduser()
     if home := environment.get("HF_HOME"):
@@ -62,31 +58,31 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 
 def download_folder() -> Path:
-    """The folder into which models are fetched; the library's cache is only read."""
+    """The folder for fetched models; the library's cache is only read."""
     return user_cache_path("ringtune") / "hub"
 
 
 def with_local_model(job: Job) -> Job:
-    """The job with a folder as its ``model.path``: an id of a hub is found in the cache, or else fetched.
+    """Replace an id of a hub in ``model.path`` by the folder in a cache, after a fetch if need be.
 
     Raises:
-        ConnectionFailedError: as ``model_folder``.
+        ConnectionFailedError: see ``model_folder``.
     """
     folder = model_folder(job.model.path)
     return job if str(folder) == job.model.path else job.with_overrides({"model.path": str(folder)})
 
 
 def model_folder(path: str, *, cache: Path | None = None, own: Path | None = None, fetch: Fetch | None = None) -> Path:
-    """Find the folder of a model; a path that exists wins, and no network is asked where a cache has it.
+    """Find the folder of a model; an existing path is preferred, and a cached model needs no network.
 
     Args:
-        path: of a folder, or the id of a hub.
-        cache: folder of the Hugging Face cache, which is only read; None = that of this user.
-        own: folder of our own cache, into which is fetched; None = that of this user.
-        fetch: fetches what both caches lack; None = with huggingface_hub.
+        path: of a folder, or an id of a hub.
+        cache: the Hugging Face cache, which is only read; None = that of this user.
+        own: our own cache, the target of a fetch; None = that of this user.
+        fetch: called where both caches lack the model; None = with huggingface_hub.
 
     Raises:
-        ConnectionFailedError: the cache lacks it, and it can't be fetched; says how to get it.
+        ConnectionFailedError: the caches lack it, and it can't be fetched.
     """
     wanted = hub_id(path)
     if wanted is None or Path(path).exists():
@@ -129,10 +125,10 @@ FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model"),
 )
-"""Names of what is fetched; all else stays where it is."""
+"""Patterns of the files that are fetched."""
 
 ANSWER_S: Final = 20.0
-"""So long may a hub take for an answer, and for the next bytes of a file."""
+"""Time limit for an answer, and for the next bytes of a file."""
 WINDOW_S: Final = 60.0
 MIN_BYTES: Final = 64 << 10
 """Fewer bytes within ``WINDOW_S`` are no progress."""
@@ -143,17 +139,16 @@ _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 Get = Callable[[str], AbstractContextManager[Iterable[bytes]]]
-"""Opens a file of the commit by its name, as pieces."""
+"""Opens a file of the commit by its name; yields pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    r"""A file as the hub's listing describes it.
+    r"""A file in the hub's listing.
 
     Attributes:
         name: without a folder.
-        size_bytes: of it.
-        digest: SHA-256 of a large file; of a small one SHA-1 of ``blob <size>\0`` and its content, as git has it.
+        digest: SHA-256 of a large file; of a small one the git blob id, SHA-1 of ``blob <size>\0`` and the content.
     """
 
     name: str
@@ -161,13 +156,13 @@ class HubFile:
     digest: str
 
     def hasher(self) -> Any:
-        """The digest of no bytes yet."""
+        """A hash object for the digest, without the file's bytes yet."""
         if _SHA256.fullmatch(self.digest):
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
 
     def is_at(self, path: Path) -> bool:
-        """Whether a file is there with the right content."""
+        """Whether the file is at a path, with size and digest."""
         if not path.is_file() or path.stat().st_size != self.size_bytes:
             return False
         found = self.hasher()
@@ -178,10 +173,10 @@ class HubFile:
 
 
 def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
-    """Choose from a hub's listing what is fetched; names that lead elsewhere are none of ours.
+    """Choose the files to fetch from a hub's listing; unknown names and names with folders are ignored.
 
     Raises:
-        IntegrityError: a file that is fetched has no size or digest.
+        IntegrityError: a chosen file has no size or digest.
     """
     found = []
     for entry in siblings:
@@ -200,7 +195,7 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
     """Fetch files into the cache; return the folder of the snapshot.
 
     Raises:
-        IntegrityError: the commit is none, or a file has another size or digest.
+        IntegrityError: the commit is no commit id, or a file has another size or digest.
         DeadlineError: a file arrived too slowly.
         BusyError: another process fetches the model.
         StorageError: no room.
@@ -246,7 +241,7 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
 
 
 def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Pass pieces on as long as enough bytes arrive.
+    """Pass pieces on while enough bytes arrive.
 
     Raises:
         DeadlineError: fewer than ``MIN_BYTES`` arrived within ``WINDOW_S``.
@@ -262,7 +257,7 @@ def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch; return the exit code."""
+    """Fetch one model; return the exit code."""
     repository, revision, cache = sys.argv[1:] if arguments is None else arguments
     try:
         _fetch_from_hub(repository, revision, Path(cache))
@@ -273,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
-    """Describe an error in a line; for a missing answer name the hub, the seconds waited, and the remedy."""
+    """Describe an error in a line; a timeout with the hub, the seconds and the remedy."""
     kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
     if any("Timeout" in kind for kind in kinds):
         hub = importlib.import_module("huggingface_hub").constants.ENDPOINT

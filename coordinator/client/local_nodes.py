@@ -1,8 +1,8 @@
-"""Local nodes: agents as processes of this machine, forked from a template, watched, and ended with the run.
+"""Local nodes: agents as processes of this machine, forked from a template, and ended with the run.
 
-The template is ``python -m edge.template``, which describes the messages; this package never imports agents. A forked
-agent is a child of the template, so its signals and its exit code pass through the template. Its standard input is a
-pipe that this process holds: when this process ends, even if it is killed, the agent ends too.
+The template is ``python -m edge.template``, which documents the messages; this package never imports agents. A forked
+agent is a child of the template, so its signals and exit code pass through the template. Its standard input is a pipe
+from this process: when this process ends, even if it is killed, the agent ends too.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ringtune.quantities import format_bytes
 from ringtune.storage.durable import make_folder, storage_errors
 
 LOAD_S: Final = 120.0
-"""Most seconds that the libraries may take to load: a few on a laptop, half a minute on a small board."""
+"""Time limit for loading the libraries: a few seconds on a laptop, half a minute on a small board."""
 
 COMMAND: Final = (sys.executable, "-P", "-m", "edge.template", "_" * 100)
-"""The command that starts a template; its last word is room where each agent writes its own command line."""
+"""The command of a template; its last word is room for each agent's own command line."""
 
 _WHO: Final = "the template of the local nodes"
 _FORK_S: Final = 10.0
@@ -45,10 +45,10 @@ class ForkedAgent:
     """An agent that was forked from a template.
 
     Args:
-        template: it.
-        number: by which the template knows the agent.
+        template: its parent.
+        number: of the agent at the template.
         pid: the agent's process id.
-        standard_input: the end of the agent's input at which one writes.
+        standard_input: the writing end of the agent's input.
     """
 
     def __init__(self, template: AgentTemplate, number: int, pid: int, standard_input: int) -> None:
@@ -58,30 +58,30 @@ class ForkedAgent:
         self._input = standard_input
 
     def poll(self) -> int | None:
-        """Exit code of the agent, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while the agent runs."""
         return self._template.code_of(self._number)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the agent's exit code; None if it still runs after ``timeout_s`` seconds."""
+        """Wait for the exit code; None after ``timeout_s`` without one."""
         self._template.wait_for(lambda: self.poll() is not None, timeout_s)
         return self.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the agent; nothing happens if it has ended."""
+        """Send a signal to the agent; no effect if it has ended."""
         self._template.send_signal(self._number, number)
 
     def close_input(self) -> None:
-        """Close the agent's standard input, which tells it that its launcher has ended; a second call does nothing."""
+        """Close the agent's standard input, which ends the agent; a second call has no effect."""
         if self._input >= 0:
             os.close(self._input)
             self._input = -1
 
 
 class AgentTemplate:
-    """Runs a template while in its context.
+    """A template process, which runs in the context.
 
     Args:
-        log: gets what the template prints.
+        log: gets the output of the template.
         environment: variables of the template and its agents.
         command: starts the template.
     """
@@ -98,7 +98,7 @@ class AgentTemplate:
         self._codes: dict[int, int] = {}
 
     def __enter__(self) -> AgentTemplate:
-        """Start the template; it loads the libraries while this process continues.
+        """Start the template, which then loads the libraries.
 
         Raises:
             UsageError: this system can't end the agents with their launcher.
@@ -155,7 +155,7 @@ class AgentTemplate:
 
         Args:
             arguments: of ``ringtune node``.
-            log: gets what the agent prints, behind what is there.
+            log: the agent's output is appended.
             environment: variables that differ from the template's.
 
         Raises:
@@ -179,17 +179,17 @@ class AgentTemplate:
                 os.close(read)
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until messages of the template make ``predicate`` true; False if it is not in ``timeout_s`` seconds."""
+        """Wait until messages of the template make ``predicate`` true; False after ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(predicate, timeout_s)
 
     def code_of(self, number: int) -> int | None:
-        """Exit code of an agent, None while it runs; -9 after the template's end, because the kernel then kills it."""
+        """Exit code of an agent, None while it runs; -9 after the template's end, as the kernel then kills it."""
         with self._changed:
             return self._codes.get(number, -signal.SIGKILL if self._is_over else None)
 
     def send_signal(self, number: int, signal_number: signal.Signals) -> None:
-        """Send a signal to an agent; nothing happens if it has ended."""
+        """Send a signal to an agent; no effect if it has ended."""
         if self.code_of(number) is None:
             self._send({"agent": number, "signal": int(signal_number)})
 
@@ -221,7 +221,7 @@ class AgentTemplate:
             self._changed.notify_all()
 
     def _receive(self) -> bytes:
-        """Receive the next message of the template; empty when the template has ended."""
+        """Receive the next message; empty when the template has ended."""
         try:
             return self._control.recv(_MAX_BYTES)
         except OSError:
@@ -229,7 +229,7 @@ class AgentTemplate:
 
 
 OWN_COORDINATOR: Final = "--own-coordinator"
-"""Option of agents whose rows and coordinator are one user's: evaluations hide no counts of classes."""
+"""Option of agents with rows and coordinator of one user: evaluations hide no counts of classes."""
 
 _TERM_S = 5.0
 _KILL_S = 2.0
@@ -241,11 +241,11 @@ OnExit = Callable[[str, RingTuneError], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSetup:
-    """The number of local nodes and owners of one run, with the threads and memory of each.
+    """Number, threads and memory of the local nodes of one run.
 
     Attributes:
-        num_nodes: how many.
-        num_owners: the first so many own data.
+        num_nodes: number of nodes.
+        num_owners: number of first nodes with data.
         threads: compute threads of each.
         memory_bytes: budget of each.
     """
@@ -259,18 +259,18 @@ class LocalSetup:
     def of(
         job: Job, num_nodes: int, *, available_bytes: int | None = None, base_bytes: int | None = None
     ) -> LocalSetup:
-        """Share this machine's cores and free memory out to ``num_nodes`` nodes.
+        """Divide this machine's cores and free memory among ``num_nodes`` nodes.
 
         Args:
-            job: names the data, and how many nodes own it.
+            job: names the data, and the number of owners.
             num_nodes: at least 1.
-            available_bytes: memory that is free here; found out if not given.
-            base_bytes: what an agent takes before it hosts anything; ``LIBRARY_BYTES`` if not given.
+            available_bytes: free memory; None = measured here.
+            base_bytes: memory of an agent that hosts nothing; None = ``LIBRARY_BYTES``.
 
         Raises:
-            UsageError: not even one node.
+            UsageError: ``num_nodes`` is below 1.
             JobError: no data, or more owners than nodes.
-            CapacityError: so many processes do not fit here.
+            CapacityError: so many processes do not fit in memory.
         """
         if num_nodes < 1:
             raise UsageError(f"--local {num_nodes} has to be at least 1")
@@ -301,17 +301,17 @@ def _too_little(num_nodes: int, available_bytes: int, base_bytes: int) -> str:
 
 
 class LocalNodes:
-    """Runs agents while in its context.
+    """Local agents, which run in the context.
 
     Args:
-        setup: how many, and with what.
+        setup: number and resources.
         job: names the data.
         coordinator: ``host:port`` that they join.
-        logs: folder for what they print.
-        on_exit: called if one ends by itself.
+        logs: folder for their output.
+        on_exit: called if an agent ends by itself.
         names: of the agents; by default those of ``node_name``.
         options: further options of each agent.
-        states: folder in which each agent gets one for its parts of checkpoints; None = their own default.
+        states: parent of each agent's folder for shards; None = the agent's default.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class LocalNodes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End every agent: SIGTERM, then SIGKILL for those that do not listen."""
+        """End every agent: SIGTERM, then SIGKILL."""
         self._undo.close()
 
     def _arguments(self, index: int, name: str) -> list[str]:
@@ -404,7 +404,7 @@ class LocalNodes:
                 agent.close_input()
 
     def _signal(self, number: signal.Signals, timeout_s: float) -> None:
-        """Send a signal to the agents that still run, and wait until they have ended, ``timeout_s`` at most."""
+        """Send a signal to the agents that run, and wait up to ``timeout_s`` for their end."""
         running = [agent for agent in self._agents.values() if agent.poll() is None]
         for agent in running:
             agent.send_signal(number)

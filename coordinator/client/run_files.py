@@ -1,13 +1,13 @@
 """Files in a run's folder: parts of a resumed run, operation tables, and scalars for TensorBoard.
 
-``report.json`` and ``trace.json`` are of the part that ended last: a coordinator knows no other. ``metrics.jsonl`` has
-the lines of all parts, also of a part that was killed, so totals are computed from it. Steps after the checkpoint from
-which the next part resumed were trained again, and count once.
+``report.json`` and ``trace.json`` are of the part that ended last. ``metrics.jsonl`` has the lines of all parts, also
+of a killed one, so totals are computed from it. Steps after the checkpoint from which the next part resumed were
+trained again, and count once.
 
 ::
 
     DIR/parts/stops.json     [40, 80]: the steps from which the run resumed
-    DIR/parts/1/trace.json   of the first part, if it lived long enough to leave it; and so on
+    DIR/parts/1/trace.json   of the first part, if it wrote one; and so on
     DIR/parts/1/adapter/     of a run that was done and then made longer: its result until then; or model/ or users/
     DIR/operations.json      the operation tables that the run has chosen, each with its step; given as the tables of
                              another run, they repeat this one without scores
@@ -39,11 +39,7 @@ _OF_ONE_PART = ("trace.json", "report.json", *RESULT_FOLDERS)
 
 
 class RunParts:
-    """The parts of one run.
-
-    Args:
-        run_folder: of the run.
-    """
+    """The parts of one run."""
 
     def __init__(self, run_folder: Path) -> None:
         self._run = run_folder
@@ -58,7 +54,7 @@ class RunParts:
             return ()
 
     def begin(self, step: int) -> None:
-        """Begin the part that resumes from ``step``: put the files of the part before away.
+        """Begin the part that resumes from ``step``: move the files of the former part away.
 
         Raises:
             StorageError: no room.
@@ -77,14 +73,10 @@ class RunParts:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def completed(self, report: Mapping[str, Any], metrics: Path) -> dict[str, Any]:
-        """Add ``parts``, the totals of each earlier part, and ``whole``, the totals of all parts, to a report.
+        """Add to a report ``parts``, totals of each earlier part, and ``whole``, totals of all parts.
 
-        Example: a run of 100 steps resumed at 40 has one part of 40 steps, and a whole of 100. The report of a run
-        that was never resumed stays as it is.
-
-        Args:
-            report: of the last part.
-            metrics: the lines of all steps.
+        Example: a run of 100 steps resumed at 40 has one part of 40 steps, and a whole of 100. The report of a run that
+        was never resumed stays as it is. ``metrics`` has the lines of all steps.
         """
         stops = self.stops()
         if not stops:
@@ -104,7 +96,7 @@ def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def _totals(lines: Sequence[Mapping[str, Any]], done: int, stop: int) -> dict[str, Any]:
-    """Add up the lines of the steps after ``done`` up to ``stop``: count, seconds, bytes by link, two losses."""
+    """Sum the lines of the steps after ``done`` up to ``stop``: count, seconds, bytes by link, first and last loss."""
     chosen = [line for line in lines if done < int(line["step"]) <= stop]
     links: Counter[str] = Counter()
     for line in chosen:
@@ -124,18 +116,14 @@ NAME: Final = "operations.json"
 
 
 class TablesFile:
-    """The chosen tables of one run.
-
-    Args:
-        run_folder: of the run.
-    """
+    """The chosen operation tables of one run."""
 
     def __init__(self, run_folder: Path) -> None:
         self._path = run_folder / NAME
         self._texts: dict[int, str] | None = None  # what is in the file, each table by its step; None = not read yet
 
     def read(self) -> tuple[ScheduledTable, ...]:
-        """Read the tables, in the order of their steps; none if none was chosen.
+        """Read the tables in the order of their steps; none if none was chosen.
 
         Raises:
             IntegrityError: the file is damaged.
@@ -148,7 +136,7 @@ class TablesFile:
             raise IntegrityError(f"{self._path} can't be read ({error}); remove it, the run chooses again") from error
 
     def add(self, text: str) -> None:
-        """Add a table, as the event of the run tells it; what was chosen for its step or later ones goes.
+        """Add a table from an event; tables for its step and later ones are dropped.
 
         Raises:
             IntegrityError: the text is no table, or the file is damaged.
@@ -161,7 +149,7 @@ class TablesFile:
         self._write({**self._before(table.step), table.step: json.dumps(table.to_json())})
 
     def rewind_to(self, step: int) -> None:
-        """Drop what was chosen for ``step`` and later ones: a run that resumes there chooses it again."""
+        """Drop the tables for ``step`` and later ones: a resumed run chooses them again."""
         before = self._before(step)
         if before:
             self._write(before)
@@ -171,7 +159,7 @@ class TablesFile:
             self._texts = {}
 
     def _before(self, step: int) -> dict[int, str]:
-        """The texts of the tables before a step; the file is read once, then only this object writes it."""
+        """The texts of the tables before a step; the file is read once, as only this object writes it."""
         if not step:
             return {}
         if self._texts is None:
@@ -200,10 +188,10 @@ _OF_EVALUATION: Final[tuple[str, ...]] = (
 
 
 def require_tensorboard(name: str) -> None:
-    """Refuse another log than TensorBoard's, and that one without its library.
+    """Refuse a log other than TensorBoard's, and a missing library.
 
     Raises:
-        UsageError: names what there is, or the extra that brings the library.
+        UsageError: names the known logs, or the extra with the library.
     """
     if name != TENSORBOARD:
         raise UsageError(f"--log {name!r} is not one of {TENSORBOARD}; metrics.jsonl is always written")
@@ -212,7 +200,7 @@ def require_tensorboard(name: str) -> None:
 
 
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield name and value of each number that a line of metrics has for TensorBoard."""
+    """Yield (name, value) of each number for TensorBoard in a line of metrics."""
     if is_step(line):
         found, prefix, names = line, "train", _OF_STEP
         yield "train/sent_bytes", float(sum(line.get("bytes", {}).values()))
@@ -227,12 +215,9 @@ def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoardLog:
-    """Writes into the folder ``tensorboard`` of a run.
+    """Writes the folder ``tensorboard`` of a run.
 
-    What an earlier run left there is hidden from the step on at which this one begins.
-
-    Args:
-        folder: of the run.
+    Entries of an earlier run are hidden from the first step of this one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -241,7 +226,7 @@ class TensorBoardLog:
         self._writer: Any = None
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Write one event, if it is a line of metrics."""
+        """Write an event that is a line of metrics."""
         match event.WhichOneof("event"):
             case "resumed_json":
                 self._begins_at = int(read_object(event.resumed_json, "where the run goes on")["step"]) + 1
@@ -258,7 +243,7 @@ class TensorBoardLog:
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left to the disk."""
+        """Flush and close."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

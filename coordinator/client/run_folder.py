@@ -1,4 +1,4 @@
-"""The folder of a run on the submitter's machine: written as events arrive, never half a file under its name.
+"""The folder of a run on the submitter's machine, written as events arrive, with whole files only.
 
 ::
 
@@ -11,18 +11,18 @@
     DIR/checkpoints/   manifests, and with --local the nodes' shards
     DIR/.ringtune-run  the marker: the folder was empty when a run began to use it
     DIR/.ringtune-lock held by the process that writes here
-    DIR/.ringtune-written  size and time of the files that the run has written, by which a fetch knows them
+    DIR/.ringtune-written  size and time of the files that the run has written
     DIR/run.json       the run's id, and the coordinator that drives it
-    DIR/run.log        what the command printed without a terminal: it was detached, or the terminal was closed
+    DIR/run.log        output of the command without a terminal: it was detached, or the terminal was closed
     DIR/parts/         of a run that was stopped: files of its earlier parts
     DIR/fetching/      while the run is fetched: the files that have arrived
 
-A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
-alone grows under its own name, a whole line at a time. Paths are from another machine: they are checked.
+A file grows as ``NAME.part`` and gets its name when it is complete with the right digest; only ``metrics.jsonl`` grows
+under its own name, by whole lines. Paths are from another machine and are checked.
 
-A folder without the marker that is not empty is refused, so no file of the user's has one of these names. The files
-that a new run would replace are moved to ``DIR.replaced-<time>``. So are those that the same run or a fetch of it
-replaces and that the user has changed, or has put there: their size or time is not that of ``.ringtune-written``.
+A folder that is not empty and has no marker is refused, so no file of the user has one of these names. The files that a
+new run would replace are moved to ``DIR.replaced-<time>``. So are files that the same run or a fetch replaces but that
+the user has changed or added: their size or time differs from ``.ringtune-written``.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
 LOG = "run.log"
-"""What the command of a run printed when it had no terminal."""
+"""Output of a run's command without a terminal."""
 
 FETCHING = "fetching"
-"""What has come of a run that is being fetched."""
+"""Arrived files of a fetch under way."""
 
 KIND = "run"
 ASKED = "asked.toml"
-"""The job of a run that Python goes on with in the background."""
+"""The job of a run that the Python API continues in the background."""
 
 METRICS = "metrics.jsonl"
 _JOB, _PLAN, _REPORT, _TRACE = "job.toml", "plan.json", "report.json", "trace.json"
@@ -84,7 +84,7 @@ _OWN_FILES = (PLACE, LOG, _JOB, ASKED, "profile.json", METRICS, _REPORT, _TRACE,
 _OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING, TENSORBOARD)
 _OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, *RESULT_FOLDERS, BEST_FOLDER, PARTS})
 OF_COMMAND = frozenset({PLACE, LOG, ASKED, "logs", FETCHING, TENSORBOARD})
-"""What the command on this machine writes, whichever part of the run it follows."""
+"""Files that the command on this machine writes for every part of the run."""
 
 PART = ".part"
 WRITTEN = marker("written")
@@ -92,21 +92,21 @@ _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
 
 
 class RunFolder:
-    """Writes one run's folder.
+    """Writer of one run's folder, in the context.
 
     Args:
-        path: of the folder; made if it is not there, when the context is entered.
-        replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
-            a run that was refused before it had a plan are written over without asking.
-        resume: resume the run that is there.
-        is_copy: whether somebody else keeps what a user has put there or changed.
-        say: takes a line about files that were put aside while the run was written; by default the log.
+        path: of the folder; made at the start of the context.
+        replace: whether the files of an earlier run may be put aside; others are never touched. Job and logs of a run
+            that was refused before it had a plan are overwritten.
+        resume: the present run is resumed.
+        is_copy: a caller keeps the files that a user has added or changed.
+        say: takes a line about files that were put aside during the run; by default the log.
 
     Attributes:
         say: as the argument; may be set later.
-        checkpoints: the manifests.
-        tables: the operation tables that the run has chosen.
-        replaced: where the files of the earlier run are now; None if there was none.
+        checkpoints: manifests.
+        tables: chosen operation tables.
+        replaced: folder of the files of the earlier run; None = there were none.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class RunFolder:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> RunFolder:
-        """Take the folder, which nobody else may write meanwhile.
+        """Claim and lock the folder.
 
         Raises:
-            UsageError: somebody has other files there, or there is a run already.
-            BusyError: another process writes there; names it.
-            StorageError: something else than a folder is there, or none can be made.
+            UsageError: there are other files, or there is a run already.
+            BusyError: another process writes there.
+            StorageError: the path is no folder, or none can be made.
         """
         self._is_new = not self.path.exists()
         claim_run_folder(self.path)
@@ -154,13 +154,13 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the open files; a file that is not complete keeps ``.part`` in its name."""
+        """Close the open files; incomplete ones keep ``.part`` in their names."""
         if error is not None and self._is_new:
             remove_unused_folder(self.path)
         self._undo.close()
 
     def _let_go(self) -> None:
-        """Close the files that are not complete, and write down which files the run has written."""
+        """Close incomplete files, and store which files the run has written."""
         for name, growing in self._growing.items():
             growing.file.close()
             self._note(name + PART)
@@ -171,11 +171,11 @@ class RunFolder:
                 write_durably(self.path / WRITTEN, f"{text}\n".encode())
 
     def _note(self, *names: str) -> None:
-        """Note that these files are as the run wrote them."""
+        """Record size and time of files that the run has just written."""
         self._written |= {name: _state(path) for name in names if is_plain_file(path := self.path / name)}
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a whole small file at once.
+        """Write a small file atomically.
 
         Raises:
             StorageError: no room.
@@ -184,7 +184,7 @@ class RunFolder:
         self._note(name)
 
     def _keep(self, *names: str) -> None:
-        """Put aside what the run replaces now and has not written, and say where it is."""
+        """Put aside files that the run is about to replace but has not written, and say so."""
         if self._is_copy:
             return
         written = read_written(self.path) | self._written
@@ -199,9 +199,9 @@ class RunFolder:
         return is_plain_file(path) and _state(path) == written.get(str(path.relative_to(self.path)))
 
     def write_job(self, text: str) -> None:
-        """Write the job, unless the file that is there, which may have a user's comments, says the same.
+        """Write the job, unless the present file, which may have a user's comments, is equal.
 
-        Of a run that was made longer, its former length is remembered first.
+        The former length of a run that was made longer is stored first.
 
         Raises:
             JobError: the text is no job.
@@ -217,7 +217,7 @@ class RunFolder:
         self.write_text(_JOB, text)
 
     def _job(self) -> Job | None:
-        """Read the job that is there; None if there is none, or none that can be read and that no checkpoint needs."""
+        """Read the present job; None if there is none, or a broken one that no checkpoint needs."""
         path = self.path / _JOB
         try:
             return parse_job(read_job_text(path), source=str(path)) if path.is_file() else None
@@ -227,7 +227,7 @@ class RunFolder:
             return None
 
     def write_json(self, name: str, text: str) -> None:
-        """Write a JSON document, indented for people; ``report.json`` gets the totals of the run's earlier parts.
+        """Write a JSON document with indents; ``report.json`` gets the totals of the run's earlier parts.
 
         Raises:
             IntegrityError: ``text`` is no JSON.
@@ -248,10 +248,10 @@ class RunFolder:
         self._note(METRICS)
 
     def add_checkpoint(self, manifest: CheckpointManifest) -> None:
-        """Make a checkpoint complete: its manifest is written after the metrics up to its step are on disk.
+        """Write a manifest, which completes a checkpoint, after the metrics up to its step are on disk.
 
         Raises:
-            StorageError: no room; earlier checkpoints are intact.
+            StorageError: no room; earlier checkpoints stay valid.
         """
         force_to_disk(self.path / METRICS)
         self.checkpoints.add(manifest)
@@ -259,10 +259,10 @@ class RunFolder:
             self._best.prune_before_best(self.checkpoints.read()[0])
 
     def add_best(self, step: int, *, is_result: bool) -> None:
-        """Note that the best result until a step is here; or that it is that of the run, which is done.
+        """Note that the best result up to a step is complete, or (``is_result``) publish it as that of the run.
 
         Raises:
-            IntegrityError: it is to be that of the run, and is not there.
+            IntegrityError: the result of the run is missing.
             StorageError: no room.
         """
         if is_result:
@@ -284,9 +284,9 @@ class RunFolder:
         self._note(TABLES)
 
     def rewind_to(self, step: int) -> None:
-        """Drop all after ``step``, from which the run resumes, and put the part before away.
+        """Drop everything after ``step``, from which the run resumes, and move the files of the former part away.
 
-        A file that was not complete is begun anew.
+        Incomplete files are begun anew.
         """
         self._let_go()
         self.checkpoints.rewind_to(step)
@@ -297,19 +297,12 @@ class RunFolder:
         self._parts.begin(step)
 
     def begin_anew(self) -> Path | None:
-        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to resume from.
-
-        Returns:
-            Where that is now; None if there was nothing.
-        """
+        """Put aside the files of a run that begins anew without a checkpoint; return their folder, None = no files."""
         self._let_go()
         return put_run_aside(self.path, [name for name in files_of_run(self.path) if name not in OF_COMMAND])
 
     def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
-        """Append a chunk to a result file; several files may grow together.
-
-        Returns:
-            The path of the file once it is complete.
+        """Append a chunk to a result file, of which several may grow together; return the path of a completed file.
 
         Raises:
             IntegrityError: the path leaves the folder, or the digest differs.
@@ -344,7 +337,7 @@ def _state(path: Path) -> list[int]:
 
 
 def read_written(folder: Path) -> dict[str, list[int]]:
-    """Read which files of a folder a run has written, with size and time; none where that is not known."""
+    """Read size and time of the files that a run has written; empty where that is not known."""
     try:
         return dict(read_json(folder / WRITTEN))
     except (OSError, ValueError, TypeError):
@@ -352,12 +345,9 @@ def read_written(folder: Path) -> dict[str, list[int]]:
 
 
 def is_as_written(file: Path, written: list[int] | None, now: Iterable[Path]) -> bool:
-    """Whether a file is as the run wrote it, or one that the run has now has its content, or begins with it.
+    """Whether a file is as the run wrote it, or a present file of the run begins with its content.
 
-    Args:
-        file: that is in question; may be a ``.part``.
-        written: size and time when the run wrote it; None = not known.
-        now: what the run may have in its place.
+    ``written`` are size and time when the run wrote it, None = not known; ``now`` are the present files of the run.
     """
     return _state(file) == written or any(is_plain_file(one) and _begins_with(one, file) for one in now)
 
@@ -368,18 +358,18 @@ def _begins_with(new: Path, old: Path) -> bool:
 
 
 def lock_of(folder: Path) -> FileLock:
-    """The lock of a run's folder, which every command takes that writes there."""
+    """The lock of a run's folder, for every command that writes there."""
     busy = f"{{holder}} writes into {folder}; wait for its end, or choose another folder"
     return FileLock(folder / LOCK, busy=busy, is_reentrant=True)
 
 
 @contextlib.contextmanager
 def locked_for_resume(folder: Path) -> Iterator[None]:
-    """Keep others from writing into the folder of a run, from the reading of it until the run resumes.
+    """Lock the folder of a run from the reading of it until the run resumes.
 
     Raises:
         UsageError: it is not the folder of a run.
-        BusyError: another process writes there; names it.
+        BusyError: another process writes there.
     """
     if not folder.is_dir():  # whoever reads it says so
         yield
@@ -390,10 +380,10 @@ def locked_for_resume(folder: Path) -> Iterator[None]:
 
 
 def claim_run_folder(folder: Path) -> None:
-    """Make a folder that of a run, or recognise one; see ``require_run_folder``.
+    """Mark a folder as that of a run; see ``require_run_folder``.
 
     Raises:
-        UsageError: it holds something else.
+        UsageError: it has other files.
         StorageError: it can't be made.
     """
     require_run_folder(folder)
@@ -403,20 +393,20 @@ def claim_run_folder(folder: Path) -> None:
 
 
 def require_run_folder(folder: Path) -> None:
-    """Refuse a folder that is not there for a run: it is not empty, and neither has the marker nor an earlier run.
+    """Refuse a folder that is not empty and has neither the marker nor a run of an earlier version.
 
-    Writes nothing. Earlier versions wrote no marker; their run is known by job, plan and metrics that can be read.
+    Writes nothing. Earlier versions wrote no marker; their run is known by readable job, plan and metrics.
 
     Raises:
-        UsageError: it holds something else.
-        StorageError: something else than a folder is there.
+        UsageError: it has other files.
+        StorageError: the path is no folder.
     """
     if not _is_of_earlier_version(folder):
         require_free(folder, KIND)
 
 
 def _is_of_earlier_version(folder: Path) -> bool:
-    """Whether a folder without a marker has a run: its job and plan are parsed, and so is a line of its metrics."""
+    """Whether a folder without a marker has job, plan and a line of metrics that can be parsed."""
     if is_claimed(folder, KIND) or not (folder / METRICS).is_file():
         return False
     try:
@@ -429,7 +419,7 @@ def _is_of_earlier_version(folder: Path) -> bool:
 
 
 def remove_unused_folder(folder: Path) -> None:
-    """Remove a folder that was made for a run of which nothing is left but what was asked."""
+    """Remove the folder of a run that has left no files but job, location, marker and lock."""
     ours = {_JOB, PLACE, marker(KIND), LOCK, WRITTEN}
     with contextlib.suppress(OSError):
         if {entry.name for entry in folder.iterdir()} <= ours:
@@ -439,12 +429,12 @@ def remove_unused_folder(folder: Path) -> None:
 
 
 def files_of_run(folder: Path) -> tuple[str, ...]:
-    """List the files and folders of a run in a folder, by name; none if the folder is not there.
+    """List the files and folders of a run in a folder; none if the folder is missing.
 
-    The plan is last: where a move of them all is cut short, the rest still counts as a run.
+    The plan is last: after an interrupted move of them all, the rest still counts as a run.
 
     Raises:
-        StorageError: something else than a folder is there.
+        StorageError: the path is no folder.
     """
     with storage_errors(folder):
         present = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
@@ -453,20 +443,15 @@ def files_of_run(folder: Path) -> tuple[str, ...]:
 
 
 def holds_run(own: Collection[str]) -> bool:
-    """Whether files of a run are more than what was asked, measured and printed before there was a plan."""
+    """Whether files of a run are more than job, profile and log, which precede the plan."""
     return any(name.removesuffix(PART) in _OF_RUN for name in own)
 
 
 def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
-    """Refuse a folder with a run, unless it may be replaced.
-
-    Args:
-        folder: to be written.
-        own: files of a run in it.
-        replace: whether they may be put aside.
+    """Refuse a folder with files of a run (``own``), unless they may be replaced.
 
     Raises:
-        UsageError: they may not.
+        UsageError: they may not be replaced.
     """
     if holds_run(own) and not replace:
         first = [*sorted(own, key=lambda name: (name not in _OF_RUN, name))][:3]
@@ -476,7 +461,7 @@ def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
 
 
 def require_inputs_elsewhere(folder: Path, job: Job) -> None:
-    """Refuse rows or a model that lie where the run writes, before one of them is moved or written over.
+    """Refuse rows or a model at a path that the run writes to.
 
     Raises:
         UsageError: names the key, the path and the remedy.
@@ -490,10 +475,9 @@ def require_inputs_elsewhere(folder: Path, job: Job) -> None:
 
 
 def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
-    """Move files of a run into a new folder beside it; a log into which this process prints stays.
+    """Move files of a run into a new folder beside it; return it, None if there was nothing to move.
 
-    Returns:
-        The new folder; None if there was nothing to move.
+    A log that is the output of this process stays.
 
     Raises:
         StorageError: it can't be made.
@@ -502,7 +486,7 @@ def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
 
 
 def _is_own_output(path: Path) -> bool:
-    """Whether this process's standard output goes to the file, as that of a detached run does."""
+    """Whether the file is this process's standard output, as in a detached run."""
     try:
         return os.path.samestat(os.fstat(1), path.stat())
     except OSError:
@@ -510,11 +494,10 @@ def _is_own_output(path: Path) -> bool:
 
 
 class EventFiles:
-    """Writes what events tell into a folder.
+    """Writer of events into a folder.
 
     Args:
-        folder: of the run.
-        on_saved: called with run and step when the manifest of a checkpoint is on disk.
+        on_saved: called with run id and step when the manifest of a checkpoint is on disk.
     """
 
     def __init__(self, folder: RunFolder, *, on_saved: Callable[[str, int], None]) -> None:
@@ -559,7 +542,7 @@ class EventFiles:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``metrics.jsonl``; none where there is no such file yet.
+    """Read the lines of ``metrics.jsonl``; none where the file is missing.
 
     Raises:
         IntegrityError: a whole line is not readable; names it.

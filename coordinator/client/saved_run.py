@@ -1,4 +1,4 @@
-"""Reader of a run's folder: its job, plan, report and result, and the place where the run is driven.
+"""Reader of a run's folder: job, plan, report, result, and the location of the run.
 
 The command that submits a run writes ``run.json`` as soon as the run has its id.
 """
@@ -36,14 +36,13 @@ PLACE = "run.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLocation:
-    """Where a run is driven.
+    """The coordinator and the command of a run, as in ``run.json``.
 
     Attributes:
-        run_id: of the run.
         coordinator: ``host:port``.
-        is_local: whether the coordinator is of this run alone, and ends with it.
+        is_local: whether the coordinator ends with the run.
         pid: process id of the command that submitted it.
-        local_nodes: nodes that were started for it; 0 = those of the coordinator.
+        local_nodes: number of nodes that were started for it; 0 = those of the coordinator.
     """
 
     run_id: str
@@ -53,7 +52,7 @@ class RunLocation:
     local_nodes: int = 0
 
     def write(self, folder: Path) -> None:
-        """Write it into the run's folder.
+        """Write ``run.json`` into the run's folder.
 
         Raises:
             StorageError: no room.
@@ -62,7 +61,7 @@ class RunLocation:
 
 
 def read_place(folder: Path) -> RunLocation | None:
-    """Read where the run of a folder is driven; None if the folder does not tell.
+    """Read ``run.json``; None if it is missing.
 
     Raises:
         IntegrityError: the file is damaged.
@@ -79,7 +78,7 @@ def read_place(folder: Path) -> RunLocation | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Whether a process runs; zombies do not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -93,16 +92,12 @@ def is_running(pid: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun:
-    """A finished run as its folder holds it.
+    """A finished run in its folder.
 
     Attributes:
-        folder: where it is.
-        job: what was asked, resolved.
-        plan: what was decided.
-        report: its totals; empty if it did not get so far.
-        saved: folder inside that has the adapter or the model; of a run whose users have adapters of their own, that
-            with their folders.
-        whose: adapters these are, where users have their own and some were chosen, without names.
+        report: totals; empty if the run did not write them.
+        saved: folder with the adapter or the model; for users with adapters of their own, the parent of their folders.
+        whose: the share of users with adapters here, for the model card: ``one of 3``; empty where none was chosen.
     """
 
     folder: Path
@@ -114,21 +109,21 @@ class SavedRun:
 
     @property
     def result(self) -> Result:
-        """What it left behind."""
+        """The kind and files of the result."""
         return result_of(self.job)
 
     @property
     def users(self) -> tuple[str, ...]:
-        """The users with adapters of their own; none where all rows trained the same."""
+        """Users with adapters of their own; empty where all rows trained the same."""
         return user_sets(self.plan.course)
 
 
 def read_run(folder: Path) -> SavedRun:
-    """Read the folder of a run that has an adapter or a model.
+    """Read the folder of a run with a result.
 
     Raises:
-        UsageError: no such folder, or no run in it.
-        InvalidInputError: a run without either.
+        UsageError: the folder is missing, or has no run.
+        InvalidInputError: the run has no adapter or model.
         IntegrityError: a file is not readable.
     """
     if not folder.is_dir():
@@ -154,7 +149,7 @@ def read_run(folder: Path) -> SavedRun:
 
 
 def _resume_hint(folder: Path) -> str:
-    """Say what to do about a run that did not end well: resume from its newest checkpoint, if there is one."""
+    """Say how to finish a run without a result: resume it from its newest checkpoint, or repeat it."""
     steps = RunCheckpoints(folder).steps()
     if not steps:
         none = "the run has not ended and has no checkpoint yet"
@@ -164,7 +159,7 @@ def _resume_hint(folder: Path) -> str:
 
 
 def _trains(folder: Path, option: str) -> str:
-    """Write the command that trains a run in its folder once more, on the nodes that it was begun with."""
+    """Write the command that trains the run of a folder again, on the nodes of its beginning."""
     words = ("train", str(folder / "job.toml"), "--out", str(folder), option)
     with contextlib.suppress(IntegrityError):
         if place := read_place(folder):
@@ -174,7 +169,7 @@ def _trains(folder: Path, option: str) -> str:
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+    """Read a JSON object from a file of a run.
 
     Raises:
         IntegrityError: the file is no JSON object.
@@ -189,15 +184,12 @@ def read_run_file(path: Path) -> dict[str, Any]:
 
 
 def with_data(run: SavedRun, columns: Mapping[str, str], missing: str = "") -> SavedRun:
-    """The run with other names of columns, or another treatment of empty cells, for a file of its own.
+    """Replace column names (key of ``[data]`` -> name) or the treatment of empty cells, for another file of rows.
 
-    Args:
-        run: as it was trained.
-        columns: key of ``[data]`` -> name.
-        missing: ``error`` or ``skip``; empty = as the job has it.
+    ``missing`` is ``error`` or ``skip``; empty = as in the job.
 
     Raises:
-        UsageError: its task reads no such column, or ``missing`` is another word.
+        UsageError: the task reads no such column, or ``missing`` is another word.
         JobError: two columns have the same name.
     """
     if missing not in ("", *MISSING):
@@ -214,12 +206,10 @@ def with_data(run: SavedRun, columns: Mapping[str, str], missing: str = "") -> S
 
 
 def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = None) -> Job:
-    """Make the job of an evaluation: the run's job with one owner that has ``data``, and the head's classes.
+    """Make the job of an evaluation from a run's job: its classes, one owner of ``data``, no method settings.
 
-    Args:
-        run: the one with the adapter or model.
-        data: rows; None = every node has its own, or those of the run's job.
-        model: folder that replaces the run's.
+    ``data`` None: every node has its own rows, or those of the run's job. ``model`` replaces the run's folder of the
+    model.
 
     Raises:
         JobError: a value is refused.
@@ -233,7 +223,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         labels=run.plan.course.labels,
         split="iid" if data else job.data.split,
         owners=0,
-        user="",  # whose a row is counts for training only
+        user="",  # the user of a row matters in training only
     )
     # every method gives the same forward; the plain one asks for no special ring, but knows no full parameters
     method = job.train.method if job.method.full_parameters else Train().method

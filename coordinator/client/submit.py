@@ -1,7 +1,7 @@
-"""Submission of a run: start it on a coordinator, write its folder, show its progress, and end it at a signal.
+"""Submission of a run: start, folder, progress, and the end by a signal.
 
-Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C. Every
-write to a closed terminal fails, so what the command still prints goes to a file.
+Ctrl-C drains a run, a second Ctrl-C ends it at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C. Writes to
+a closed terminal fail, so later output goes to a file.
 
 A signal handler runs between any two instructions of the main thread, so it only starts a thread or raises.
 """
@@ -43,10 +43,10 @@ from ringtune.v1 import control_pb2
 
 
 class Terminal:
-    """Guards what a command prints while in its context.
+    """Redirects the output of a command after its terminal was closed.
 
     Args:
-        log: gets what is printed after the terminal was closed; None, or a file that can't be written = nobody does.
+        log: gets the output; None, or a file that can't be written = it is dropped.
     """
 
     def __init__(self, log: Path | None = None) -> None:
@@ -55,7 +55,7 @@ class Terminal:
         self._before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
 
     def __enter__(self) -> Terminal:
-        """Note which of the outputs are terminals."""
+        """Note which outputs are terminals."""
         self._descriptors = [number for number in (1, 2) if os.isatty(number)]
         if self._descriptors:
             self._before = (sys.stdout, sys.stderr)
@@ -65,12 +65,12 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the outputs as they were; those of a closed terminal stay directed to the file."""
+        """Restore the outputs; those of a closed terminal stay redirected."""
         if self._descriptors:
             sys.stdout, sys.stderr = self._before
 
     def closed(self) -> None:
-        """Write into the file from now on what would have gone to the terminal."""
+        """Redirect terminal output to the file from now on."""
         if not self._descriptors:
             return
         target = self._open()
@@ -86,14 +86,14 @@ class Terminal:
 
 
 GRACE_S = 30.0
-"""The longest that a command takes to end that was told to end at once, whatever a thread of it waits for."""
+"""Time limit for the end of a command after a second signal, whatever its threads wait for."""
 
 
 class Interrupts:
-    """Handles SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
+    """Handler of SIGINT, SIGTERM and SIGHUP in its context; for the main thread.
 
     Args:
-        log: gets what is printed after the terminal was closed; None = nobody does.
+        log: gets the output after the terminal was closed; None = it is dropped.
     """
 
     def __init__(self, log: Path | None = None) -> None:
@@ -110,16 +110,15 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Install the handlers that were there before."""
+        """Restore the former handlers."""
         self._hearing.__exit__(kind, error, traceback)
         self._terminal.__exit__(kind, error, traceback)
 
     @contextmanager
     def asking(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Let the first signal within this context call ``ask`` on a thread of its own, and the second one raise.
+        """Let the first signal in this context call ``ask`` on a new thread, and the second one raise.
 
-        Args:
-            ask: asks for an end in order; may take a while, must not raise.
+        ``ask`` requests an orderly end; it may take a while, and must not raise.
         """
         self._ask = ask
         try:
@@ -139,11 +138,7 @@ class Interrupts:
 
 @contextmanager
 def interrupts_handled(log: Path) -> Iterator[Interrupts]:
-    """Yield interrupts that get signals in the main thread; no other thread may, so there they get none.
-
-    Args:
-        log: as in ``Interrupts``.
-    """
+    """Yield interrupts; they get signals in the main thread only. ``log`` as in ``Interrupts``."""
     interrupts = Interrupts(log=log)
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
@@ -158,19 +153,17 @@ _NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is adde
 
 
 class Client(Connection):
-    """A connection to a coordinator through which runs are submitted and followed.
+    """A connection that submits and follows runs.
 
     Args:
         address: ``host:port``.
         insecure: as in ``Connection``.
 
     Attributes:
-        address: as given.
-        goes_on: whether the run that was followed continues although it is not followed any more.
+        goes_on: whether the followed run continues after the command has stopped following it.
 
     Raises:
-        UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
-        ConnectionFailedError: nobody answers there within a few seconds.
+        RingTuneError: as ``Connection``.
     """
 
     def __init__(self, address: str, *, insecure: bool | None = None) -> None:
@@ -187,19 +180,19 @@ class Client(Connection):
         sinks: Sequence[EventSink] = (),
         coordinator_wait_s: float = 0.0,
     ) -> Outcome:
-        """Start a run, or resume one, and follow it to its end.
+        """Start or resume a run, and follow it to its end.
 
         Args:
-            request: what is wanted; the job's paths have to be right on the nodes.
-            progress: where it is shown.
-            folder: where its files go; None = nowhere.
-            interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
+            request: of the run; the job's paths have to be valid on the nodes.
+            progress: shows it.
+            folder: gets its files; None = no files.
+            interrupts: drains the run at the first Ctrl-C; None = Ctrl-C ends it at once.
             sinks: further readers of the run's events.
-            coordinator_wait_s: how long to wait for a coordinator that is away, if it keeps the run, in seconds.
+            coordinator_wait_s: time limit for the return of a coordinator that stores the run, in seconds.
 
         Raises:
             InterruptedRunError: Ctrl-C.
-            RingTuneError: whatever the run failed with.
+            RingTuneError: the run failed.
         """
         outcome = Outcome(request.job)
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
@@ -211,11 +204,11 @@ class Client(Connection):
         return outcome
 
     def start(self, request: RunRequest) -> str:
-        """Start a run that nobody follows, and return its id as soon as it trains.
+        """Start a run without following it; return its id as soon as it trains.
 
         Raises:
             InterruptedRunError: Ctrl-C before it trains.
-            RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
+            RingTuneError: the coordinator stores no runs, or the run failed before it trained.
         """
         call = self._submit(request)
         outcome = Outcome(request.job)
@@ -230,7 +223,7 @@ class Client(Connection):
             call.cancel()
 
     def _submit(self, request: RunRequest) -> Any:
-        """Begin the call of a run; it has no deadline: a run may take days, and keepalive sees a dead coordinator."""
+        """Begin the call of a run, without a deadline: a run may take days, and keepalive finds a dead coordinator."""
         return self._stub.Run(run_request_to_proto(request._replace(submitted_by=submitter_name())))
 
     def _follow_run(
@@ -253,7 +246,7 @@ class Client(Connection):
     def _follow_stored(
         self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: FollowerState, wait_s: float
     ) -> None:
-        """Follow a run; where the coordinator is away for a while, continue once it is back."""
+        """Follow a run; continue after a lost connection once the coordinator is back."""
         try:
             self._follow(call, outcome, *sinks)
         except ConnectionFailedError as error:
@@ -291,20 +284,20 @@ class Client(Connection):
         is_fresh: bool = False,
         one_by_one: bool = False,
     ) -> Profile:
-        """Let the nodes measure themselves and their links.
+        """Make the nodes measure themselves and their links.
 
         Args:
-            job: for what; its paths have to be right on the nodes.
-            progress: where it is shown.
-            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
-            join_s: how long to wait for them, seconds.
+            job: for which they measure; its paths have to be valid on the nodes.
+            progress: shows it.
+            num_nodes: number of members to wait for; 0 = the present ones.
+            join_s: time limit of that wait, seconds.
             with_links: whether links are measured too.
-            is_fresh: anew even where a node remembers.
-            one_by_one: nodes of one machine one after another, not all at once.
+            is_fresh: measure even where a node has stored times.
+            one_by_one: measure nodes of one machine one after another.
 
         Raises:
             InterruptedRunError: Ctrl-C.
-            RingTuneError: whatever it failed with.
+            RingTuneError: the measurement failed.
         """
         request = control_pb2.MeasureRequest(
             job_toml=job.to_toml(),
@@ -321,18 +314,16 @@ class Client(Connection):
         return found
 
     def rehearse(self, job: Job, profile: Profile, *, progress: Progress, num_nodes: int, join_s: float) -> Profile:
-        """Train some steps of a job and throw away what they trained; see ``ringtune.costs.measurement``.
+        """Train some steps of a job without keeping the result; return the corrected profile.
+
+        See ``ringtune.costs.measurement``. If the rehearsal fails, that is shown and the profile returned unchanged.
 
         Args:
-            job: that will run.
+            job: of the later run.
             profile: as it was measured.
-            progress: where it is shown.
-            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
-            join_s: how long to wait for them, seconds.
-
-        Returns:
-            The profile, corrected by what the rehearsal's actions and transfers took; as it was measured if the
-            rehearsal failed, which is said.
+            progress: shows it.
+            num_nodes: number of members to wait for; 0 = the present ones.
+            join_s: time limit of that wait, seconds.
 
         Raises:
             InterruptedRunError: Ctrl-C.
@@ -368,13 +359,13 @@ class Client(Connection):
         join_s: float,
         choices: Choices = NO_CHOICES,
     ) -> tuple[Plan, Profile, str]:
-        """Let the nodes measure themselves, and plan for them; see ``run``.
+        """Make the nodes measure themselves, and plan for them; see ``run``.
 
         Returns:
-            The plan, the profile that it was made with, and what is to be said of it, if anything.
+            The plan, its profile, and notes as one text.
 
         Raises:
-            RingTuneError: whatever inspecting or planning failed with.
+            RingTuneError: inspection or planning failed.
         """
         request = RunRequest(job=job, plan_only=True, num_nodes=num_nodes, join_s=join_s, choices=choices)
         came = self.run(request, progress=progress or Progress(), folder=None)
@@ -392,7 +383,7 @@ class Client(Connection):
             progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
 
     def _note_saved(self, run_id: str, step: int) -> None:
-        """Tell the coordinator that the manifest of ``step`` is on disk; nobody waits for the answer."""
+        """Tell the coordinator that the manifest of ``step`` is on disk, without waiting for the answer."""
         self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=CALL_S)
 
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
@@ -400,12 +391,12 @@ class Client(Connection):
 
         Args:
             job: of the adapter's run.
-            owner: the member with the evaluation rows that count; empty = all who have some.
+            owner: the member with the evaluated rows; empty = all with evaluation rows.
             saved: folder of the adapter or model.
-            progress: where it is shown.
+            progress: shows it.
 
         Raises:
-            RingTuneError: whatever it failed with.
+            RingTuneError: the evaluation failed.
         """
         request = control_pb2.EvaluateRequest(job_toml=job.to_toml(), owner=owner)
 
@@ -443,7 +434,7 @@ def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) ->
 
 
 def _hear(call: Iterable[control_pb2.RunEvent], outcome: Outcome, sinks: Sequence[EventSink]) -> None:
-    """Hand every event to the outcome first, then to the sinks."""
+    """Pass every event to the outcome first, then to the sinks."""
     for event in call:
         outcome(event)
         for sink in sinks:

@@ -1,1 +1,1 @@
-"""Control of a run or a measurement: plan it, call its nodes, checkpoint, recover, and record it."""
+"""Control of a run or a measurement: plan, calls to nodes, checkpoints, recovery, records."""

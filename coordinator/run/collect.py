@@ -1,8 +1,8 @@
-"""Results that nodes hand in at the end of a run and after its best evaluation: collected, checked, and sent on.
+"""Results of nodes at the end of a run and after its best evaluation: collect, check, send to the submitter.
 
-A part is from another machine, so it is checked against the plan before anything is merged. It may have the tensors of
-the blocks that its node answers for, and no others; every block the same tensors in the same shapes, of as many numbers
-as planning counted, in the type in which the run computes, all finite. An error names the node that sent the part.
+A part is from another machine, so it is checked against the plan before any merge: only tensors of the node's own
+blocks, in every block the same tensors and shapes, as many numbers as planning counted, in the run's type, all finite.
+Errors name the node.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from ringtune.texts import shown
 from ringtune.v1 import control_pb2
 
 MAX_HEADER_BYTES: Final = 1 << 22
-"""Longest header of a part; one of 20,000 tensors is shorter."""
+"""Limit of a part's header; one of 20,000 tensors is shorter."""
 MAX_SIDE_BYTES: Final = 1 << 26
-"""Most bytes of all files beside the tensors; the longest tokenizer that there is takes a third."""
+"""Limit of all files besides tensors; the longest known tokenizer takes a third."""
 MAX_CONFIG_BYTES: Final = 1 << 20
-"""Most bytes of a description or of a node's totals."""
+"""Limit of a description, and of a node's totals."""
 _DTYPES: Final = {"float32": "F32", "float64": "F64"}
 _NUMBER_BYTES: Final = 8
 _LEFT_OUT: Final = ("leave_out", "layers")
-"""Options of adapters with which a block may have fewer tensors than another one."""
+"""Adapter options with which a block may have fewer tensors than another."""
 _TWICE: Final = "ln_before"
-"""An option with which a tensor is saved under two names."""
+"""An adapter option with which a tensor is saved under two names."""
 _WITH_BASES: Final = "reft"
-"""Adapters beside which two square matrices are saved that do not train."""
+"""Adapters that are saved with two square matrices that do not train."""
 _CONFIGS: Final = (*DESCRIPTIONS, HEAD_CONFIG_FILE, INTERFACE_FILE, CONFIG_FILE)
 
 
 class FirstOccurrence(NamedTuple):
-    """Where a tensor of blocks was seen first, with its shape."""
+    """Shape of a tensor in the first node and block where it occurred."""
 
     shape: tuple[int, ...]
     node: str
@@ -81,13 +81,12 @@ FirstOccurrences = dict[str, FirstOccurrence]
 
 
 class ExpectedResult(NamedTuple):
-    """What the parts of a run's result have to be.
+    """Bounds for the parts of a run's result.
 
     Attributes:
-        job: of the run.
         part: of its plan that holds at the end.
-        model: its sizes, on which all nodes agreed.
-        holder: the node with the newest head, which hands in what is in no block.
+        model: sizes on which all nodes agreed.
+        holder: the node with the newest head, which sends the tensors outside of blocks.
     """
 
     job: Job
@@ -96,11 +95,11 @@ class ExpectedResult(NamedTuple):
     holder: str
 
     def blocks(self, node: str) -> range:
-        """The blocks that a node hands in."""
+        """The blocks that a node sends."""
         return collected_blocks(self.part.placement, node)
 
     def may_send(self, node: str) -> frozenset[int]:
-        """The blocks of which a node may hand in tensors: with private ones at the holder, and those that it helps."""
+        """The blocks of which a node may send tensors: its own, private ones at the holder, helped ones of users."""
         private = range(self.part.placement.private_blocks if node == self.holder else 0)
         helped = self.part.placement.helped_by(node) if self.sets() else ()
         return frozenset(
@@ -113,17 +112,17 @@ class ExpectedResult(NamedTuple):
         return any(option in self.job.adapter.config for option in _LEFT_OUT)
 
     def sets(self) -> tuple[str, ...]:
-        """The files of users with adapters of their own, of which hosts and helpers hand in parts."""
+        """Files of users with adapters of their own; hosts and helpers send parts of them."""
         return tuple(of_user(user, ADAPTER_FILE) for user in user_sets(self.part.course))
 
     def paths(self) -> tuple[str, ...]:
-        """The files with tensors of blocks that every host hands in."""
+        """The files with tensors of blocks that every host sends."""
         if self.sets():
             return ()
         return tuple(name for name in result_of(self.job).files if name in (ADAPTER_FILE, BLOCKS_FILE, WEIGHTS_FILE))
 
     def most_bytes(self, node: str) -> int:
-        """More than what a node sends takes, whatever its tensors are called."""
+        """Upper bound of the bytes that a node sends, whatever the names of its tensors."""
         numbers = max(self._numbers(self.model), *map(self._numbers, self.model.kinds), 0)
         blocks = len(self.may_send(node))
         sets = max(1, len(user_sets(self.part.course)))
@@ -135,22 +134,22 @@ class ExpectedResult(NamedTuple):
         )
 
     def block_numbers(self, path: str) -> int:
-        """How many numbers of a file each block has."""
+        """Numbers of each block in a file."""
         user = path.split("/")[1] if path.startswith(f"{USERS_FOLDER}/") else ""
         return self._numbers(next((kind for kind in self.model.kinds if user in kind.users), self.model))
 
     def max_numbers(self, counted: int) -> int:
-        """At most how many numbers a block has in a file, of as many that planning counted."""
+        """Upper bound of a block's numbers in a file, for a planned count."""
         config = self.job.adapter.config
         return counted * (2 if _TWICE in config else 1) + 2 * self.model.hidden_size**2 * config.count(_WITH_BASES)
 
     def head_numbers(self) -> int:
-        """How many numbers the head of an adapter has."""
+        """Numbers of the head of an adapter."""
         size = self.model.head_bytes + len(self.part.course.labels) * self.model.head_class_bytes
         return size // DTYPE_BYTES[self.job.model.dtype]
 
     def whole_numbers(self) -> tuple[int, int]:
-        """How many numbers of a whole model are in no block: at least, and at most, with what nobody trains."""
+        """Bounds of a whole model's numbers outside of blocks; the upper one includes untrained tensors."""
         least = sum(self._outside())
         return least, least + 2 * self.model.hidden_size * (self.model.hidden_size + 1)
 
@@ -162,11 +161,7 @@ class ExpectedResult(NamedTuple):
 
 
 def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResult) -> None:
-    """Check the files that the nodes handed in.
-
-    Args:
-        files: content by file name, by node.
-        wanted: what they have to be.
+    """Check the files (content by file name, by node) against the expected result.
 
     Raises:
         IntegrityError: names the node, the file and the tensor.
@@ -197,7 +192,7 @@ def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResul
 def _counted(
     node: str, path: str, tensors: TensorFile, wanted: ExpectedResult, seen: FirstOccurrences
 ) -> dict[int | None, int]:
-    """Check each tensor of a file; return how many numbers each block has, and what is in none."""
+    """Check each tensor of a file; return the numbers by block, None = outside of blocks."""
     dtype, blocks = _DTYPES[wanted.job.model.dtype], wanted.may_send(node)
     is_holder, is_whole = node == wanted.holder, path == WEIGHTS_FILE
     found: dict[int | None, int] = dict.fromkeys(wanted.blocks(node), 0)
@@ -224,7 +219,7 @@ def _counted(
 
 
 def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: ExpectedResult) -> None:
-    """Compare the numbers of each block, and of what is in none, with what planning counted."""
+    """Compare the numbers by block with the planned ones."""
     counted = wanted.block_numbers(path)
     least = 0 if wanted.may_lack else counted
     for block, count in found.items():
@@ -254,7 +249,7 @@ _MAX_RESULT_BYTES = 1 << 38
 
 
 class Results:
-    """The files of all nodes of one run."""
+    """Result files of all nodes of one run, in a temporary folder."""
 
     def __init__(self) -> None:
         self._model: ModelFacts | None = None
@@ -263,13 +258,13 @@ class Results:
         self._files: dict[str, dict[str, Pieces]] = {}
 
     def expect(self, model: ModelFacts) -> None:
-        """Note the sizes of the model, with which parts are compared."""
+        """Set the sizes of the model, for the check."""
         self._model = model
 
     def folder_of(self, node: str, *, with_head: bool = False) -> Path:
-        """Make an empty folder for what a node sends; one sends what is in no block.
+        """Make an empty folder for a node's files; ``with_head`` marks the holder of the head.
 
-        A node sends again where the run continues without another one.
+        A node sends again after a recovery.
 
         Raises:
             StorageError: the temporary folder has no room.
@@ -292,7 +287,7 @@ class Results:
         *,
         goes_on: bool = False,
     ) -> None:
-        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and counts of bytes."""
+        """Request a node's trained tensors; ``put`` takes its files and progress. ``goes_on``: the node trains on."""
         node, with_head, with_private = command
         calls.collect(
             self.folder_of(node, with_head=with_head),
@@ -306,17 +301,17 @@ class Results:
         )
 
     def most_bytes(self, node: str, job: Job, part: Plan) -> int:
-        """More than what a node sends takes."""
+        """Upper bound of the bytes that a node sends."""
         return (
             ExpectedResult(job, part, self._model, self._holder).most_bytes(node) if self._model else _MAX_RESULT_BYTES
         )
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
-        """Take the files of a node, which lie in its folder."""
+        """Take a node's files in its folder."""
         self._files[node] = files
 
     def totals(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each node with its own totals of the run.
+        """Yield each node with its totals of the run.
 
         Raises:
             IntegrityError: they are no JSON object.
@@ -327,17 +322,17 @@ class Results:
     def send(
         self, job: Job, emit: EventSink, *, users: Sequence[str] = (), part: Plan | None = None, below: str = ""
     ) -> None:
-        """Send the adapter or model of the run of ``job``, merged from what the nodes sent; or that of each user.
+        """Send the merged adapter or model, or that of each user, to the submitter.
 
         Args:
             job: of the run.
-            emit: sends an event to the submitter.
-            users: who have adapters of their own; where there is a plan it says so.
-            part: of the plan that holds at the end; what the nodes sent is compared with it.
-            below: begins each path in the run's folder.
+            emit: sends an event.
+            users: with adapters of their own; with ``part`` the plan says so.
+            part: of the plan that holds at the end, for the check.
+            below: prefix of each path in the run's folder.
 
         Raises:
-            IntegrityError: a file is missing, broken, not as the plan has it, or not the same everywhere.
+            IntegrityError: a file is missing, broken, unlike the plan, or different at two nodes.
         """
         sent = self._files
         if part is not None:  # a node that was lost may have sent something before
@@ -363,7 +358,7 @@ def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
     """Return a file that is read whole.
 
     Raises:
-        IntegrityError: it is too long for that.
+        IntegrityError: it is longer than ``MAX_CONFIG_BYTES``.
     """
     found = files.get(name, Pieces.of(b""))
     if found.size_bytes > MAX_CONFIG_BYTES:
@@ -372,7 +367,7 @@ def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
 
 
 class BestFiles(NamedTuple):
-    """A node's part of the best result, by file name, as it was asked for with this number."""
+    """A node's part of the best result by file name, with the number of the request."""
 
     node: str
     number: int
@@ -380,15 +375,14 @@ class BestFiles(NamedTuple):
 
 
 class ResultCollector:
-    """What the nodes of one run hand in.
+    """Results of the nodes of one run: the last one, and the best one.
 
     Args:
-        job: of the run.
         put: takes the answers of nodes, from other threads.
         emit: sends an event to the submitter.
 
     Attributes:
-        last: what they hand in at the end.
+        last: results at the end of the run.
     """
 
     def __init__(self, job: Job, put: Callable[[Files | BestFiles | rd.Progressed], None], emit: EventSink) -> None:
@@ -398,7 +392,7 @@ class ResultCollector:
         self._number, self._best = 0, Results()
 
     def expect(self, model: ModelFacts) -> None:
-        """Note the sizes of the model, with which parts are compared."""
+        """Set the sizes of the model, for the check."""
         self._model = model
         self.last.expect(model)
 
@@ -408,15 +402,10 @@ class ResultCollector:
         calls: Mapping[str, AgentCalls],
         part: Plan,
     ) -> None:
-        """Ask a node for its part, or send the submitter the best result once all nodes have sent it.
-
-        Args:
-            command: of the state machine.
-            calls: to the nodes, by name.
-            part: of the plan that holds.
+        """Request a node's part, or send the best result to the submitter after all nodes have sent theirs.
 
         Raises:
-            IntegrityError: the files are not as the plan has them.
+            IntegrityError: the files differ from the plan.
             StorageError: no room.
         """
         if isinstance(command, rd.Collect):
@@ -450,7 +439,7 @@ class ResultCollector:
         )
 
     def take(self, came: Files | BestFiles) -> rd.Collected | rd.BestSent:
-        """Take a node's part, unless it was asked anew meanwhile; return what the state machine has to know."""
+        """Take a node's part, unless its request is outdated; return the event for the state machine."""
         if isinstance(came, Files):
             self.last.take(came.node, came.files)
             return rd.Collected(came.node)
@@ -459,7 +448,7 @@ class ResultCollector:
         return rd.BestSent(came.node, came.number)
 
     def settle(self, best: Evaluations | None, last_step: int) -> bool:
-        """Tell the submitter that the best result is that of the run; False if that is the one of the last step."""
+        """Report to the submitter that the best result is that of the run; False if it is the last one."""
         if best is None or best.best_step == last_step:
             return False
         self._tell(best.best_step, is_result=True)
@@ -488,23 +477,23 @@ def send_results(
     wall_s: float,
     phases_s: Mapping[str, float],
 ) -> None:
-    """Send adapter or model, and report, of a run to the submitter.
+    """Send report and adapter or model of a run to the submitter.
 
     Args:
-        request: what was asked for.
+        request: of the submitter.
         recorder: of the run.
-        collector: what the nodes sent.
+        collector: files of the nodes.
         state: the state machine, which is done.
         emit: sends an event.
         part: of the plan that holds at the end.
         planned: the plan as it was made.
-        predicted: how long its steps were thought to take; None = nothing was predicted.
+        predicted: seconds of its steps; None = no prediction.
         run_id: of the run.
-        wall_s: seconds since it was asked for.
-        phases_s: seconds of each phase.
+        wall_s: seconds since the request.
+        phases_s: seconds by phase.
 
     Raises:
-        IntegrityError: what the nodes sent is not as the plan has it.
+        IntegrityError: the files of the nodes differ from the plan.
     """
     for node, totals in collector.last.totals():
         recorder.ledger.add_totals(node, totals)

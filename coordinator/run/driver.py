@@ -1,4 +1,4 @@
-"""The base of a run and of a measurement: members, calls, one thread, events for the submitter, and a status.
+"""Base of a run and a measurement: members, calls, one thread, events for the submitter, and a status.
 
 ::
 
@@ -8,9 +8,9 @@
 
 One thread does the work; the other threads put their events into its queue.
 
-A resumed run waits for its earlier nodes as long as its request says. If then all owners are there, or the job leaves
-out those that are not, it continues on all members that are there, and next asks them for what their disks hold. A run
-with a method that does not move needs its own nodes, and waits in vain.
+A resumed run waits for its former nodes as long as its request says. If then all owners are present, or the job leaves
+out the absent ones, it continues on all present members, and asks them for the files on their disks. A run with a
+method that does not move needs its own nodes, and ends.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ class AbsentNodes:
 
     Args:
         resume: what the run resumes from.
-        job: of the run.
     """
 
     def __init__(self, resume: Resume, job: Job) -> None:
         self._resume, self._job = resume, job
 
     def need_reason(self, missing: Sequence[str]) -> str:
-        """Say why the run does not resume without these nodes; empty if it does, once it has waited for them."""
+        """Say why the run can't resume without these nodes; empty if it can."""
         course = self._resume.plan.course
         if stays := stay_reason(course, self._resume.plan.placements):
             return f"their parts of the checkpoint are on no other node: {stays}"
@@ -86,17 +85,12 @@ class AbsentNodes:
         return wait_reason(course, owners[0])
 
     def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
-        """Name the members on which the run resumes in place of the nodes that it had; none if it needs those.
-
-        Args:
-            living: members that a run may take.
-            named: the nodes that it had, of which one at least is missing.
-        """
+        """Names of the members on which the run resumes without some of its ``named`` nodes; empty if it needs them."""
         missing = [node for node in named if node not in living]
         return () if not living or self.need_reason(missing) else tuple(sorted(living))
 
     def waits(self, living: Sequence[str], named: Sequence[str], join_s: float) -> str:
-        """Name the nodes that the run waits for, the longest wait, and what the run does after it."""
+        """Describe the wait: nodes, time limit, and how the run continues after it."""
         missing = [node for node in named if node not in living]
         waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
         if why := self.need_reason(missing):
@@ -108,10 +102,9 @@ _FIGURES = ("round", "initiator", "depth", "trains", "loss")
 
 
 class StatusBoard:
-    """The present phase, helpers, step and figures of a run; written by the run's thread, read by any.
+    """The present phase, helpers, step and figures of a run; thread-safe.
 
     Args:
-        run_id: of the run.
         clock: monotonic seconds.
     """
 
@@ -125,13 +118,13 @@ class StatusBoard:
         self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
 
     def awaits(self, nodes: Sequence[str], why: str, until_s: float) -> None:
-        """Note for whom the run waits, why, and until when on the board's clock; another phase ends that."""
+        """Note the awaited nodes, the reason, and the deadline on the board's clock; the next phase clears them."""
         with self._lock:
             self._now.awaited[:] = nodes
             self._now.awaited_why, self._awaited_until_s = why, until_s
 
     def take(self, event: control_pb2.RunEvent) -> None:
-        """Note the phase, plan, steps, figures or failure that an event tells of."""
+        """Update phase, plan, step, figures or failure from an event."""
         with self._lock:
             match event.WhichOneof("event"):
                 case "state":
@@ -175,7 +168,7 @@ class StatusBoard:
                 setattr(self._now, name, step[name])
 
     def read(self) -> control_pb2.RunStatus:
-        """Return a copy of the run's state, with the seconds of the phase and of the run until now."""
+        """Return a copy of the status, with the seconds of phase and run until now."""
         with self._lock:
             status = control_pb2.RunStatus()
             status.CopyFrom(self._now)
@@ -193,17 +186,15 @@ _COMING_S = 2.0  # nodes that are about to join are not worth a line
 
 
 class Driver(abc.ABC):
-    """One piece of work that members do together, from its request to its last event; a subclass says which.
+    """One piece of work on members, from its request to its last event; subclasses are a run and a measurement.
 
     Args:
-        run_id: under which nodes keep what they have read, until they are released.
-        members: who is there.
+        run_id: name under which nodes keep what they have read, until they are released.
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
 
     Attributes:
-        run_id: as given.
-        board: where the work stands.
+        board: status of the work.
     """
 
     def __init__(self, run_id: str, members: Members, *, lease_s: float, on_end: Callable[[], None]) -> None:
@@ -228,50 +219,48 @@ class Driver(abc.ABC):
     # ---- from other threads -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that does the work."""
+        """Start the work's thread."""
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Ask for the end of the work at once, whatever is under way."""
+        """Ask for the end of the work at once."""
         self._queue.put(rd.RunStopRequested(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
-        """Hand all events to a further reader, too; to be called before ``start``.
+        """Add a reader of all events, before ``start``; with ``closely`` it also gets the actions of each turn.
 
-        Args:
-            sink: the reader.
-            closely: whether it also gets the actions of each turn, which are neither sent nor kept.
+        These are neither sent nor kept.
         """
         self._listeners.append(sink)
         if closely:
             self._onlookers.append(sink)
 
     def keep(self, keeper: EventSink) -> None:
-        """Let a keeper take all events in place of the submitter; to be called before ``start``.
+        """Send all events to a keeper in place of the submitter; call it before ``start``.
 
-        What a keeper raises ends the work.
+        An error of the keeper ends the work.
         """
         self._keeper = keeper
 
     def drain(self, reason: str) -> None:
-        """Ask for an end in order; work that can save nothing ends at once."""
+        """Ask for an orderly end; work without checkpoints ends at once."""
         self.stop(reason)
 
     def noted(self, step: int) -> None:  # noqa: B027 - a measurement has no checkpoints
-        """Hear that the submitter has the manifest of a checkpoint on disk; work without checkpoints ignores it."""
+        """Note that the submitter has a manifest on disk; work without checkpoints ignores it."""
 
-    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement goes on with those it began with
-        """Hear that a node has joined the coordinator, for the first time or again, while the work is under way."""
+    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement keeps its first members
+        """Note that a node has joined the coordinator during the work, for the first time or again."""
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Queue that a node has failed or ended."""
         self._queue.put(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Refuse a node's report: only a run takes reports.
+        """Refuse a node's report; ``RunDriver`` takes reports instead.
 
         Raises:
-            FrameError: always; ``RunDriver`` takes reports instead.
+            FrameError: always.
         """
         raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
 
@@ -281,12 +270,12 @@ class Driver(abc.ABC):
         return self._needed
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the work; False if it has not ended after ``timeout_s``."""
+        """Wait for the end of the work; False after ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def events(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events for the submitter until the work is over; none where a keeper takes them."""
+        """Yield the events for the submitter until the end; none where a keeper takes them."""
         return self._outbox.events()
 
     # ---- its own thread ---------------------------------------------------------------------------
@@ -305,21 +294,21 @@ class Driver(abc.ABC):
             self._release_all(str(outcome or "the run is done"))
         finally:
             try:
-                self._on_end()  # before the last event, so that whoever hears it may submit the next run
+                self._on_end()  # before the last event: its reader may submit the next run
                 self._log_outcome(outcome)
             finally:
                 self._outbox.close()  # else the submitter would wait for ever
 
     @abc.abstractmethod
     def _drive(self) -> RingTuneError | None:
-        """Do the work; return the error with which it ended, None after success."""
+        """Do the work; return the error of a failure, None after success."""
 
     def _stopped(self, reason: str) -> str:
-        """Add to the reason for which the work was stopped what is left of it."""
+        """Add the saved state of the work to the reason of a stop."""
         return reason
 
     def _finish_files(self) -> None:  # noqa: B027 - a measurement has none
-        """Complete the files that grew while the work went on."""
+        """Complete the growing files."""
 
     def _emit(self, event: control_pb2.RunEvent) -> None:
         self.board.take(event)
@@ -330,12 +319,11 @@ class Driver(abc.ABC):
             self._keeper(event)
 
     def _note(self, text: str) -> None:
-        """Tell the submitter something."""
         self._emit(control_pb2.RunEvent(note=text))
 
     @property
     def _onlooker(self) -> EventSink | None:
-        """Hands actions to close readers alone; None if there are none."""
+        """A sink for the readers that listen closely; None if there are none."""
         return functools.partial(self._tell, self._onlookers) if self._onlookers else None
 
     def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
@@ -346,7 +334,7 @@ class Driver(abc.ABC):
                 _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
 
     def _next(self) -> Any:
-        """Take the next entry of the queue; None if there is none for ``TICK_S``."""
+        """Take the next entry of the queue; None after ``TICK_S`` without one."""
         try:
             return self._queue.get(timeout=TICK_S)
         except queue.Empty:
@@ -368,16 +356,16 @@ class Driver(abc.ABC):
         """Wait for enough members, and open the calls to them.
 
         Args:
-            job_toml: what they shall do, for the submitter.
-            wanted: how many; 0 = those that are there.
-            join_s: how long to wait, seconds.
-            named: exactly these, if any are named.
-            has_given_plan: they are named by the plan that the user gave.
-            evaluation: a guest may take part in it.
+            job_toml: the job, for the submitter.
+            wanted: number of members; 0 = the present ones.
+            join_s: time limit, seconds.
+            named: exactly these nodes; empty = ``wanted`` members.
+            has_given_plan: whether ``named`` are of a given plan.
+            evaluation: admits its guest.
             absent: names replacements for absent nodes of a resumed run; None = there are none.
 
         Raises:
-            RingTuneError: they don't join, one fails, or nobody waits any more.
+            RingTuneError: too few have joined in time, a node failed, or the work was stopped.
         """
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=job_toml))
@@ -425,7 +413,7 @@ class Driver(abc.ABC):
             raise_if_over(self._next())
 
     def _admit(self, member: Member, calls: AgentCalls) -> str:
-        """Count on a node from now on; return which process of its name took part before, empty = none."""
+        """Take a node into the work; return the former process (``instance``) of its name, empty = none."""
         before = self._instances.get(member.node, "")
         if member.node in self._calls:
             self._calls[member.node].close()
@@ -434,7 +422,7 @@ class Driver(abc.ABC):
         return before
 
     def _silent_nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield each node with a lease that is over, and the message that it is lost."""
+        """Yield each node without a lease, with the message that it is lost."""
         for node in sorted(self._needed):
             silent_s = self._members.silent_for_s(node, self._instances[node])
             if silent_s >= self._lease_s:
@@ -474,10 +462,10 @@ class Driver(abc.ABC):
 
 
 def raise_if_over(entry: object) -> None:
-    """Raise an error if an entry of the queue ends the work: somebody stops it, or a node failed.
+    """Raise an error if an entry of the queue ends the work.
 
     Raises:
-        InterruptedRunError: nobody waits any more.
+        InterruptedRunError: the work was stopped.
         RingTuneError: a node failed.
     """
     match entry:

@@ -1,12 +1,10 @@
 """Events of a run: their queue and their sinks, files sent as events, and the clock of a run.
 
-A run reports as ``RunEvent`` messages. Both ends hand each of them to a list of sinks: at the coordinator the status
-board and the way to the submitter, at the submitter the outcome, the run's folder and the screen. A further reader is a
-further sink.
+A run reports as ``RunEvent`` messages. Both ends pass each of them to a list of sinks: at the coordinator the status
+board and the outbox, at the submitter the outcome, the run's folder and the screen.
 
-The clock of a coordinator's runs begins at the wall clock's time and then never jumps. Nodes put their times on this
-one clock (``edge.runtime.reporter``), so the seconds of a step are a difference on one clock, whatever the wall clocks
-of nodes show.
+The clock of a coordinator's runs begins at the wall clock's time and never jumps. Nodes convert their times to this
+clock (``edge.runtime.reporter``), so the seconds of a step are a difference on one clock.
 """
 
 from __future__ import annotations
@@ -22,23 +20,18 @@ from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
 
 EventSink = Callable[[control_pb2.RunEvent], None]
-"""Takes one event; hears all of them, in order."""
+"""Takes each event, in order."""
 
 _OFFSET_S = time.time() - time.monotonic()
 
 
 def now_unix_s() -> float:
-    """Seconds since 1970 by the wall clock as it was when this process began, and its monotonic clock since."""
+    """Unix seconds: the wall clock when this process began, plus the monotonic clock since."""
     return _OFFSET_S + time.monotonic()
 
 
 class GrowingFile:
-    """A file that is sent piece by piece.
-
-    Args:
-        path: relative to the run's folder.
-        emit: sends an event to the submitter.
-    """
+    """A file that is sent piece by piece; ``path`` is relative to the run's folder."""
 
     def __init__(self, path: str, emit: EventSink) -> None:
         self._cutter = FileCutter(path)
@@ -46,19 +39,19 @@ class GrowingFile:
         self._is_closed = False
 
     def write(self, content: bytes) -> None:
-        """Add content to the file; small pieces are sent together."""
+        """Add content; small pieces are sent together."""
         for chunk in self._cutter.add(content):
             self._emit(control_pb2.RunEvent(file=chunk))
 
     def close(self) -> None:
-        """Send the rest of the file and its digest; a second call has no effect."""
+        """Send the rest and the digest; a second call has no effect."""
         if not self._is_closed:
             self._is_closed = True
             self._emit(control_pb2.RunEvent(file=self._cutter.end()))
 
 
 def send_file(path: str, content: Pieces, emit: EventSink) -> None:
-    """Send a whole file to the submitter."""
+    """Send a whole file."""
     for chunk in cut_pieces(path, content):
         emit(control_pb2.RunEvent(file=chunk))
 
@@ -68,12 +61,12 @@ _MAX_BYTES = 64 << 20
 
 
 class Outbox:
-    """The events of a run, read by one submitter.
+    """The queue of events from a run to its submitter.
 
     Args:
-        wait_s: how long a full outbox waits for a submitter that does not read, in seconds.
-        max_events: how many events it holds.
-        max_bytes: how many bytes of events it holds; a single event may be larger.
+        wait_s: time limit for room in a full queue, in seconds.
+        max_events: limit of queued events.
+        max_bytes: limit of queued bytes; a single event may be larger.
     """
 
     def __init__(self, *, wait_s: float = 30.0, max_events: int = _MAX_EVENTS, max_bytes: int = _MAX_BYTES) -> None:
@@ -86,22 +79,22 @@ class Outbox:
         self._changed = threading.Condition()
 
     def emit(self, event: control_pb2.RunEvent) -> None:
-        """Queue an event; drop it if the submitter is gone.
+        """Queue an event; drop it after the submitter has disconnected.
 
         Raises:
-            InterruptedRunError: the submitter is there but does not read.
+            InterruptedRunError: the submitter is connected but does not read.
         """
         if not self._put(event):
             raise InterruptedRunError(f"the submitter did not take events for {self._wait_s:g} s; submit again")
 
     def close(self) -> None:
-        """End the events; a full outbox takes the end too, because its reader waits for it."""
+        """End the queue, even if it is full: its reader waits for the end."""
         with self._changed:
             self._events.append(None)
             self._changed.notify_all()
 
     def events(self) -> Generator[control_pb2.RunEvent, None, None]:
-        """Yield the events until the outbox is closed."""
+        """Yield the events until the queue is closed."""
         try:
             while (event := self._take()) is not None:
                 yield event

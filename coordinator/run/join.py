@@ -1,13 +1,12 @@
-"""Nodes that join a run under way: one that was lost, or a new one; asked for their facts, checked, and taken in.
+"""Nodes that join a run under way, new or returned: inspect, check, admit.
 
 ::
 
     Joined --> Inspect --answer--> CandidateAnswered --> checks --> the run has one node more
                    '---error---> CandidateFailed --> a note
 
-A node is asked for the same facts as every node at the start. If its model is that of the run, and its rows, if it owns
-some, are those of the plan, the state machine may give it blocks, and the planner decides whether they pay. A node for
-which the run waits returns to its place.
+A node is asked for the same facts as every node at the start. If its model is that of the run, and an owner's rows are
+those of the plan, it may get blocks, and the planner decides whether they pay. An awaited node returns to its place.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ class Joined(NamedTuple):
 
 
 class InitialNodesJoined(NamedTuple):
-    """The run has the nodes that it begins with: earlier ``Joined`` events of these are no news."""
+    """The run has its first nodes: earlier ``Joined`` events of these are ignored."""
 
 
 class CandidateAnswered(NamedTuple):
-    """A node that joined has answered; ``instance`` is its process."""
+    """A candidate of process ``instance`` has answered."""
 
     instance: str
     facts: Facts
 
 
 class CandidateFailed(NamedTuple):
-    """A call to a node that joined has failed, whether it is part of the run by then or not."""
+    """A call to a node that joined has failed, before or after its admission."""
 
     node: str
     instance: str
@@ -62,22 +61,20 @@ class CandidateFailed(NamedTuple):
 
 
 JoinEvent = Joined | InitialNodesJoined | CandidateAnswered | CandidateFailed
-"""What happens to a node that comes."""
+"""Events of nodes that join."""
 
 
 class JoinCandidate(NamedTuple):
-    """A node that is asked about itself, and the calls to it."""
+    """A node that is being inspected, and the calls to it."""
 
     member: Member
     calls: AgentCalls
 
 
 class JoinCandidates:
-    """Those that are asked in one run.
+    """The nodes that are being inspected.
 
     Args:
-        run_id: of the run.
-        job: of the run.
         lease_s: a node that does not answer for so long is lost.
         put: takes answers, from any thread.
     """
@@ -89,7 +86,7 @@ class JoinCandidates:
         self._asked: dict[str, JoinCandidate] = {}
 
     def ask(self, member: Member, *, measure: bool, neighbours: int, frozen: FrozenWeights | None) -> None:
-        """Ask a node about itself, in place of a former process of its name; see ``inspect_node``."""
+        """Inspect a node, in place of a former process of its name; see ``inspect_node``."""
         node, instance = member.node, member.instance
         self.drop(node, "it has joined again")
         calls = AgentCalls(
@@ -110,36 +107,36 @@ class JoinCandidates:
         )
 
     def take(self, node: str, instance: str) -> JoinCandidate | None:
-        """Hand out who answers; None if it is not asked, or another process of its name is."""
+        """Remove and return a candidate; None if no such process is being inspected."""
         candidate = self._asked.get(node)
         if candidate is None or candidate.member.instance != instance:
             return None
         return self._asked.pop(node)
 
     def drop(self, node: str, reason: str) -> None:
-        """Let a node go that is asked, if it is."""
+        """Release a candidate, if there is one of this name."""
         candidate = self._asked.pop(node, None)
         if candidate is not None:
             release_node(candidate.calls, reason)
 
     def close(self, reason: str) -> None:
-        """Let all go that are asked."""
+        """Release all candidates."""
         for node in list(self._asked):
             self.drop(node, reason)
 
 
 def release_node(calls: AgentCalls, reason: str) -> None:
-    """Tell a node that the run does not need it, and close the calls to it after that."""
+    """Release a node, then close the calls to it."""
     calls.release(reason).add_done_callback(lambda _: calls.close())
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNodes:
-    """What is known of a run's nodes.
+    """Plan and facts of a run's nodes.
 
     Attributes:
-        plan: of the run, as it was made; what nodes own in it stays.
-        facts: of its nodes, by name: those that are lost too.
+        plan: as it was made; the rows of its owners are compared.
+        facts: by node, lost ones included.
     """
 
     plan: Plan
@@ -147,10 +144,10 @@ class KnownNodes:
 
 
 def refusal_reason(facts: NodeFacts, known: KnownNodes) -> str:
-    """Why a node can't take part; empty if it can.
+    """Say why a node can't take part; empty if it can.
 
-    Its base model has to be that of the others. An owner's rows have to be those that the plan counts, and copies that
-    it has of embedding and head are updated as those of the other owners.
+    Its base model must be that of the others, an owner's rows those of the plan, and its copies of embedding and head
+    must be updated as those of the other owners.
     """
     model = known.facts[known.plan.nodes[0]].model
     if facts.model.digest != model.digest:
@@ -181,9 +178,9 @@ def refusal_reason(facts: NodeFacts, known: KnownNodes) -> str:
 def links_of(
     member: Member, facts: NodeFacts, profile: Profile, members: Members, request: RunRequest
 ) -> tuple[LinkFacts, ...]:
-    """The links between a comer and the nodes of a profile: as given, remembered or assumed as at a start.
+    """The links between a new node and those of a profile: given, cached or assumed, as at the start of a run.
 
-    None where the profile has none, as that of nodes with unknown links.
+    None where the profile has none.
     """
     others = {one.node: one for one in members.living() if one.node in profile.by_name and one.node != member.node}
     if not profile.links:
@@ -205,16 +202,13 @@ class JoinHandler:
     """The nodes that join one run; everything is called on the run's thread.
 
     Args:
-        run_id: of the run.
-        request: what is asked for.
-        members: who is there.
         machine: the state machine of the run.
         reports: of the nodes; a new process counts its own from 1.
         lease_s: a node without a heartbeat for so long is lost.
-        put: takes answers, from any thread; they have to be passed to ``take``.
-        feed: tells the state machine of an event.
-        note: tells the user something.
-        admit: counts on a node, with the calls to it, from now on; returns which process of its name had a part before.
+        put: takes answers, from any thread, which have to be passed to ``take``.
+        feed: takes an event for the state machine.
+        note: shows a sentence to the user.
+        admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
     """
 
@@ -245,36 +239,31 @@ class JoinHandler:
         self._has_gathered = False
 
     def begin(self, known: KnownNodes, recorder: RunRecorder, replanning: ReplanSearch) -> None:
-        """There is a plan: nodes that joined before may be asked now."""
+        """Start with a plan: nodes that joined before may be inspected now."""
         self._known, self._recorder, self._replanning = known, recorder, replanning
         for early in self._early.values():
             self._put(early)
         self._early = {}
 
     def gathered(self) -> None:
-        """Say that the run has the nodes that it begins with, behind what they have said already."""
+        """Queue that the run has its first nodes, behind their own events."""
         self._put(InitialNodesJoined())
 
     def close(self) -> None:
-        """The run is over: let all go that are still asked."""
+        """End with the run: release all candidates."""
         self._candidates.close("the run is over")
 
     def ask_others(self, needed: Set[str]) -> None:
-        """Ask members that have no part in the run whether they have room, if it waits for any node that has."""
+        """Inspect members outside of the run, if it waits for any node with room."""
         if self._machine.awaited.needs_room:
             for member in self._members.living():
                 if member.node not in needed and not member.is_guest:
                     self._put(Joined(member))
 
-    # ---- what happens -----------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------------
 
     def take(self, entry: JoinEvent, needed: Set[str]) -> None:
-        """Take a node that joined the coordinator, its answer, or a failed call to one.
-
-        Args:
-            entry: what happened.
-            needed: the nodes that take part and are not lost, as far as that is known.
-        """
+        """Take an event of a node that joins; ``needed`` are the nodes that take part and are not lost."""
         if not self._request.is_training:
             return
         match entry:
@@ -294,7 +283,7 @@ class JoinHandler:
                     self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def _on_joined(self, member: Member, needed: Set[str]) -> None:
-        """Ask a node about itself; if it has a part in the run, its former process is lost."""
+        """Inspect a node; if it takes part already, its former process is lost."""
         node = member.node
         if node in needed and not self._has_gathered:
             return  # it has joined while nodes were gathered, and is among them
@@ -314,7 +303,7 @@ class JoinHandler:
         self._ask(member, needed - {node})
 
     def _refusal_reason(self, member: Member, needed: Set[str]) -> str:
-        """Why a member is not even asked; empty if it is."""
+        """Say why a member is not inspected; empty if it is."""
         living = {one.node: one for one in self._members.living()}
         try:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
@@ -329,7 +318,7 @@ class JoinHandler:
         return self._replanning.why_closed if self._replanning is not None else "there is no plan yet"
 
     def _is_awaited(self, node: str) -> bool:
-        """Whether the run waits for this node, or for any with room."""
+        """Whether the run waits for this node, or for any node with room."""
         awaited = self._machine.awaited
         return node in awaited.owners or awaited.needs_room
 
@@ -346,7 +335,7 @@ class JoinHandler:
         return self._request.profile is not None and node in self._request.profile.by_name
 
     def _on_candidate_answered(self, candidate: JoinCandidate, met: CandidateAnswered) -> None:
-        """Take a node into the run, if it fits it; else say why not, and continue as before."""
+        """Admit a node if it fits the run; else say why not."""
         if self._machine.phase in _OVER or self._known is None:
             release_node(candidate.calls, "the run is over")
             return

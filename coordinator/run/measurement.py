@@ -1,12 +1,11 @@
 """Measurement of nodes and links: for a profile, or for the plan of a run within a budget of time.
 
-A measurement has the coordinator to itself, as a run has, since other work would be in its figures. Nodes of one
-machine are timed at the same moment, because in a ring they compute at the same moment; ``one_by_one`` times them one
-after another. Links are measured when no node computes any more, a pair at a time on each machine.
+A measurement excludes other work of the coordinator, as a run does. Nodes of one machine are timed at the same moment,
+as they compute in a ring; ``one_by_one`` times them one after another. Links are measured when no node computes, a pair
+at a time on each machine.
 
-Before a run only unknown links between machines are measured. Pairs are asked in rounds in which no node and no machine
-is in two pairs, so after each round every node has one more link. No round begins once the budget is used up; a note
-says what is assumed of the other links.
+Before a run only unknown links between machines are measured, in rounds in which no node and no machine is in two
+pairs. No round begins after the budget; a note says what is assumed of the other links.
 """
 
 from __future__ import annotations
@@ -38,21 +37,20 @@ _FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if field.
 
 
 class LinkAnswer(NamedTuple):
-    """A node's answer about its link to another one."""
+    """A node's answer about its link to another node."""
 
     pair: Pair
     reply: control_pb2.MeasureLinkReply
 
 
 class LinkMeasurement:
-    """Asks the members of one run about the links that nobody knows yet.
+    """Measurement of the unknown links between the members of one run.
 
     Args:
-        members: of the run.
-        calls: to each of them.
+        calls: by node.
         job: defines the size of the messages.
         model: that the job trains.
-        cache: what is known; what is measured goes there.
+        cache: of known links; measured ones are added.
         put: takes the answers, from any thread; they have to be passed to ``take``.
         budget_s: no further round begins after so many seconds.
         now_s: a monotonic clock.
@@ -83,16 +81,16 @@ class LinkMeasurement:
 
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
-        """Whether a run is planned with links of its own: nobody gave a profile or a plan."""
+        """Whether a run measures links for its plan: no evaluation, and without a given profile, plan or checkpoint."""
         return has_own_links(request) and request.plan is None and request.resume is None
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is asked or waited for any more."""
+        """Whether no pair is left to ask or to wait for."""
         return not self._awaited and not self._waves
 
     def go_on(self) -> None:
-        """Ask for the next wave, unless one is under way, none is left, or the budget is used up."""
+        """Start the next wave, unless one is under way, none is left, or the budget is used up."""
         if self._awaited or not self._waves:
             return
         if self._now_s() >= self._end_s:
@@ -115,7 +113,7 @@ class LinkMeasurement:
         )
 
     def take(self, answer: LinkAnswer) -> None:
-        """Take an answer; after the last one of a wave the next wave is asked for."""
+        """Take an answer; the last one of a wave starts the next."""
         link = link_of(answer.pair, answer.reply)
         self._known[answer.pair] = link
         self._cache.put((link,), self._addresses, self._message_bytes)
@@ -128,7 +126,7 @@ class LinkMeasurement:
 
     @property
     def note(self) -> str:
-        """What is assumed of how many links that were not measured; empty if nothing."""
+        """Say how many links are assumed, and how; empty if none."""
         missing = sum(link.is_assumed and not self._is_inside(link) for link in self.links())
         if not missing:
             return ""
@@ -142,7 +140,7 @@ class LinkMeasurement:
         return self._machines[link.source] == self._machines[link.target]
 
     def _wanted(self) -> list[list[Pair]]:
-        """Waves of directed pairs that are not known, of nodes on different machines."""
+        """Waves of unknown directed pairs on different machines."""
         waves = []
         for pairs in link_rounds(list(self._machines), self._machines):
             for direction in (pairs, tuple((target, source) for source, target in pairs)):
@@ -156,12 +154,15 @@ class LinkMeasurement:
 
 
 def has_own_links(request: RunRequest) -> bool:
-    """Whether the links of a run are those that its coordinator knows, and not those of a given profile."""
+    """Whether a run is planned with links that its coordinator knows, not with those of a given profile."""
     return request.profile is None and request.evaluation is None
 
 
 def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache) -> tuple[LinkFacts, ...]:
-    """Every directed pair of the members without measuring any; none where no link between machines is known."""
+    """Every directed pair of the members from the cache, without measurement.
+
+    Empty if no link between machines is cached.
+    """
     addresses = {member.node: member.address for member in members}
     machines = {member.node: machine_of(member) for member in members}
     known = cache.find(addresses, hidden_bytes(job, model))
@@ -171,12 +172,12 @@ def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cac
 def remember(
     links: Sequence[LinkFacts], addresses: Mapping[str, str], job: Job, model: ModelFacts, cache: LinkCache
 ) -> None:
-    """Let the next run begin with links as the messages of a run or of a measurement showed them just now."""
+    """Store links that the messages of a run or a measurement have just shown."""
     cache.put(links, addresses, hidden_bytes(job, model))
 
 
 def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
-    """Make the link of a node's answer."""
+    """Convert a node's answer."""
     figures: Mapping[str, float] = {name: getattr(reply, name) for name in _FIGURES}
     return LinkFacts(source=pair[0], target=pair[1], **figures)  # type: ignore[arg-type]
 
@@ -187,7 +188,7 @@ COMPUTING_S = 3.0
 
 
 class _Answer(NamedTuple):
-    """The result of a call, with the key of the node or link that it was asked about."""
+    """The result of a call, with its node or pair as key."""
 
     key: Any
     value: Any
@@ -197,9 +198,7 @@ class MeasureDriver(Driver):
     """One measurement, from its request to its last event.
 
     Args:
-        run_id: see ``Driver``, as for the others.
-        request: what is asked for.
-        members: who is there.
+        run_id: as for ``Driver``, like the others.
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
     """
@@ -241,7 +240,7 @@ class MeasureDriver(Driver):
         return [found[node] for node in sorted(found)]
 
     def _frozen(self) -> FrozenWeights | None:
-        """How a run of the job would hold frozen weights on these nodes, which then time themselves so."""
+        """The type of frozen weights that a run of the job would have on these nodes; they are timed with it."""
         job = self._request.job
         if job.runtime.frozen == AS_COMPUTED:
             return None
@@ -263,9 +262,9 @@ class MeasureDriver(Driver):
         return {node: read_facts(Facts(node, answer.facts_json)) for node, answer in answers.items()}
 
     def _groups(self) -> list[list[Member]]:
-        """Group the members that are timed at the same moment: all in one group, or one member per machine in each.
+        """Group the members that are timed at the same moment: all, or with ``one_by_one`` one per machine.
 
-        Example with ``one_by_one``: a and b on machine x, c on machine y are the groups [a, c] and [b].
+        Example: a and b on machine x, c on machine y are the groups [a, c] and [b].
         """
         if not self._request.one_by_one:
             return [list(self._chosen)]
@@ -307,7 +306,7 @@ class MeasureDriver(Driver):
         return tuple(found[pair] for pair in sorted(found))
 
     def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
-        """Let all nodes compute and send around in a ring at once; note what messages took of their computing."""
+        """Measure computing time lost to messages: all nodes compute and send in a ring at once."""
         message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model), [one.node for one in facts]
         pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
         for pair in pairs:
@@ -334,11 +333,11 @@ class MeasureDriver(Driver):
         return lambda value: self._queue.put(_Answer(key, value))
 
     def _await(self, keys: set[T], what: str) -> Mapping[T, Any]:
-        """Wait until every call of ``keys`` is answered.
+        """Wait for the answers to all calls of ``keys``.
 
         Raises:
-            DeadlineError: one was not; names its node.
-            RingTuneError: a call failed, a node is lost, or nobody waits any more.
+            DeadlineError: an answer is missing; names its node.
+            RingTuneError: a call failed, a node is lost, or the work was stopped.
         """
         wait_s = self._request.job.runtime.wait_s
         deadline_s = time.monotonic() + wait_s + TICK_S

@@ -1,12 +1,11 @@
-"""Members of a coordinator: addresses, leases, measured links, and the choice of those that take part in a run.
+"""Members of a coordinator: addresses, leases, measured links, and the choice of members for a run.
 
-A member renews its lease by heartbeats. One without a heartbeat for a whole lease is *lost*; it stays in the list for a
-while, so a user sees its name, and may return under the same name. The same name from another process is refused while
-the first one lives: an ``instance`` is random per process and tells a restart from a clone.
+A member renews its lease by heartbeats. After a lease without one it is *lost*; it stays in the list for a while, and
+may return under the same name. The same name from another process is refused while the first one lives: the random
+``instance`` of a process tells a restart from a clone.
 
-Measured links are remembered between runs, for pairs of nodes at their addresses. A rate that is older than
-``LONGEST_AGE_S`` is measured anew. Meanwhile the transfers of each run correct it, as the actions of a run correct the
-times of nodes. A link that a run hardly used keeps its age.
+Measured links are cached between runs by node names and addresses. A rate older than ``LONGEST_AGE_S`` is measured
+anew. The transfers of each run renew it; a link that a run hardly used keeps its age.
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, Dea
 from ringtune.transport.endpoints import is_loopback, split_address
 
 MAX_BETWEEN_S: Final = 1.5
-"""Whoever looks at leases reads the clock several times in so many seconds; a longer gap is none of theirs."""
+"""The clock is read several times within these seconds; in a longer gap the process stood still."""
 
 
 class WakingClock:
-    """Monotonic seconds, without those in which nobody could read them.
+    """Monotonic seconds, without gaps longer than ``MAX_BETWEEN_S`` between two readings.
 
-    A process that was stopped (SIGSTOP, Ctrl-Z), swapped out, or on a machine that slept wakes with all leases over
-    by the machine's clock, while the heartbeats of that time wait to be read. By this one they are as they were.
-
-    Args:
-        now_s: a monotonic clock.
+    After a stop (SIGSTOP, Ctrl-Z), swapping or sleep of the machine all leases would be over by the machine's clock,
+    while the heartbeats of that time wait to be read.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +40,7 @@ class WakingClock:
         self._stood_s = 0.0
 
     def __call__(self) -> float:
-        """Seconds, of which only differences count."""
+        """Return seconds; only differences have a meaning."""
         with self._lock:
             now_s = self._now_s()
             gap_s, self._read_s = now_s - self._read_s, now_s
@@ -59,7 +55,7 @@ _Key = tuple[str, str, str, str]
 
 
 class _Entry(NamedTuple):
-    """A link as it was measured with messages of a size, and when."""
+    """A link with the size of the messages that measured it, and the time."""
 
     link: LinkFacts
     message_bytes: int
@@ -67,11 +63,7 @@ class _Entry(NamedTuple):
 
 
 class LinkCache:
-    """The links that one coordinator knows; any thread may ask.
-
-    Args:
-        now_s: a monotonic clock.
-    """
+    """The measured links of one coordinator; thread-safe."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -79,7 +71,7 @@ class LinkCache:
         self._entries: dict[_Key, _Entry] = {}
 
     def find(self, addresses: Mapping[str, str], message_bytes: int) -> tuple[LinkFacts, ...]:
-        """Find the young links among nodes at these addresses, measured with messages of half to twice the size."""
+        """Find links of at most ``LONGEST_AGE_S`` between these addresses, from half to twice the message size."""
         oldest_s = self._now_s() - LONGEST_AGE_S
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.at_s >= oldest_s}
@@ -92,7 +84,7 @@ class LinkCache:
             )
 
     def put(self, links: Sequence[LinkFacts], addresses: Mapping[str, str], message_bytes: int) -> None:
-        """Remember links that were measured, or shown by a run, just now; what is assumed is left out."""
+        """Store links that were measured, or shown by a run, just now; assumed links are left out."""
         with self._lock:
             for link in links:
                 if not link.is_assumed:
@@ -113,12 +105,12 @@ class Member:
         instance: random per process.
         version: of its package.
         has_data: whether it owns data.
-        memory_bytes: what it lets a run use.
+        memory_bytes: budget of a run.
         device: ``cpu`` or ``cuda``.
         threads: compute threads.
         system: operating system and machine.
-        is_guest: takes part in nothing but the evaluation of its own rows.
-        train_rows: its share of the rows that it was started with; None = none, or not counted.
+        is_guest: takes part only in the evaluation of its own rows.
+        train_rows: of the data that it was started with; None = none, or not counted.
         eval_rows: the same for evaluation.
         cores: whole cores that it may use.
         seen_at_s: monotonic seconds of the last sign of life.
@@ -157,7 +149,7 @@ class Registry:
         self._refused: dict[str, str] = {}
 
     def join(self, member: Member, now_s: float) -> None:
-        """Add a member, or take a restarted one again.
+        """Add a member, or one that was started again.
 
         Raises:
             BusyError: a living member of another process has the name.
@@ -177,11 +169,7 @@ class Registry:
         self._told_lost.discard(member.node)
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
-        """Renew a member's lease.
-
-        Returns:
-            Whether the member is known; one that is not, or whose lease ran out, has to join again.
-        """
+        """Renew a member's lease; False if it has to join again, being unknown or lost."""
         present = self._members.get(node)
         if present is None or present.instance != instance or not self._is_alive(present, now_s):
             return False
@@ -189,13 +177,13 @@ class Registry:
         return True
 
     def touch(self, node: str, now_s: float) -> None:
-        """Count any other call of a living member as a sign of life."""
+        """Count another call of a living member as a sign of life."""
         present = self._members.get(node)
         if present is not None and self._is_alive(present, now_s):
             self._members[node] = dataclasses.replace(present, seen_at_s=now_s)
 
     def leave(self, node: str, instance: str) -> bool:
-        """Forget a member that leaves in order; False if it was none."""
+        """Remove a member that leaves; False if it is no member."""
         present = self._members.get(node)
         if present is None or present.instance != instance:
             return False
@@ -203,25 +191,25 @@ class Registry:
         return True
 
     def remove(self, node: str, reason: str, *, forever: bool) -> bool:
-        """Forget a member that shall not stay; with ``forever`` refuse its name too. False if it was none."""
+        """Remove a member; with ``forever`` refuse its name from now on. False if it is no member."""
         self._drained.discard(node)
         if forever:
             self._refused[node] = reason
         return self._members.pop(node, None) is not None
 
     def drain(self, node: str, *, undo: bool) -> bool:
-        """Take a member into no new run, or again; False if it is none."""
+        """Exclude a member from new runs, or undo that; False if it is no member."""
         if node not in self._members:
             return False
         (self._drained.discard if undo else self._drained.add)(node)
         return True
 
     def is_drained(self, node: str) -> bool:
-        """Whether a member is taken into no new run."""
+        """Whether a member is excluded from new runs."""
         return node in self._drained
 
     def is_alive(self, node: str, now_s: float) -> bool:
-        """Whether the node is a member and its lease has not run out."""
+        """Whether the node is a member with a valid lease."""
         present = self._members.get(node)
         return present is not None and self._is_alive(present, now_s)
 
@@ -235,14 +223,14 @@ class Registry:
         return tuple(self._members[node] for node in sorted(self._members))
 
     def newly_lost(self, now_s: float) -> tuple[Member, ...]:
-        """List the members that are lost and were not listed here since they joined, sorted by name."""
+        """List the lost members that no earlier call has listed since they joined, sorted by name."""
         lost = [member for member in self.all(now_s) if not self._is_alive(member, now_s)]
         found = tuple(member for member in lost if member.node not in self._told_lost)
         self._told_lost = {member.node for member in lost}
         return found
 
     def silent_for_s(self, node: str, instance: str, now_s: float) -> float:
-        """Seconds since the last sign of life; infinite for a stranger, and if another process has the name now."""
+        """Seconds since the last sign of life; infinite if the process is not the member of that name."""
         present = self._members.get(node)
         is_same = present is not None and present.instance == instance
         return now_s - present.seen_at_s if present is not None and is_same else float("inf")
@@ -256,10 +244,10 @@ class Registry:
 
 
 class Members(Protocol):
-    """What a run needs to know about the members.
+    """The members, as a run sees them.
 
     Attributes:
-        links: those that were measured between them.
+        links: measured links between them.
     """
 
     links: LinkCache
@@ -274,7 +262,7 @@ class Members(Protocol):
 def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
     """Choose ``wanted`` members, those with data first, or all with ``wanted`` 0; None if there are too few.
 
-    Example: of a, b and c, where only c has data, two wanted members are c and a.
+    Example: of a, b and c, where only c has data, two members are c and a.
     """
     if not living or len(living) < wanted:
         return None
@@ -283,13 +271,13 @@ def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] 
 
 
 def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member, ...] | None:
-    """Choose the members with these names; None if one is not there."""
+    """Choose the members with these names; None if one is missing."""
     by_name = {member.node: member for member in living}
     return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
 
 
 def check_reachable(members: Sequence[Member]) -> None:
-    """Refuse members of several machines of which one told an address that only its own machine reaches.
+    """Refuse members on several machines if one has a loopback address.
 
     Raises:
         ConnectionFailedError: names such a member, and one that can't reach it.
@@ -305,7 +293,7 @@ def check_reachable(members: Sequence[Member]) -> None:
 
 
 def machine_of(member: Member) -> str:
-    """Return the machine that a member is on: the host of its address."""
+    """The machine of a member: the host of its address."""
     return split_address(member.address, option=f"node {member.node}: its address")[0]
 
 
@@ -318,7 +306,7 @@ def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
 def missing_nodes_error(
     living: Sequence[Member], names: Sequence[str], waited_s: float, *, has_given_plan: bool = False
 ) -> RingTuneError:
-    """Make the error that ends waiting for the nodes of an earlier run, or of a given plan."""
+    """Make the error after a wait for the nodes of an earlier run or of a given plan."""
     missing = sorted(set(names) - {member.node for member in living})
     waited, listed = f"waited {waited_s:g} s for node {', '.join(missing)}", ", ".join(names)
     if has_given_plan:
@@ -333,13 +321,13 @@ def missing_nodes_error(
 
 
 def unused_owners(living: Sequence[Member], chosen: Sequence[Member]) -> tuple[str, ...]:
-    """Name the members with data that do not take part, sorted; guests have theirs for an evaluation alone."""
+    """Names of members with data that do not take part, sorted; guests are left out."""
     names = {member.node for member in chosen}
     return tuple(sorted(each.node for each in living if each.has_data and not each.is_guest and each.node not in names))
 
 
 def too_few_nodes_error(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
-    """Make the error that ends waiting for members."""
+    """Make the error after a wait for members."""
     if not wanted:
         return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
     names = ", ".join(member.node for member in living) or "none"
@@ -350,6 +338,6 @@ def too_few_nodes_error(living: Sequence[Member], wanted: int, waited_s: float) 
 
 
 def lost_message(node: str, silent_s: float, lease_s: float) -> str:
-    """Write why a node counts as lost, and what to do."""
+    """Say why a node counts as lost, and the remedy."""
     since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
     return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat or --resume the run"

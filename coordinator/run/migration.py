@@ -4,7 +4,7 @@
 
     FetchAhead, Rest, Move of the state machine --> calls to nodes --> their answers back through the run's queue
 
-A lasting change of the pace of a node or a link starts a search::
+A lasting change of a node's or a link's pace starts a search::
 
     reports of nodes --> PaceMonitor --a node or a link has lastingly changed--> planning on a thread of its own
                                                                                       |
@@ -42,14 +42,14 @@ from ringtune.v1 import control_pb2
 
 
 class MigrationDriver:
-    """The moves of one run.
+    """Calls that prepare, rest, move and halt the nodes of one run.
 
     Args:
         part: of the plan that holds when nodes are prepared.
-        job: of the run; its nodes wait as long for each other as calls may take.
-        checkpoints: know under which run nodes keep shards.
-        addresses: of the nodes.
-        calls: to the nodes.
+        job: of the run; ``runtime.wait_s`` limits each call.
+        checkpoints: know the run under which nodes keep shards.
+        addresses: by node.
+        calls: by node.
         put: takes a node's answer, from any thread.
 
     Attributes:
@@ -72,7 +72,7 @@ class MigrationDriver:
         self._place()
 
     def prepare(self, command: rd.Prepare, saved: Mapping[str, Pieces] | None) -> None:
-        """Hand a node the plan, with files of a saved result to begin with."""
+        """Send a node its part of the plan, with files of a saved result for its initial values."""
         node, plan = command
         self._calls[node].prepare(
             plan.to_wire(),
@@ -86,12 +86,12 @@ class MigrationDriver:
         )
 
     def grant(self, turns: Sequence[Turn]) -> None:
-        """Grant turns to all nodes that work on them, and let shards go that are not needed any more."""
+        """Grant turns to all nodes of the placement, with the step from which shards are kept."""
         for node in self.part.nodes:
             self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
 
     def tell(self, command: rd.FetchAhead | rd.Rest | rd.Move | rd.Halt) -> None:
-        """Let a node fetch what it will need, rest, move, or stop as another one is lost, which gives its move up."""
+        """Call a node for a prefetch, a rest, a move or a halt; a halt gives up a move."""
         if isinstance(command, rd.FetchAhead):
             self._fetch_ahead(command)
         elif isinstance(command, rd.Rest):
@@ -187,7 +187,7 @@ class MigrationDriver:
         ) + shorter
 
     def log(self, command: rd.LogMove) -> str:
-        """Grant in the placement that holds from now on; return a sentence for the user."""
+        """Grant in the present placement from now on; return a sentence for the user."""
         self.part = command.part
         self._place()
         where = f"after step {command.step}"
@@ -215,7 +215,7 @@ class MigrationDriver:
 
 
 def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rd.Event:
-    """Write the figures of a node's answer down; return the event for the state machine.
+    """Record the figures of a node's answer; return its event for the state machine.
 
     Raises:
         IntegrityError: its totals are not readable.
@@ -232,18 +232,18 @@ _LOG = logging.getLogger(__name__)
 
 
 FIRST_MOVE_S: Final = 5.0
-"""Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
+"""Assumed seconds of a move before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
 
 
 class ReplanOutcome(NamedTuple):
-    """What was found for changed nodes.
+    """The result of a search for changed nodes.
 
     Attributes:
-        placement_number: of the placement beside which it was looked for.
-        found: another placement, or None.
-        profile: the times that it was judged with.
-        problem: why looking failed; empty if it did not.
-        candidates: nodes that joined in mid-run and caused the search.
+        placement_number: that of the placement at the start of the search.
+        found: another placement; None = there is none.
+        profile: with which it was judged.
+        problem: why the search failed; empty = it did not.
+        candidates: nodes that joined during the run and caused the search.
     """
 
     placement_number: int
@@ -254,31 +254,29 @@ class ReplanOutcome(NamedTuple):
 
 
 class RunProgress(Protocol):
-    """What the search needs from ``coordinator.run.recorder.RunRecorder``."""
+    """The part of ``coordinator.run.recorder.RunRecorder`` that the search needs."""
 
     end_step: int
-    """Optimizer steps that are done at the end of the granted turns, after which the run could move."""
+    """Optimizer steps at the end of the granted turns, the earliest point of a move."""
 
     @property
     def links(self) -> RecordedLinks:
-        """The links with the transfers of the run."""
+        """Links with the transfers of the run."""
 
 
 class ReplanSearch:
-    """The search for another placement during one run.
+    """The search for other placements during one run.
 
     Args:
-        plan: of the run.
-        part: of it that holds; while it has a placement ahead, no other one is searched.
-        job: of the run.
-        profile: that it was planned with.
-        put: takes what was found, on a thread of its own.
-        note: tells the user something.
+        part: that holds; as long as the plan has a later placement, none is searched.
+        profile: with which it was planned.
+        put: takes the outcome, on the thread of the search.
+        note: shows a sentence to the user.
 
     Attributes:
-        pace: of the nodes on the placement that holds; None where the run stays on it anyway.
+        pace: monitor of the nodes in the present placement; None where the run does not move.
         profile: of all nodes that may have blocks.
-        why_closed: why nodes that join in mid-run get no blocks; empty if they may.
+        why_closed: why nodes that join during the run get no blocks; empty if they may.
     """
 
     def __init__(
@@ -315,20 +313,20 @@ class ReplanSearch:
         self._watch(part)
 
     def _watch(self, part: Plan, tried: int = 0) -> None:
-        """Watch from now on, unless the run is to move by itself, to a later placement than it tried last."""
+        """Begin to monitor the pace, unless the plan has a placement after ``tried`` to move to."""
         self._placement_number = part.placement.placement_number
         if self._may_move and max(self._placement_number, tried) >= self._last_placement_number:
             self.pace = PaceMonitor(Plan(self._course, (part.placement,)), self.profile)
 
     def turn_done(self, part: Plan, turn: Turn, books: RunProgress, *, prepare_s: float, living: Set[str]) -> None:
-        """Look for another placement if nodes or links have changed, or more blocks train and slices follow that.
+        """Start a search if nodes or links have changed, more blocks train, or nodes have joined.
 
         Args:
             part: of the plan that holds now.
             turn: that is done.
             books: of the run.
             prepare_s: seconds in which the nodes built their slices at the start.
-            living: the nodes that are not lost.
+            living: nodes that are not lost.
         """
         has_decided = self._follows and turn.unfreeze_at != self._decided
         length, links = self._course.local_iterations, books.links
@@ -365,9 +363,9 @@ class ReplanSearch:
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
     def take(self, answer: ReplanOutcome, living: Set[str]) -> rd.Replanned | None:
-        """Tell the user what was found, and return the event for the state machine; None if the run stays.
+        """Show the outcome, and return the event for the state machine; None if the run does not move.
 
-        What was looked for beside another placement than that which holds is forgotten.
+        The outcome of a search in a former placement is dropped.
         """
         self._is_thinking, found = False, answer.found
         if answer.placement_number != self._placement_number:
@@ -388,12 +386,9 @@ class ReplanSearch:
         return rd.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
-        """Plan with one more node from now on, or with the new facts of a node that is back.
+        """Add a node with its facts and links to the profile, or replace the facts of one that has returned.
 
-        Args:
-            facts: of the node.
-            links: between it and the others.
-            looks: whether to search for a placement with it after the next turn.
+        ``looks``: search for a placement with it after the next turn.
         """
         others = without(self.profile, [facts.node])
         self.profile = _sorted(others, (facts,), links)
@@ -401,7 +396,7 @@ class ReplanSearch:
             self._candidates = (*self._candidates, facts.node)
 
     def _complete(self, profile: Profile) -> Profile:
-        """A profile with the nodes that joined after it was begun."""
+        """Add to a profile the nodes that joined after it was begun."""
         missing = [node for node in self.profile.nodes if node.node not in profile.by_name]
         pairs = profile.link_by_pair.keys()
         links = [link for link in self.profile.links if (link.source, link.target) not in pairs]
@@ -410,7 +405,7 @@ class ReplanSearch:
     def find_placement(
         self, command: rd.FindPlacement, put: Callable[[rd.PlacementFound | rd.NoPlacementFound], None]
     ) -> None:
-        """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
+        """Search a placement without lost nodes on a thread of its own; ``put`` takes the result."""
         self.profile = without(self.profile, command.lost)
         profile, placement_number = self.profile, command.placement_number
 
@@ -431,7 +426,7 @@ class ReplanSearch:
         threading.Thread(target=think, name="recover", daemon=True).start()
 
     def moved(self, command: rd.LogMove) -> PaceMonitor | None:
-        """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
+        """Restart the monitor after a move, and return it; a successful move adopts the newest profile."""
         if not command.problem:
             self._move_s = command.seconds
             if self._next is not None:
@@ -441,7 +436,7 @@ class ReplanSearch:
         return self.pace
 
     def recovered(self, command: rd.LogRecovery) -> PaceMonitor | None:
-        """Begin to watch anew on the placement without lost nodes, and return the watch."""
+        """Restart the monitor after a recovery, and return it."""
         self._next, self._told, self._course = None, {}, command.plan.course
         self._watch(command.part, self._last_placement_number)  # no later placement of the plan is left
         return self.pace
@@ -470,7 +465,7 @@ class ReplanSearch:
 
 
 def _closed_reason(stays: str, *, watches: bool, is_shared: bool) -> str:
-    """Why a node that joins in mid-run gets no blocks; empty if it may."""
+    """Say why a node that joins during the run gets no blocks; empty if it may."""
     if stays:
         return f"the run stays on its placement, as {stays}"
     if not watches:
@@ -479,13 +474,13 @@ def _closed_reason(stays: str, *, watches: bool, is_shared: bool) -> str:
 
 
 def _sorted(profile: Profile, nodes: Sequence[NodeFacts], links: Sequence[LinkFacts]) -> Profile:
-    """A profile with more nodes, in the order of their names, and more links."""
+    """Add nodes and links to a profile, nodes in the order of their names."""
     everybody = sorted((*profile.nodes, *nodes), key=lambda node: node.node)
     return dataclasses.replace(profile, nodes=tuple(everybody), links=(*profile.links, *links))
 
 
 def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
-    """Whether other nodes or links have changed than were reported last, or one of them by much more or less."""
+    """Whether other nodes or links have changed than last reported, or a ratio by the factor ``CHANGED``."""
     return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
 
 

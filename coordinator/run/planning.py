@@ -1,19 +1,18 @@
-"""Preparation of one run's plan: a first check of sizes, measured times and links, and planning on its own thread.
+"""Preparation of one run's plan: a first check of sizes, times and links, and planning on a thread.
 
 ::
 
     nodes' sizes --> first look --> nodes' times --> links --> planning --> PlanReady, or PlanFailed
 
-Steps are left out where times, links or a plan are given. Everything here is called on the run's thread; work that
-takes long runs beside it and answers through the run's queue, so leases, the status board and a Ctrl-C are served
-meanwhile.
+Steps are left out where times, links or a plan are given. Everything here is called on the run's thread; long work has
+a thread of its own and answers through the run's queue, so that leases, status and Ctrl-C are served meanwhile.
 
-Nodes are asked twice. The first answers have sizes, rows and budgets, and the bytes that a forward keeps are computed
-from the model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs
-it. The first look plans with all that the run may choose from, so it refuses nothing that the run could carry out.
+Nodes are asked twice. The first answers have sizes, rows and budgets; only if a plan fits them, by computed sizes, do
+the nodes time themselves, which builds a block and runs it. The first look plans with every choice of the run, so it
+refuses nothing that the run could carry out.
 
-The nodes' answers, the first look and the measurements share one wait (``runtime.wait_s``). The look takes no more than
-half of what the first answers leave of it.
+The nodes' answers, the first look and the measurements share one time limit (``runtime.wait_s``). The look takes at
+most half of the time that the first answers leave.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ from ringtune.v1 import control_pb2
 def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
     """Refuse a plan with a link over which one hidden state takes longer than ``runtime.wait_s``.
 
-    A run of it would end with its first step. Links that nobody measured are not judged.
-
-    Example: 3 MB over 0.05 Mbit/s take 8 minutes; nodes wait for 5 minutes by default.
+    Such a run would end with its first step. Assumed links are not checked. Example: 3 MB over 0.05 Mbit/s take 8
+    minutes; nodes wait for 5 minutes by default.
 
     Raises:
-        PlanError: names the link, both times, and what can be done.
+        PlanError: names the link, both times, and the remedy.
     """
     known = {pair: link for pair, link in profile.link_by_pair.items() if not link.is_assumed}
     course, wait_s = plan.course, job.runtime.wait_s
@@ -76,25 +74,22 @@ _LOG = logging.getLogger(__name__)
 
 
 class PlanReady(NamedTuple):
-    """A plan on its way to the run's thread, with the profile that it was made with."""
+    """A plan for the run's thread, with the profile that it was made with."""
 
     planned: Planned
     profile: Profile
 
     def predicted(self, request: RunRequest) -> JobTime | None:
-        """Predict the seconds of all steps; None if the times do not say, and for the rest of a run."""
+        """Predict the seconds of all steps; None without measured times, and for a resumed run."""
         if request.plan_only or request.resume or not self.planned.plan.course.num_steps:
             return None
         return measured_time(self.planned, self.profile, request.job.train.optimizer)
 
 
 def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tuple[LinkFacts, ...] = ()) -> Profile:
-    """Merge what a run is planned with: the nodes' facts, the times of a given profile, the rows of an evaluation.
+    """Combine the nodes' facts with the times of a given profile, or the rows of an evaluation.
 
-    Args:
-        request: what is asked for.
-        facts: of each node.
-        links: that were measured for this run; those of a given profile go before.
+    ``links`` are those measured for this run; a given profile has its own.
 
     Raises:
         DataError: the owner of the evaluation has no rows.
@@ -108,16 +103,10 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tupl
 
 
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
-    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the resumed run.
-
-    Args:
-        request: what is asked for.
-        profile: what it is planned with.
-        kept: the plan of the resumed run; None = it begins.
-        effort: limits of the search.
+    """Make a plan as ``ringtune plan`` does, or accept the given one, or ``kept``, that of the resumed run.
 
     Raises:
-        RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow for it.
+        RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow.
     """
     job, facts = request.job, profile.by_name
     if kept is None and request.plan is not None:
@@ -138,12 +127,7 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
 
 
 class PlannerThread:
-    """Plans a run beside the run's thread.
-
-    Args:
-        request: what is asked for.
-        on_done: takes the plan or the error; called on the planning thread.
-    """
+    """Planning on a thread of its own; ``on_done`` takes the plan or the error there."""
 
     def __init__(self, request: RunRequest, on_done: Callable[[PlanReady | rd.PlanFailed], None]) -> None:
         self._request = request
@@ -153,15 +137,7 @@ class PlannerThread:
     def start(
         self, facts: Mapping[str, NodeFacts], checkpoints: CheckpointManager, links: tuple[LinkFacts, ...] = ()
     ) -> Profile:
-        """Begin to plan.
-
-        Args:
-            facts: of each node.
-            checkpoints: of the run; they have a plan to keep if it is resumed.
-            links: that were measured for this run.
-
-        Returns:
-            The profile that is planned with.
+        """Start planning; return the profile that is planned with.
 
         Raises:
             RingTuneError: there is nothing to plan with.
@@ -171,7 +147,7 @@ class PlannerThread:
         return profile
 
     def cancel(self) -> None:
-        """Let the thread end soon: nobody waits for its plan any more."""
+        """Make the thread end soon: its plan is not needed."""
         self._cancelled.set()
 
     def _plan(self, profile: Profile, checkpoints: CheckpointManager) -> None:
@@ -193,8 +169,8 @@ class FirstInspectionDone(NamedTuple):
     """The first look at all nodes' answers is done.
 
     Attributes:
-        error: why no plan is possible, None if one is.
-        frozen: how the plan that is possible holds frozen weights; the nodes time themselves so.
+        error: why no plan is possible; None = one is.
+        frozen: the type of frozen weights in the possible plan; the nodes are timed with it.
     """
 
     error: RingTuneError | None
@@ -205,9 +181,8 @@ class FirstInspection:
     """The answers of all nodes before they measure; made when the nodes are asked.
 
     Args:
-        request: what is asked for.
-        nodes: those that have to answer.
-        on_done: takes the verdict; called from a thread of its own.
+        nodes: that have to answer.
+        on_done: takes the result, on a thread of its own.
         now_s: a monotonic clock.
     """
 
@@ -228,18 +203,18 @@ class FirstInspection:
 
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
-        """Whether nodes will measure for a plan that is not made yet; the plan of a resumed run has run before."""
+        """Whether nodes measure for a plan that is not made yet; that of a resumed run is."""
         return request.needs_times and request.resume is None
 
     def take(self, facts: NodeFacts) -> None:
-        """Take the answer of one node; with the last one begin to check whether a plan fits."""
+        """Take a node's answer; the last one starts the check whether a plan fits."""
         self._facts[facts.node] = facts
         self._awaited.discard(facts.node)
         if not self._awaited:
             threading.Thread(target=self._look, name="first-look", daemon=True).start()
 
     def cancel(self) -> None:
-        """Let the thread end soon: nobody waits for the verdict any more."""
+        """Make the thread end soon: its result is not needed."""
         self._cancelled.set()
 
     def _look(self) -> None:
@@ -264,14 +239,13 @@ class FirstInspection:
 
 
 class RunPlanner:
-    """Takes one run through the steps before its plan.
+    """The steps of one run before its plan.
 
     Args:
-        request: what is asked for.
-        checkpoints: of the run; they have a plan to keep if it is resumed.
-        cache: links that are known.
-        put: takes, from any thread, entries for the run's thread: ``FirstInspectionDone`` calls for
-            ``end_first_inspection``, a ``LinkAnswer`` for ``add_link_answer``; a plan or a failure ends the
+        checkpoints: of the run; they have the plan of a resumed run.
+        cache: of known links.
+        put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` call
+            ``end_first_inspection``, after a ``LinkAnswer`` ``add_link_answer``; a plan or a failure ends the
             preparation.
         emit: sends an event to the submitter.
         enter: takes the name of a step that begins.
@@ -299,19 +273,19 @@ class RunPlanner:
     # ---- nodes ------------------------------------------------------------------------------------
 
     def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls]) -> None:
-        """Begin with the members of the run, which are asked about themselves next."""
+        """Begin with the members of the run; they are inspected next."""
         self._members, self._calls = tuple(members), calls
         if FirstInspection.is_wanted(self._request):
             self._first_inspection = FirstInspection(self._request, tuple(member.node for member in members), self._put)
 
     @property
     def is_first_inspection(self) -> bool:
-        """Whether the answers are for the first look only: nodes are asked again, to measure themselves."""
+        """Whether answers are for the first look only, and nodes will be asked again to measure themselves."""
         return self._first_inspection is not None
 
     @property
     def needs_times(self) -> bool:
-        """Whether a node that is asked now shall measure itself."""
+        """Whether a node that is asked now has to measure itself."""
         return self._request.needs_times and not self.is_first_inspection
 
     def add_answer(self, facts: NodeFacts) -> None:
@@ -320,13 +294,13 @@ class RunPlanner:
             self._first_inspection.take(facts)
 
     def end_first_inspection(self) -> None:
-        """Let answers count from now on."""
+        """Let later answers count for the plan."""
         self._first_inspection = None
 
     # ---- links and plan ---------------------------------------------------------------------------
 
     def plan(self, facts: Mapping[str, NodeFacts]) -> None:
-        """Plan with the facts of all nodes; first measure the links that the run may use, if it is planned by them."""
+        """Plan with the facts of all nodes, after the measurement of links if the plan needs it."""
         self._facts = facts
         job, model = self._request.job, next(iter(facts.values())).model
         if not LinkMeasurement.is_wanted(self._request):
@@ -346,7 +320,7 @@ class RunPlanner:
             self._plan_once_measured()
 
     def _plan_once_measured(self) -> None:
-        """Begin to plan once every link that is asked about is known."""
+        """Start planning once all links are known."""
         measuring = self._measuring
         if measuring is None or not measuring.is_done:
             return
@@ -357,7 +331,7 @@ class RunPlanner:
         self._plan_with(measuring.links())
 
     def _plan_with(self, links: tuple[LinkFacts, ...]) -> None:
-        """Begin to plan beside the run's thread, and tell the submitter what the plan is made with."""
+        """Start planning on a thread, and send the profile to the submitter."""
         try:
             profile = self._planning.start(self._facts, self._checkpoints, links)
         except RingTuneError as error:
@@ -366,7 +340,7 @@ class RunPlanner:
             self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     def cancel(self) -> None:
-        """Let the work beside the run's thread end soon: nobody waits for its answer any more."""
+        """Make all threads end soon: their answers are not needed."""
         self._planning.cancel()
         if self._first_inspection is not None:
             self._first_inspection.cancel()
@@ -374,7 +348,7 @@ class RunPlanner:
     # ---- after the run ----------------------------------------------------------------------------
 
     def remember(self, shown: Sequence[LinkFacts]) -> None:
-        """Keep for the next run what this one's transfers showed; the latencies of a given profile are not ours."""
+        """Cache the links that this run's transfers showed; links of a given profile are not cached."""
         if has_own_links(self._request):
             addresses = {member.node: member.address for member in self._members}
             remember(shown, addresses, self._request.job, next(iter(self._facts.values())).model, self._cache)

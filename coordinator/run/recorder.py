@@ -1,4 +1,4 @@
-"""The books of a run: ledger, metrics, trace and recordings, written while it trains, and sent as they grow."""
+"""The books of a run: ledger, metrics, trace and recordings, sent as they grow."""
 
 from __future__ import annotations
 
@@ -38,27 +38,24 @@ Logged = (
     | rd.LogPlan
     | rd.LogFetched
 )
-"""What the state machine logs, and a run's books take."""
+"""Log commands of the state machine that the books take."""
 
 
 class RunRecorder:
-    """The books of one run: ledger, trace, recordings, and the times that its actions took.
+    """The books of one run: ledger, trace, recordings, and times of its actions.
 
     Args:
-        plan: of the run.
-        job: of the run.
-        profile: that it was planned with.
+        profile: with which it was planned.
         emit: sends an event to the submitter.
-        skipped_items: the first so many do not count in the profile.
+        skipped_items: number of first items that do not count in the profile.
         part: of the plan with which the run begins or resumes; None = its first one.
 
     Attributes:
-        ledger: of the run.
-        pace: of its nodes; None where nobody watches it.
-        onlooker: gets after each turn the actions of the nodes in it; None where there is none.
-        rows: of the owners' files that are left out or cut, for the report.
+        pace: monitor of its nodes; None = they are not monitored.
+        onlooker: takes the activity of the nodes after each turn; None = nobody asks.
+        rows: left out and cut rows of the owners' files, for the report.
         end_seq: one past the last granted item.
-        end_step: optimizer steps that are done at the end of the granted turns.
+        end_step: optimizer steps at the end of the granted turns.
     """
 
     def __init__(
@@ -101,7 +98,7 @@ class RunRecorder:
         return self._plan
 
     def begin(self, started_unix_s: float) -> None:
-        """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
+        """Open the trace with the start of training as time zero."""
         self.ledger.begin(started_unix_s)
         num_blocks = self._plan.course.num_blocks
         nodes = dict.fromkeys((*self._plan.nodes, *self._candidates))
@@ -122,7 +119,7 @@ class RunRecorder:
         return self._recorded.links
 
     def moved(self, command: rd.LogMove, at_unix_s: float) -> None:
-        """Write into the books that the run has moved, or why it stays; send its line to the submitter."""
+        """Record a move, or why it failed; send its line to the submitter."""
         line = self.ledger.moved(command, at_unix_s)
         self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
         if self._trace_file is not None and self._trace_text is not None:
@@ -130,12 +127,7 @@ class RunRecorder:
             self._trace_file.write(text.encode())
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
-        """Keep books of one more node; those of a node that was there before are continued.
-
-        Args:
-            facts: of the node.
-            links: between it and the others.
-        """
+        """Add one more node with its links; the books of a returned node are continued."""
         if facts.node in self.ledger.nodes:
             return
         self.ledger.nodes[facts.node] = NodeTotals()
@@ -148,7 +140,7 @@ class RunRecorder:
             self._candidates = (*self._candidates, facts.node)
 
     def recovered(self, command: rd.LogRecovery, at_unix_s: float) -> None:
-        """Write into the books that the run continues without a node; send the plan and the line to the submitter."""
+        """Record a recovery; send plan and line to the submitter."""
         self._plan = command.plan
         self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
         line = recovery_line(command)
@@ -156,7 +148,7 @@ class RunRecorder:
         self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
-        """Write bytes, spans and recording of a node's report down; a span of no known action is left out."""
+        """Record bytes, spans and recording of a node's report; spans of unknown actions are left out."""
         node = request.node
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
@@ -182,7 +174,7 @@ class RunRecorder:
             self._recordings[node].write(request.recording.encode())
 
     def _spans(self, request: control_pb2.ReportRequest) -> Iterator[Span]:
-        """Yield the spans of a report with their actions parsed; leave out, with a warning, what is no action."""
+        """Yield the spans of a report with parsed actions; unknown actions are left out with a warning."""
         for span in request.spans:
             try:
                 action = parse_action(span.action, self._plan.course.num_blocks)
@@ -195,7 +187,7 @@ class RunRecorder:
                 yield Span(action, span.start_unix_s, span.end_unix_s, span.worked_s)
 
     def granted(self, turns: Sequence[Turn]) -> None:
-        """Expect the times of the actions of these turns from now on."""
+        """Expect the actions of these turns."""
         if self.onlooker is not None:
             self._activity.granted(turns)
         for turn in turns:
@@ -205,27 +197,27 @@ class RunRecorder:
                 self.pace.granted(turn)
 
     def emit_profile(self) -> None:
-        """Send the submitter the profile with the times that the run's actions took so far."""
+        """Send the profile to the submitter."""
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(self.profile().to_json())))
 
     def profile(self) -> Profile:
-        """Make a profile with the times that the run's actions took so far."""
+        """Make a profile from the times of the run's actions so far."""
         return self._recorded.profile()
 
     def operations_report(self) -> dict[str, Any] | None:
-        """Write what operations left to be done, and what they saved; None where everything was full."""
+        """Return done and saved work of operations; None where everything was full."""
         return self._operations.report(self._recorded.profile())
 
     def shown_links(self) -> tuple[LinkFacts, ...]:
-        """Only the links with a rate from the run's own transfers so far."""
+        """The links with a rate from the run's own transfers."""
         return self._recorded.links.shown(self._links)
 
     def note_end(self, seq: int, at_unix_s: float) -> None:
-        """Remember when an item was done, for the line that the state machine logs next."""
+        """Note the end of an item, for the line that the state machine logs next."""
         self._ends_unix_s[seq] = at_unix_s
 
     def log(self, command: Logged) -> None:
-        """Write what the state machine logs into the books, and send it to the submitter."""
+        """Record a log command, and send it to the submitter."""
         match command:
             case rd.LogStep(turn, seq, step, depth, values):
                 ended_unix_s = self._ends_unix_s.pop(seq)

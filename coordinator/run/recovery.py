@@ -1,6 +1,6 @@
-"""Reports of a run's nodes, the node to blame where several complain of broken links, and recovery without it.
+"""Reports of a run's nodes, the choice of the lost node from complaints about broken links, and recovery without it.
 
-Neighbours of a failed node may report their broken links before it reports its failure, so complaints wait for
+Neighbours of a failed node may report broken links before the node reports its failure, so complaints wait for
 ``GRACE_S``.
 """
 
@@ -32,21 +32,18 @@ from ringtune.transport.codecs import check_report, numbers_from_proto, scores_f
 from ringtune.v1 import control_pb2
 
 GRACE_S = 1.0
-"""Seconds that a node has to report its own failure after another node complained about it."""
+"""Seconds for a node's own report of a failure after a complaint about it."""
 
 
 class PeerSuspicions:
-    """Complaints of nodes about lost peers, each kept until its time is up."""
+    """Complaints of nodes about lost peers."""
 
     def __init__(self) -> None:
         self._complaints: dict[str, tuple[float, rd.NodeFailed]] = {}
         self._complainers: set[str] = set()
 
     def add(self, failed: rd.NodeFailed, lost_peer: str, now_s: float) -> None:
-        """Take the complaint of ``failed.node`` that its link with ``lost_peer`` broke.
-
-        Only the first complaint about a peer is kept.
-        """
+        """Note a complaint of ``failed.node`` about ``lost_peer``; only the first one about a peer is kept."""
         self._complainers.add(failed.node)
         self._complaints.setdefault(lost_peer, (now_s + GRACE_S, failed))
 
@@ -58,13 +55,13 @@ class PeerSuspicions:
         due = {peer: failed for peer, (until_s, failed) in self._complaints.items() if now_s >= until_s}
         silent = [failed for peer, failed in due.items() if peer not in self._complainers]
         found = next(iter([*silent, *due.values()]), None)
-        if found is not None:  # it is told once
+        if found is not None:  # it is returned once
             self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
         return found
 
 
 def with_role(message: str, node: str, plan: Plan) -> str:
-    """Add to the message that a node is lost what it did and what can be done, if all it did was to help."""
+    """Add to the message of a lost node its role and the remedy, if it was only a helper."""
     helped = plan.placement.joined_helpers(node)
     if not helped or plan.slice_of(node).num_blocks or plan.owner(node) is not None:
         return message
@@ -76,17 +73,17 @@ def with_role(message: str, node: str, plan: Plan) -> str:
 
 
 _MAX_SCORES: Final = 1 << 22
-"""Most entries of scores that are kept for turns under way; a million batches of four micro-batches have so many."""
+"""Limit of kept score entries of open turns: those of a million batches of four micro-batches."""
 _MAX_COPIES: Final = 2
 _MAX_TURNS: Final = 1 << 16
 
 
 class Reports:
-    """Reads the reports of one run's nodes.
+    """Reader of the reports of one run's nodes.
 
     Args:
-        checkpoints: of the run; they get the shards that were saved.
-        now_s: the clock by which ``verdict`` is asked.
+        checkpoints: get the saved shards.
+        now_s: the clock for ``verdict``.
     """
 
     def __init__(self, checkpoints: CheckpointManager, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -99,25 +96,19 @@ class Reports:
     def take(
         self, request: control_pb2.ReportRequest, recorder: RunRecorder, placement_number: int = 0
     ) -> Iterator[rd.Event]:
-        """Write a report into the books; a report with a number that was taken before is ignored.
+        """Write a report into the books and yield its events; a report with an old number is ignored.
 
-        Args:
-            request: the report.
-            recorder: of the run.
-            placement_number: of the placement that holds. An error of a node that has no role in it ends nothing: the
-                run has continued without that node, and its links broke because of that.
-
-        Yields:
-            What happened, in order; each has to be handled before the next is asked for.
+        Each event has to be handled before the next is asked for. An error of a node without a role in
+        ``placement_number`` is ignored: the run has continued without that node, which broke its links.
 
         Raises:
-            IntegrityError: it has no number, figures that are none, or scores that are not readable.
+            IntegrityError: number, figures or scores are invalid.
         """
         if request.number < 1:
             raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
         last = self._num_reports.get(request.node, 0)
         if request.number <= last:
-            return  # the node did not hear that it had arrived
+            return  # the node sent it again without our answer
         check_report(request, last=last, nodes=recorder.plan.nodes, end_seq=recorder.end_seq)
         self._num_reports[request.node] = request.number
         recorder.add_report(request)
@@ -143,7 +134,7 @@ class Reports:
                 yield failed
 
     def _note_scores(self, request: control_pb2.ReportRequest) -> None:
-        """Keep scores until the end of their turn is reported, within bounds: they are checked only then."""
+        """Keep scores, within ``_MAX_SCORES``, until the end of their turn is reported; they are checked only then."""
         for message in request.scores:
             self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
         held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
@@ -154,7 +145,7 @@ class Reports:
             )
 
     def _note_copies(self, request: control_pb2.ReportRequest) -> None:
-        """Keep digests of copies until the end of their turn is reported; a node has two copies at most."""
+        """Keep digests of copies, two per node and turn, until the end of their turn is reported."""
         for message in request.copies:
             copies = self._copies.setdefault((request.node, message.turn), [])
             copies.append(CopyDigest(message.unit, message.sha256))
@@ -168,24 +159,22 @@ class Reports:
         return rd.TurnReported(node, turn, tuple(scores), tuple(copies))
 
     def forget(self, node: str) -> None:
-        """Count the reports of a node from 1 again: another process of its name sends them."""
+        """Expect report numbers of a node from 1 again: it is another process."""
         self._num_reports.pop(node, None)
 
     def forgive(self) -> None:
-        """Forget who complained about whom: the run continues without those that were lost."""
+        """Drop all complaints: the run continues without the lost nodes."""
         self._suspicions = PeerSuspicions()
 
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
-        """Return the failure of a node that others complain about, once its time to report itself is up."""
+        """Return the failure of a node with complaints, once its time for an own report is over."""
         return self._suspicions.verdict(now_s)
 
 
 def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunStateMachine:
-    """Make the state machine that a request wants: where the plan has copies it continues without lost nodes.
+    """Make the state machine for a request; with copies in the plan it continues without lost nodes.
 
-    Args:
-        request: what is asked for.
-        awaits_nodes: whether lost nodes may come back, so that it waits for one that it can't do without.
+    ``awaits_nodes``: lost nodes may return, so that it waits for an indispensable one.
     """
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
@@ -206,7 +195,7 @@ def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunSt
 
 
 def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str:
-    """Show on the board for whom the run waits; return the sentence for the user."""
+    """Show the awaited nodes on the board; return the sentence for the user."""
     nodes, why, until_s = command
     left_s = max(0.0, until_s - now_s)
     board.awaits(nodes, why, time.monotonic() + left_s)
@@ -224,7 +213,7 @@ def recover(
     reports: Reports,
     answers: SimpleQueue[Any],
 ) -> str:
-    """Look for a placement without lost nodes, or write a move or a recovery down and grant in its placement.
+    """Start the search of a placement, or record a move or a recovery and grant in its placement.
 
     Returns:
         A sentence for the user.

@@ -1,12 +1,11 @@
 """Ledgers of a run: a line of metrics for each step, the totals of the report, and the savings of operations.
 
-Pure, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as progress. When
-every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished
-turns are forgotten, so memory does not grow with the run.
+Pure, without a clock. When an owner reports a step, its loss is shown as progress. When every node has done the turn,
+its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns are dropped, so memory
+does not grow with the run.
 
-Operations save in train steps only; the cost of gathering scores is counted beside it. The cost of steps with
-everything full is not measured but computed: seconds from the times that the run itself recorded, bytes from the mean
-lengths of the owners' rows.
+Operations save in train steps only; the cost of scores is counted apart. The cost of steps with everything full is
+computed: seconds from the recorded times of the run, bytes from the mean lengths of the owners' rows.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ _LARGEST_EXPONENT = 700.0
 
 
 def mean(values: Mapping[str, float], name: str) -> float | None:
-    """Quotient ``values[name] / values["count"]``; None if the count is 0 or the quotient is not finite.
+    """``values[name] / values["count"]``; None if the count is 0 or the quotient not finite, as JSON has no NaN.
 
-    JSON has no NaN, and training may diverge. Example: loss_sum 6 and count 4 are 1.5.
+    Example: loss_sum 6 and count 4 are 1.5.
     """
     count = values.get("count", 0.0)
     quotient = values.get(name, 0.0) / count if count else math.nan
@@ -56,15 +55,10 @@ def mean(values: Mapping[str, float], name: str) -> float | None:
 def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length: int = 0) -> dict[str, Any]:
     """Compute loss and accuracy from an evaluation's sums, and the further figures of its task.
 
-    ``mse`` and ``mae`` of numbers with those of ``number_figures``, ``perplexity`` of a language model over all its
-    ``tokens``, ``f1`` and ``exact_match`` over the ``questions``, as shares, of tags the number of ``words`` and of
-    ``cut_words`` that no batch has, and where classes or entities were counted those of ``class_figures`` and
-    ``entity_figures``.
-
-    Args:
-        values: sums over all owners.
-        labels: names of the classes.
-        max_length: tokens at which rows were cut, which a perplexity depends on; 0 = not told.
+    ``mse`` and ``mae`` of numbers with those of ``number_figures``; ``perplexity`` of a language model over all its
+    ``tokens``, with ``max_length`` (0 = unknown) at which rows were cut; ``f1`` and ``exact_match`` over the
+    ``questions``, as shares; of tags the number of ``words`` and of ``cut_words`` that are in no batch; and where
+    classes or entities were counted those of ``class_figures`` and ``entity_figures``.
     """
     found: dict[str, Any] = {
         "loss": mean(values, "loss_sum"),
@@ -94,25 +88,25 @@ _TABLES = ("classes", "confusion", "entity_types")
 
 @dataclass(slots=True)
 class NodeTotals:
-    """The totals of one node over the whole run.
+    """Totals of one node over the whole run.
 
     Attributes:
         busy_s: seconds of compute actions.
-        fit_s: of these, seconds in which it fitted adapters as a helper.
+        fit_s: part of ``busy_s`` in which it fitted adapters as a helper.
         cpu_s: processor seconds of its process.
         num_actions: compute actions.
-        sent_bytes: payload bytes to each other node.
-        received_bytes: payload bytes from the other nodes.
+        sent_bytes: payload bytes to other nodes.
+        received_bytes: payload bytes from other nodes.
         hosted_bytes: weights that it materialised.
-        peak_rss_bytes: highest resident memory that it reported.
-        device: that it computed on: ``cpu``, or the name of an accelerator; empty = not told.
-        peak_device_bytes: most memory of an accelerator that it had for tensors.
-        device_bytes: all memory of that accelerator; 0 on a processor.
-        peak_versions: most versions of its trained tensors that it stored at once, the newest included.
-        peak_version_bytes: of those besides the newest.
-        load: threads for each core of its machine that wanted to compute at the end; 0 = not known.
+        peak_rss_bytes: highest reported resident memory.
+        device: ``cpu``, or the name of an accelerator; empty = unknown.
+        peak_device_bytes: peak memory of tensors on an accelerator.
+        device_bytes: whole memory of that accelerator; 0 on a processor.
+        peak_versions: most versions of its trained tensors at once, the newest included.
+        peak_version_bytes: bytes of those besides the newest.
+        load: threads per core of its machine that wanted to compute at the end; 0 = unknown.
         cores: of its machine.
-        figures: figures of techniques that its placements use, see ``Technique.totals``.
+        figures: figures of techniques, see ``Technique.totals``.
     """
 
     busy_s: float = 0.0
@@ -135,7 +129,7 @@ class NodeTotals:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that is done, in a turn that is not."""
+    """A finished step of an open turn."""
 
     line: dict[str, Any]
     ended_unix_s: float
@@ -143,7 +137,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _LinkBytes:
-    """Bytes of one item by link: all of them, those of gradients, and those of each kind of parcel."""
+    """Bytes of one item by link: all, of gradients, and of each kind of parcel."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -151,15 +145,13 @@ class _LinkBytes:
 
 
 class RunLedger:
-    """The ledger of one run: steps, evaluations, bytes by link, and totals of each node.
+    """Steps, evaluations, bytes by link, and totals of each node of one run.
 
     Args:
-        plan: of the run.
-        job: of the run.
-        placement_number: of the placement with which it begins; None = it stays on one.
+        placement_number: of the first placement; None = the run does not move.
 
     Attributes:
-        placement_number: of the placement that holds; None = the run stays on one.
+        placement_number: of the present placement; None = the run does not move.
     """
 
     def __init__(self, plan: Plan, job: Job, *, placement_number: int | None = None) -> None:
@@ -188,7 +180,7 @@ class RunLedger:
         self.nodes = {node: NodeTotals() for node in plan.nodes}
 
     def begin(self, started_unix_s: float) -> None:
-        """Note when training begins, from which the first step is timed."""
+        """Note the start of training, from which the first step is timed."""
         self._last_end_unix_s = started_unix_s
 
     # ---- what nodes report ------------------------------------------------------------------------
@@ -209,7 +201,7 @@ class RunLedger:
         self._parcels.add(payload, link, sent_bytes)
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:
-        """Count the actions that ``node`` computed, and their seconds."""
+        """Count compute actions of a node, and their seconds."""
         totals = self.nodes[node]
         for span in spans:
             if span.is_compute:
@@ -218,7 +210,7 @@ class RunLedger:
                 totals.num_actions += 1
 
     def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
-        """Note the totals that a node reports at the end of a placement, or of the run (``totals.json``).
+        """Take a node's totals at the end of a placement, or of the run (``totals.json``).
 
         Raises:
             IntegrityError: a figure is missing or no number.
@@ -247,7 +239,7 @@ class RunLedger:
     def step_done(
         self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
     ) -> dict[str, Any]:
-        """Note an item that is done; return what to show as progress at once."""
+        """Note a finished item; return its progress event."""
         line = self.line_of(turn, seq, step, depth, values)
         if turn.kind is StepKind.TRAIN:
             self._steps[seq] = _Step(line, ended_unix_s)
@@ -258,7 +250,7 @@ class RunLedger:
         return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
-        """Write what an item was; nothing is noted."""
+        """Make the line of an item without noting it."""
         is_step, course = turn.kind is StepKind.TRAIN, self._plan.course
         line: dict[str, Any] = {
             "kind": turn.kind.value,
@@ -279,23 +271,19 @@ class RunLedger:
         return line | {"lr": learning_rate(self._job.train, *course.method.rate_at(course, step))}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
-        """Note that the run has decided to train ``depth`` blocks from ``step`` on.
+        """Note the decision to train ``depth`` blocks from ``step`` on; return its progress event.
 
-        The line of metrics.jsonl for it precedes the lines of the turn that begins at ``step``.
-
-        Returns:
-            What to show as progress at once.
+        Its line of metrics.jsonl precedes the lines of the turn that begins at ``step``.
         """
         entry = {"kind": "unfreeze", "step": step, "depth": depth}
         self._decisions.append(entry)
         return entry
 
     def operations_chosen(self, step: int, operations: Operations) -> dict[str, Any]:
-        """Note that the run has chosen the operation table that holds from ``step`` on; its line is placed likewise.
+        """Note the chosen table from ``step`` on; return its progress event.
 
-        Returns:
-            What to show as progress at once: the table's digest, and how many operations of each kind it has for
-            blocks that train at some step.
+        The event has the table's digest, and the number of operations of each kind for blocks that ever train. Its line
+        is placed as that of ``unfrozen``.
         """
         blocks, subnets = ever_trained(self._plan.course).blocks, operations.subnets
         rows = [row for batch in operations.batches for row in batch.rows]
@@ -307,7 +295,7 @@ class RunLedger:
         return entry
 
     def moved(self, command: LogMove, at_unix_s: float) -> dict[str, Any]:
-        """Note that the run has moved, or why it stays; its line, without ``kind``, is an entry of the report."""
+        """Note a move, or why it failed; return its line, which without ``kind`` is an entry of the report."""
         self.placement_number, self._last_end_unix_s = command.part.placement.placement_number, at_unix_s
         entry: dict[str, Any] = {
             "step": command.step,
@@ -321,21 +309,20 @@ class RunLedger:
         return {"kind": "move", **entry}
 
     def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
-        """Take a plan with a last placement without the lost node; the seconds until now are those of no step."""
+        """Take the plan after a recovery; the time until ``at_unix_s`` belongs to no step."""
         self._plan, self.placement_number, self._last_end_unix_s = plan, placement_number, at_unix_s
 
     def replanned(self, plan: Plan) -> None:
-        """Go by a plan with one more placement; from now on entries say on which one the run is."""
+        """Take a plan with one more placement; from now on entries have the placement number."""
         self._plan, self.placement_number = (
             plan,
             plan.placement.placement_number if self.placement_number is None else self.placement_number,
         )
 
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
-        """Close a turn that every node has done.
+        """Close a turn that every node has done; return its lines of metrics.jsonl, in order.
 
-        Returns:
-            The lines of metrics.jsonl for its steps, in order; before them those of decisions that it is the first of.
+        The lines of decisions that it is the first to follow precede those of its steps.
         """
         is_step = turn.kind is StepKind.TRAIN
         lines = [entry for entry in self._decisions if is_step and entry["step"] <= turn.first_step]
@@ -371,11 +358,10 @@ class RunLedger:
         self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
     def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
-        """Note an evaluation, with sums over all owners; and whether it is the best one, where that is kept.
+        """Note an evaluation with sums over all owners; return its line.
 
-        Returns:
-            Its line of metrics.jsonl; without ``kind`` it is its entry in the report. Tables of classes are in that of
-            the last step only; ``risen`` says that the loss rises.
+        Without ``kind`` the line is an entry of the report. ``is_best`` is None where no best result is kept. Tables of
+        classes are in the line of the last step only; ``risen`` is a text if the loss rises.
         """
         rows = sum(owner.eval_rows for owner in self._plan.course.owners)
         entry: dict[str, Any] = {"step": step, "rows": rows, "count": int(values.get("count", 0.0))}
@@ -392,7 +378,7 @@ class RunLedger:
         return {"kind": "evaluation", **short}
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
-        """Note that the run ends early; its line of metrics.jsonl, without ``kind``, stands in the report."""
+        """Note an early end; return its line, which without ``kind`` is in the report."""
         self._stop = {"step": step, **dataclasses.asdict(evaluations)}
         return {"kind": "stop", **self._stop}
 
@@ -416,19 +402,19 @@ class RunLedger:
         Args:
             run_id: of the run.
             wall_s: from the start of the run to its last result.
-            phases_s: seconds of each phase.
-            predicted_bytes: what the planner expected each node to need.
+            phases_s: seconds by phase.
+            predicted_bytes: predicted needs of each node.
             unfreeze_at: the steps at which one more block began to train.
-            predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
-            operations: what they left to be done, and what they saved; None where everything was full.
-            best: facts about the evaluations of a run with the result of the best one; else None.
-            rows: of the owners' files that were left out or cut.
+            predicted_steps_s: predicted seconds of all steps; None = no prediction.
+            operations: of ``OperationsLedger.report``.
+            best: evaluations of a run that keeps its best result; else None.
+            rows: left out or cut rows of the owners' files.
 
         Returns:
             ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
-            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and
-            collecting. ``eval`` has the figures of the result and its step; where an earlier part of the run had the
-            best result, those of the last evaluation.
+            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and collecting.
+            ``eval`` has the figures of the result and its step; where the best result is of an earlier part of the run,
+            those of the last evaluation.
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
@@ -467,7 +453,7 @@ class RunLedger:
         }
 
     def _busy(self) -> str:
-        """Say which machines were busy at the end with more than all nodes of the run, if they shared one machine."""
+        """Say which machines were busy at the end beyond the load of the run's own nodes."""
         nodes = {node: self.nodes[node] for node in self._plan.nodes}
         own = len(nodes) / min(one.cores for one in nodes.values())
         return busy_text({node: one.load for node, one in nodes.items()}, "at the end", own=own)
@@ -507,11 +493,10 @@ _BETWEEN_BLOCKS = (Payload.HIDDEN, Payload.GRAD)
 
 
 class OperationsLedger:
-    """The account of one run's operations; it stays empty where everything is full.
+    """Work done and saved by operations in one run; empty where everything is full.
 
     Args:
-        plan: of the run.
-        profile: what the run was planned with, which predicts.
+        profile: with which the run was planned, for the predicted shares.
     """
 
     def __init__(self, plan: Plan, profile: Profile) -> None:
@@ -530,25 +515,25 @@ class OperationsLedger:
         self._score_bytes = 0
 
     def joined(self, node: str) -> None:
-        """Count what one more node does."""
+        """Count the work of one more node."""
         self._done.setdefault(node, NodeWork())
 
     # ---- what nodes report ------------------------------------------------------------------------
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:
-        """Count the seconds of forwards and backwards of blocks."""
+        """Count seconds of forwards and backwards of blocks."""
         if self._is_kept:
             for span in spans:
                 if span.action.op in _BLOCK_OPS:
                     self._busy_s[span.action.seq][node] += max(0.0, span.end_s - span.start_s)
 
     def add_traffic(self, node: str, seq: int, payload: str, sent_bytes: int) -> None:
-        """Count the bytes of hidden states and gradients."""
+        """Count bytes of hidden states and gradients."""
         if self._is_kept and payload in _BETWEEN_BLOCKS:
             self._bytes[seq][node] += sent_bytes
 
     def turn_done(self, turn: Turn) -> None:
-        """Close a turn that every node has done; what neither trains nor scores is forgotten."""
+        """Close a turn that every node has done; only train and score turns count."""
         if not self._is_kept:
             return
         plan = self._plan.decided(turn.unfreeze_at, turn.operations)
@@ -572,10 +557,9 @@ class OperationsLedger:
     # ---- the end ----------------------------------------------------------------------------------
 
     def report(self, recorded: Profile) -> dict[str, Any] | None:
-        """Write what was done and saved; None where everything was full, or nothing was trained.
+        """Return the done and saved work; None where everything was full, or nothing was trained.
 
-        Args:
-            recorded: the times that the run recorded, which measure.
+        ``recorded`` has the times that the run recorded, for the measured shares.
         """
         if not self._steps:
             return None
@@ -605,7 +589,7 @@ class OperationsLedger:
         }
 
     def _all_full(self, costs: CourseCosts | None) -> dict[str, NodeWork]:
-        """What each node would have done with everything full, where items of an owner are alike at each depth."""
+        """Work of each node with everything full; items of an owner are alike at each depth."""
         sums = {node: NodeWork() for node in self._plan.nodes}
         for alike, times in self._steps.items():
             _add_done(sums, done_of(alike[0], self._items[alike], costs), times)
@@ -613,7 +597,7 @@ class OperationsLedger:
 
 
 def _has_full_work(done: Mapping[str, NodeWork], full: Mapping[str, NodeWork]) -> bool:
-    """Whether each node that trains blocks has done anything full: else the time of full work there is not known."""
+    """Whether each node with full work has recorded some: else its seconds are not known."""
     return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
 
 

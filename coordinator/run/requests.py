@@ -1,4 +1,4 @@
-"""Requests that a coordinator takes: a run, a measurement and an evaluation; the request of a run as a message.
+"""Requests to a coordinator: run, measurement, evaluation; and the request of a run as a message.
 
 An evaluation has a call of its own, since its files follow.
 """
@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
     """The evaluation of a saved adapter on the rows of one owner, or of all owners.
 
     Attributes:
-        owner: the node with the evaluation rows that count; rows of others are left alone. Empty = all who have some.
+        owner: the node with the evaluated rows; empty = all nodes with evaluation rows.
         folder: with the files of the saved adapter, until the run is over.
     """
 
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
     folder: Path
 
     def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Copy the nodes' facts so that only nodes with evaluation rows that count have data.
+        """Copy the nodes' facts without the data of nodes that are not evaluated.
 
         Raises:
             DataError: the owner takes no part or has no rows to evaluate on, or no node has any.
@@ -54,22 +54,21 @@ class Evaluation(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """A request to run a job, on so many nodes, from the start or from a checkpoint.
+    """A request for a run, from its beginning or from a checkpoint.
 
     Attributes:
-        job: what is wanted.
-        plan_only: stop after planning.
-        num_nodes: wait until so many have joined; 0 = take those that are there.
-        join_s: how long to wait for them, seconds.
+        plan_only: end after planning.
+        num_nodes: number of members to wait for; 0 = the present ones.
+        join_s: time limit of that wait, seconds.
         evaluation: evaluate a saved adapter, train nothing.
-        resume: what to resume from; None = begin.
+        resume: checkpoints to resume from; None = begin.
         profile: times to plan with; None = the nodes measure.
-        plan: to carry out as it is; None = plan.
-        choices: what the planner may choose from.
-        submitted_by: user and host.
-        is_rehearsal: only to learn what actions take; what it trains is thrown away.
-        submission: random; the submitter finds the run again by it without having its id.
-        nodes: exactly these; none = ``num_nodes`` says how many.
+        plan: a given plan, used unchanged; None = make one.
+        choices: limits of the planner's choice.
+        submitted_by: ``user@host``.
+        is_rehearsal: only times are of interest, the result is thrown away.
+        submission: random; by it the submitter finds a run of which it has no id yet.
+        nodes: names of exactly the nodes to take; empty = ``num_nodes`` members.
     """
 
     job: Job
@@ -88,13 +87,13 @@ class RunRequest(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What it is, in a word."""
+        """``run``, ``plan``, ``evaluation`` or ``rehearsal``."""
         if self.is_rehearsal:
             return "rehearsal"
         return "evaluation" if self.evaluation is not None else "plan" if self.plan_only else "run"
 
     def saved_for(self, node: str, plan: Plan) -> dict[str, Pieces] | None:
-        """Return what a node is to begin with instead of initial values; None where it trains."""
+        """Return the files with a node's initial values of an evaluation; None for training."""
         if self.evaluation is None:
             return None
         is_owner = plan.owner(node) is not None
@@ -102,12 +101,12 @@ class RunRequest(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Whether it trains something to keep, rather than only plan, evaluate or rehearse."""
+        """Whether it trains a result to keep."""
         return not self.plan_only and self.evaluation is None and not self.is_rehearsal
 
     @property
     def needs_times(self) -> bool:
-        """Whether the nodes have to measure themselves: nobody gave times, and an evaluation is short without them."""
+        """Whether the nodes must measure themselves: no times are given, and it is no evaluation, which is short."""
         return self.profile is None and self.evaluation is None
 
 
@@ -116,11 +115,11 @@ class MeasureRequest(NamedTuple):
 
     Attributes:
         job: defines model, sizes and adapter.
-        num_nodes: wait until so many have joined; 0 = take those that are there.
-        join_s: how long to wait for them, seconds.
+        num_nodes: number of members to wait for; 0 = the present ones.
+        join_s: time limit of that wait, seconds.
         with_links: whether links are measured too.
-        is_fresh: anew even where a node remembers.
-        one_by_one: nodes of one machine one after another.
+        is_fresh: measure even where a node has stored times.
+        one_by_one: measure nodes of one machine one after another.
     """
 
     job: Job
@@ -132,7 +131,7 @@ class MeasureRequest(NamedTuple):
 
 
 def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:
-    """Filter the members that a run may take: all but guests, and the guest with the rows that are evaluated."""
+    """Filter the members for a run: all but guests, and the guest with the evaluated rows."""
     owner = evaluation.owner if evaluation else ""
     return tuple(member for member in living if not member.is_guest or member.node == owner)
 
@@ -142,7 +141,7 @@ def _without_data(facts: NodeFacts) -> NodeFacts:
 
 
 def run_request_to_proto(request: RunRequest) -> control_pb2.RunRequest:
-    """Write a request that evaluates nothing."""
+    """Encode a request; evaluations have no such message."""
     return control_pb2.RunRequest(
         job_toml=request.job.to_toml(),
         plan_only=request.plan_only,
@@ -161,10 +160,10 @@ def run_request_to_proto(request: RunRequest) -> control_pb2.RunRequest:
 
 
 def read_run_request(content: bytes) -> RunRequest:
-    """Read a request that was kept on a disk.
+    """Decode a request that was kept on disk.
 
     Raises:
-        RingTuneError: a part of it is wrong or not readable.
+        RingTuneError: a part is invalid.
     """
     try:
         return run_request_from_proto(control_pb2.RunRequest.FromString(content))
@@ -173,10 +172,10 @@ def read_run_request(content: bytes) -> RunRequest:
 
 
 def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
-    """Read a request.
+    """Decode a request.
 
     Raises:
-        RingTuneError: a part of it is wrong or not readable.
+        RingTuneError: a part is invalid.
     """
     profile, plan = message.profile_json, message.plan_json
     return RunRequest(

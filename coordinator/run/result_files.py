@@ -1,7 +1,7 @@
-"""Merge of the tensors that nodes hand in into safetensors files, by bytes and without torch.
+"""Merge of the nodes' tensors into safetensors files, by bytes and without torch.
 
-No number is ever interpreted, and nothing is held: the files lie on the disk, and the merged one is read from them as
-it is sent. Every part is from another machine, so it is checked before anything is taken from it.
+Numbers are not interpreted or held in memory: the merged file is read from the parts on disk as it is sent. Every part
+is from another machine, so it is checked before use.
 """
 
 from __future__ import annotations
@@ -21,33 +21,26 @@ from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensor
 _METADATA: Final = {"format": "pt"}
 
 SHARD_BYTES: Final = 5_000_000_000
-"""Most bytes of one file of a trained model; a larger model is written as several, like those of transformers."""
+"""Limit of one file of a trained model; a larger model is written as several, as by transformers."""
 
 
 def read_tensors(content: Pieces, *, source: str) -> dict[str, TensorPieces]:
-    """Take a safetensors file apart without reading the tensors.
-
-    Args:
-        content: the whole file.
-        source: the node that sent it, for the error.
+    """Index the tensors of a safetensors file of node ``source`` without reading them.
 
     Raises:
-        IntegrityError: the file is truncated, its header is not readable, or a range is not what the shape says.
+        IntegrityError: the file is truncated, its header is not readable, or a range does not match its shape.
     """
     file = TensorFile(content, where=f"the result of node {source}")
     return {name: file.tensor(name) for name in file.infos}
 
 
 def merge(parts: Mapping[str, Pieces]) -> Pieces:
-    """Put the tensors of several files into one; see ``tensors_of``."""
+    """Merge the tensors of several files into one; see ``tensors_of``."""
     return write_tensors(tensors_of(parts), metadata=_METADATA)
 
 
 def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
-    """Return the tensors of several files by name.
-
-    Args:
-        parts: content of each file by the name of its node.
+    """Collect the tensors of several files (content by node) by name.
 
     Raises:
         IntegrityError: a part is broken, or two parts have the same tensor.
@@ -63,7 +56,7 @@ def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
 
 
 def weight_files(tensors: Mapping[str, TensorPieces], *, shard_bytes: int = SHARD_BYTES) -> dict[str, Pieces]:
-    """Write the weights of a model: one file, or several with an index if they have more than ``shard_bytes`` bytes.
+    """Write the weights of a model: one file, or several with an index above ``shard_bytes``.
 
     Source: the layout of ``save_pretrained`` of transformers.
     """
@@ -86,7 +79,7 @@ def weight_files(tensors: Mapping[str, TensorPieces], *, shard_bytes: int = SHAR
 
 
 def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
-    """Return the content of a file that several nodes sent, which has to be the same from each.
+    """Return the content of a file that several nodes sent and that must be equal.
 
     Raises:
         IntegrityError: nobody sent it, or two nodes sent different ones.
@@ -104,12 +97,9 @@ def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
 def result_folder(
     files: Mapping[str, Mapping[str, Pieces]], result: Result, *, shard_bytes: int = SHARD_BYTES
 ) -> dict[str, Pieces]:
-    """Merge the files that the nodes handed in to the folder of a run's result.
+    """Merge the files of the nodes (content by file name, by node) to the folder of a run's result.
 
-    Args:
-        files: content by file name, by node.
-        result: of the run.
-        shard_bytes: most bytes of one file of a model's weights.
+    ``shard_bytes`` is the limit of one file of a model's weights.
 
     Returns:
         Content by file name.
@@ -129,14 +119,10 @@ def result_folder(
 
 
 def users_folders(files: Mapping[str, Mapping[str, Pieces]], results: Mapping[str, Result]) -> dict[str, Pieces]:
-    """Merge the files that the nodes handed in to a folder for each user, with what all users share in each of them.
-
-    Args:
-        files: content by file name, by node.
-        results: of each user who has adapters of their own.
+    """Merge the files of the nodes (content by file name, by node) to one folder for each user.
 
     Returns:
-        Content by path in the run's folder.
+        Content by path in the run's folder; the common files are in each user's folder.
 
     Raises:
         IntegrityError: a file is missing, broken, or not the same everywhere; or a user lacks a tensor of the others
@@ -170,11 +156,7 @@ def users_folders(files: Mapping[str, Mapping[str, Pieces]], results: Mapping[st
 
 
 def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[str]) -> dict[str, Pieces]:
-    """Merge the files that the nodes handed in to the AdapterHub folder of a run.
-
-    Args:
-        files: content by file name, by node.
-        names: of the files of the folder.
+    """Merge the named files of the nodes (content by file name, by node) to the AdapterHub folder of a run.
 
     Returns:
         Content by file name.
@@ -196,10 +178,10 @@ def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[st
 
 
 def saved_files(folder: Path, result: Result) -> dict[str, Pieces]:
-    """Return what nodes need of a result to compute with it, by name; the weights of a model are one file.
+    """Return the files of a result that nodes compute with, by name; a model's weights as one file.
 
     Raises:
-        ModelError: a model's weights are not there, or can't be read.
+        ModelError: a model's weights are missing, or can't be read.
         IntegrityError: they are damaged.
     """
     if not result.is_model:
@@ -212,7 +194,7 @@ def saved_files(folder: Path, result: Result) -> dict[str, Pieces]:
 
 
 def saved_part(folder: Path, result: Result, piece: Slice, *, is_owner: bool) -> dict[str, Pieces]:
-    """Return what one node needs of a result: of a model the blocks of its slice, and at an owner what is in no block.
+    """Return the files for one node: of a model the blocks of its slice, and at an owner the tensors outside of blocks.
 
     Raises:
         IntegrityError: the weights of a model are damaged.

@@ -1,4 +1,4 @@
-"""The driver of one run: its state machine gets nodes' answers and reports as events, and its commands become calls.
+"""The driver of one run: answers and reports of nodes become events of its state machine, commands become calls.
 
 ::
 
@@ -6,7 +6,7 @@
     reports of nodes ---------+--> queue --> state machine -+--> events for the submitter
     leases, timers, stop -----'   (one thread)              '--> recorder (ledger, trace)
 
-One thread touches the state machine and the books. All decisions are the state machine's.
+Only the run's thread touches state machine and books. All decisions are the state machine's.
 """
 
 from __future__ import annotations
@@ -78,13 +78,9 @@ def choose_beside(
     scores: Sequence[BlockScores],
     put: Callable[[rd.OperationsChosen | rd.OperationsFailed], None],
 ) -> threading.Thread:
-    """Begin to choose the table that holds from a step on, on a thread of its own.
+    """Choose the operation table from ``step`` on, on a thread of its own; return the thread.
 
-    Args:
-        course: of the run.
-        step: at which the table begins to hold.
-        scores: all that were gathered.
-        put: takes the table or the failure, on that thread. The run's own deadline says how long it waits.
+    ``put`` takes the table or the failure, on that thread. The state machine limits the wait.
     """
 
     def work() -> None:
@@ -107,12 +103,10 @@ class RunDriver(Driver):
     """One run, from its request to its last event.
 
     Args:
-        run_id: see ``Driver``, as for the others.
-        request: what is asked for.
-        members: who is there.
+        run_id: as for ``Driver``, like the others.
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
-        awaits_nodes: whether lost nodes may come back.
+        awaits_nodes: whether lost nodes may return.
     """
 
     def __init__(
@@ -165,7 +159,7 @@ class RunDriver(Driver):
     # ---- from other threads -----------------------------------------------------------------------
 
     def drain(self, reason: str) -> None:
-        """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
+        """Ask for the end of the run after the granted turns, with a checkpoint; a second call ends it at once."""
         self._queue.put(rd.DrainRequested(reason))
 
     def joined(self, member: Member) -> None:
@@ -181,7 +175,7 @@ class RunDriver(Driver):
 
         Raises:
             IntegrityError: the node is not in this run.
-            FrameError: it is of a process that was lost, and another one has its place.
+            FrameError: another process of this name has replaced the sender.
         """
         if request.node not in self._addresses:
             raise IntegrityError(f"node {request.node} is not in run {self.run_id}")
@@ -278,7 +272,7 @@ class RunDriver(Driver):
             self._feed(rd.Inspected(entry.node, facts))
 
     def _on_first_inspection(self, looked: FirstInspectionDone) -> None:
-        """Let the nodes measure themselves, or end a run for which no plan is possible."""
+        """Make the nodes measure themselves, or end a run for which no plan is possible."""
         self._run_planner.end_first_inspection()
         if looked.error is not None:
             self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
@@ -378,9 +372,9 @@ class RunDriver(Driver):
         )
 
     def _drop_old_shards(self, step: int) -> None:
-        """Tell nodes which shards they may drop now that the submitter has the manifest of ``step``.
+        """Tell nodes which shards they may drop after the submitter has the manifest of ``step``.
 
-        A call of its own, because there may be no further grant that could say so.
+        No further grant may follow that could say so.
         """
         if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
             self._require_moving().grant(())
@@ -397,7 +391,7 @@ class RunDriver(Driver):
             self._emit(control_pb2.RunEvent(state=phase))
 
     def _on_plan(self, made: PlanReady) -> None:
-        """Tell the submitter the plan, open the books, and continue the run."""
+        """Send the plan to the submitter, open the books, and continue the run."""
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
@@ -442,7 +436,7 @@ class RunDriver(Driver):
     # ---- the end ----------------------------------------------------------------------------------
 
     def _send_results(self) -> None:
-        """Send adapter or model, and report, of the run to the submitter, merged from what the nodes sent."""
+        """Send report and merged adapter or model to the submitter."""
         if self._request.plan_only or self._recorder is None:
             return
         send_results(
@@ -463,7 +457,7 @@ class RunDriver(Driver):
         return self._checkpoints.stopped(reason) if self._request.is_training else reason
 
     def _finish_files(self) -> None:
-        """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
+        """Send the profile from the run's own times, and complete the growing files, however the run ended."""
         self._collector.drop()
         if self._recorder is None:
             return

@@ -1,14 +1,13 @@
-"""Text about a run: numbers of steps and rounds, figures of evaluations, and the rows that it trains on.
+"""Text about a run: numbers of steps and rounds, figures of evaluations, and rows.
 
-Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so the
-number of a step is also the number of steps that are done after it: the evaluation of "step 40" follows step 40, and
-a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one. A line of a step in
-``metrics.jsonl`` has ``"kind": "train"``.
+Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so the number
+of a step is also the number of steps done: the evaluation of "step 40" follows step 40, and a checkpoint of step 40
+contains it. Only the ledger converts (``shown``). A line of a step in ``metrics.jsonl`` has ``"kind": "train"``.
 
-Screen, page, model card and ``ringtune eval`` write a figure by these functions alone, so it has one meaning.
+Screen, page, model card and ``ringtune eval`` write figures by these functions alone.
 
-Facts about training are known from the course alone. Owners give the coordinator names of classes and numbers of rows;
-how many rows a class has stays with them.
+Facts about training follow from the course. Owners tell the coordinator names of classes and numbers of rows, not the
+rows of each class.
 """
 
 from __future__ import annotations
@@ -34,34 +33,33 @@ STEP_KIND = "train"
 
 
 def shown(index: int) -> int:
-    """Return the number that people see for a step or a round that the protocol counts from 0."""
+    """Convert a step or round of the protocol, from 0, to the number for people, from 1."""
     return index + 1
 
 
 def is_step(line: Mapping[str, Any]) -> bool:
-    """Whether a line of ``metrics.jsonl`` is that of a step."""
+    """Whether a line of ``metrics.jsonl`` is of a train step."""
     return bool(line.get("kind") == STEP_KIND)
 
 
 def placement_number(line: Mapping[str, Any], otherwise: int = 0) -> int:
-    """Return the number of the placement that a line names; ``otherwise`` if it names none."""
+    """The placement number of a line; ``otherwise`` if it has none."""
     return int(line.get("placement_number", line.get("epoch", otherwise)))  # version 0.2.0 and before: epoch
 
 
 def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
-    """Whether a line stays when the run resumes after ``steps_done`` steps.
+    """Whether a line stays after a resume from ``steps_done`` steps.
 
-    A decision or an evaluation of just that step is repeated.
+    Decisions and evaluations of that step are repeated.
     """
     step = int(line["step"])
     return step <= steps_done if is_step(line) else step < steps_done
 
 
 class LastStep:
-    """The last step of a run: the training step with the highest number that an owner has completed.
+    """The finished train step with the highest number; its loss is shown as that of the run.
 
-    What is shown as the loss of a run is the loss of this step. Owners report in their own time, so the report of a
-    step may arrive after that of a later one.
+    Reports of owners may arrive out of order.
 
     Attributes:
         line: the step's entry of metrics.jsonl; empty before the first.
@@ -71,7 +69,7 @@ class LastStep:
         self.line: Mapping[str, Any] = {}
 
     def take(self, line: Mapping[str, Any]) -> bool:
-        """Note an item that is done; whether it is the last step now."""
+        """Take a finished item; return whether it is the last step now."""
         if line["kind"] != STEP_KIND or (self.line and line["step"] <= self.line["step"]):
             return False
         self.line = line
@@ -79,7 +77,7 @@ class LastStep:
 
 
 def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
-    """Write the line of a placement found in mid-run, with the predicted seconds of the steps that are left."""
+    """Make the line of a replanned placement, with the predicted seconds of the steps that are left."""
     newest = plan.placements[-1]
     predicted = {"stays_s": why.stays_s, "moves_s": why.moves_s, "cost_s": why.cost_s}
     step = newest.first_turn * plan.course.local_iterations
@@ -88,7 +86,7 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
 
 
 def fetched_line(command: LogFetched) -> dict[str, Any]:
-    """Write what nodes have fetched of base weights for a later placement, while the run trained."""
+    """Make the line of base weights prefetched for a later placement."""
     problems = {"problems": dict(command.problems)} if command.problems else {}
     came = dict(command.fetched_bytes)
     return {
@@ -101,7 +99,7 @@ def fetched_line(command: LogFetched) -> dict[str, Any]:
 
 
 def fetched_text(command: LogFetched) -> str:
-    """Say what nodes have fetched for a later placement; empty if they had to fetch nothing."""
+    """Describe a prefetch; empty if no weights were fetched."""
     if command.problems:
         problems = "; ".join(problem for _, problem in command.problems)
         return f"placement {command.placement_number} is not there yet: {problems}"
@@ -115,7 +113,7 @@ def fetched_text(command: LogFetched) -> str:
 
 
 def recovery_line(command: LogRecovery) -> dict[str, Any]:
-    """Write what a recovery was: who was lost or what was not finite, to which step all went back, what it took."""
+    """Make the line of a recovery."""
     return {
         "kind": "recovery",
         "step": command.step,
@@ -133,7 +131,7 @@ FIGURES: Final = (
     *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
     *("perplexity", "f1", "exact_match", "loss"),
 )
-"""Names of the figures that are shown, in this order."""
+"""Names of the shown figures, in order."""
 
 _OF_QUESTIONS: Final = ("f1", "exact_match")
 _OF_COUNTED: Final = (
@@ -151,10 +149,10 @@ def figure(value: float | None) -> str:
 
 
 def rows_of(entry: Mapping[str, Any], name: str) -> str:
-    """Name the rows that a figure of an evaluation is of.
+    """Say on how many rows a figure of an evaluation is.
 
-    Example: ``20 of 29 rows`` of a macro F1, where an owner of 9 rows has sent no counts of classes; the accuracy is
-    of ``29 rows``.
+    Example: ``20 of 29 rows`` of a macro F1, where an owner of 9 rows has sent no counts of classes; the accuracy is on
+    ``29 rows``.
     """
     if name in _OF_QUESTIONS and "questions" in entry:
         return f"{entry['questions']} questions"
@@ -164,7 +162,7 @@ def rows_of(entry: Mapping[str, Any], name: str) -> str:
 
 
 def _unit(entry: Mapping[str, Any]) -> str:
-    """What the loss is a mean over: tokens of a language model, words with tags, windows of questions, else rows."""
+    """The unit of the mean loss: words with tags, tokens of a language model, windows of questions, or rows."""
     if "words" in entry:
         return "words"
     if entry.get("perplexity") is not None:
@@ -173,9 +171,9 @@ def _unit(entry: Mapping[str, Any]) -> str:
 
 
 def all_figures(entry: Mapping[str, Any]) -> list[str]:
-    """Write each figure of an evaluation on a line, with its rows where they are others than those of the loss.
+    """Write each figure of an evaluation on a line, with its rows where they differ from those of the loss.
 
-    A count that is the number of rows once more is left out.
+    Counts that equal the number of rows are left out.
     """
     lines = []
     for name, value in entry.items():
@@ -188,7 +186,7 @@ def all_figures(entry: Mapping[str, Any]) -> list[str]:
 
 
 def figures_text(entry: Mapping[str, Any]) -> str:
-    """Write the figures of an evaluation, and after those of the same rows which rows they are.
+    """Write the figures of an evaluation in groups of equal rows.
 
     Example: ``accuracy 0.6207, loss 0.6932 on 29 rows; macro f1 0.5200 on 20 of 29 rows``.
     """
@@ -202,7 +200,7 @@ def figures_text(entry: Mapping[str, Any]) -> str:
 
 
 def _cut(entry: Mapping[str, Any]) -> str:
-    """What no figure counts: words beyond the longest text, tokens beyond the longest row."""
+    """Describe uncounted input: words beyond the longest text, tokens beyond the longest row."""
     if entry.get("cut_words"):
         return f" ({entry['cut_words']:,} more are cut, or have no token)"
     is_cut = "words" not in entry and entry.get("perplexity") is not None and entry.get("max_length")
@@ -210,16 +208,10 @@ def _cut(entry: Mapping[str, Any]) -> str:
 
 
 def rise_text(job: Job, known: Evaluations, loss: float | None, *, is_last: bool) -> str:
-    """Say that the evaluation loss rises, and how the best result is kept; empty where it does not.
+    """Say that the evaluation loss rises, and how to keep the best result; empty where it does not rise.
 
-    It rises if it is 5 % above the best one after two evaluations that were not better, or after one that is the
-    last. What ``train.patience_evals`` ends has a sentence of its own.
-
-    Args:
-        job: of the run.
-        known: of all its evaluations, this one included.
-        loss: of this evaluation.
-        is_last: whether no evaluation follows.
+    It rises if it is 5 % above the best one after two evaluations that were not better, or after one if that is the
+    last. Empty also where ``train.patience_evals`` ends the run. ``known`` includes this evaluation.
 
     Example: ``evaluation loss has risen since step 30 (0.6780 -> 1.826): ...``.
     """
@@ -244,7 +236,7 @@ def _remedy(job: Job, best_step: int) -> str:
 
 
 def stop_text(step: int, evaluations: Evaluations, *, keeps_best: bool = False) -> str:
-    """Say that the run ends, with the best evaluation and how many were not better.
+    """Say that the run ends early, with the best evaluation and the number that were not better.
 
     Example: ``the run ends with step 40: the loss of 2 evaluations was not below 0.5000, that after step 20``.
     """
@@ -259,7 +251,7 @@ _FAR_APART = 1.5
 
 
 def training_facts(course: Course) -> dict[str, Any]:
-    """Return steps, turns, classes, and how much each owner's rows are used, as numbers and names."""
+    """Return steps, turns, classes, and the use of each owner's rows, as numbers and names."""
     uses = row_uses(course)
     rows = sum(use.rows for use in uses)
     used = sum(use.used_rows for use in uses)
@@ -292,7 +284,7 @@ def _owner(use: RowUse) -> dict[str, Any]:
 
 
 def rows_facts(nodes: Iterable[NodeFacts]) -> dict[str, Any]:
-    """Return how many rows of the owners' files are left out, by why, and how many are cut at ``train.max_length``."""
+    """Count rows of the owners' files that are left out, by reason, and rows cut at ``train.max_length``."""
     left_out = Counter[str]()
     cut = 0
     for node in nodes:
@@ -302,7 +294,7 @@ def rows_facts(nodes: Iterable[NodeFacts]) -> dict[str, Any]:
 
 
 def rows_lines(nodes: Iterable[NodeFacts], max_length: int) -> list[str]:
-    """Say what of the owners' files is left out or cut, a sentence for each reason."""
+    """Describe left out and cut rows, a sentence for each reason."""
     facts = rows_facts(nodes)
     lines = [f"{rows:,} left out: {why}" for why, rows in facts["left_out"].items()]
     if facts["cut"]:
@@ -311,7 +303,7 @@ def rows_lines(nodes: Iterable[NodeFacts], max_length: int) -> list[str]:
 
 
 def training_notes(course: Course) -> list[str]:
-    """Say what a person may not expect: rows that are left out or used more often than others, alike classes."""
+    """Warn of rows that are left out or used unevenly, of small batches, and of classes with similar names."""
     if not course.num_steps:
         return []
     uses = row_uses(course)
@@ -342,7 +334,7 @@ def training_notes(course: Course) -> list[str]:
 
 
 def _group_notes(course: Course) -> list[str]:
-    """Say which owners train some of the groups only, because their turns keep step with the sweeps."""
+    """Warn of owners that train some of the groups only, because turns and sweeps have a common period."""
     lone = lone_groups(course)
     if not lone:
         return []

@@ -1,8 +1,8 @@
-"""Trace of a run: every action with its start and end, for Perfetto, and shares of time of each node in a turn.
+"""Trace of a run: every action with start and end, for Perfetto; and each node's shares of time in a turn.
 
 In ``trace.json`` a node is a process; its compute actions are one thread, and its messages to each other node are a
-thread. Times are microseconds since the run started. The file is written as it grows, so a long run needs no memory for
-it; after a failure it is completed into a valid file.
+thread. Times are microseconds since the start of training. The file is sent as it grows; after a failure it is
+completed to valid JSON.
 
 Of a node's time in a turn a part is *busy* (it computes), a part is *waiting* (between the first and the last of its
 actions of one item, for the next message), and the rest is *idle* (there is no item for it)::
@@ -10,9 +10,9 @@ actions of one item, for the next message), and the rest is *idle* (there is no 
     item 7:    B B . . B      . = waiting      item 8:  B B
                |-------|                                |-|     between the two: idle
 
-The last step begins at the end of the one before it; an embedding, or a frozen block, may have run ahead of that, and
-then begins before 0. Waits in it follow from what an action needs: a block needs the one below it, a backward the one
-above it, on whichever node that is. Spans are forgotten with their turn, so memory does not grow with the run.
+The last step begins at the end of the one before it; embeddings and frozen blocks may have run before that, at negative
+times. Waits follow from dependencies: a forward needs the block below, a backward the block above. Spans are dropped
+with their turn, so memory does not grow with the run.
 
 Source: Trace Event Format (Chrome), JSON object form with complete events ("ph": "X").
 """
@@ -38,10 +38,10 @@ class TraceText:
     """Writes a trace piece by piece.
 
     Args:
-        nodes: in the order in which they are shown.
+        nodes: in the order of the display.
         num_blocks: blocks of the model.
         started_unix_s: time zero.
-        placement_number: of the placement that holds, which actions then say; None = the run stays on one.
+        placement_number: of the present placement, an argument of each action; None = the run does not move.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class TraceText:
         self._wires: dict[tuple[int, str], int] = {}
 
     def begin(self) -> str:
-        """Write the first piece: the names of processes and threads."""
+        """Write the first piece: names of processes and threads."""
         events = [event for node in self._pids for event in self._names(node)]
         head = {"displayTimeUnit": "ms", "otherData": {"started_unix_s": self._started_unix_s}}
         return json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events)
 
     def joined(self, node: str) -> str:
-        """Write the piece for one more node: the names of its process and thread."""
+        """Write the piece for one more node: names of its process and thread."""
         self._pids[node] = len(self._pids) + 1
         return "".join(",\n" + json.dumps(event) for event in self._names(node))
 
@@ -70,12 +70,12 @@ class TraceText:
         return [_name("process_name", pid, 0, node), order, _name("thread_name", pid, _COMPUTE_THREAD, "compute")]
 
     def spans(self, node: str, spans: Iterable[Span]) -> str:
-        """Write the piece for some spans of one node, in unix seconds."""
+        """Write the piece for spans of one node, in unix seconds."""
         events = (event for span in spans for event in self._events(self._pids[node], span))
         return "".join(",\n" + json.dumps(event) for event in events)
 
     def move(self, nodes: Iterable[str], command: LogMove, at_unix_s: float) -> str:
-        """Write the piece for a move that is over at ``at_unix_s``; actions are of its placement from here on."""
+        """Write the piece for a move that ended at ``at_unix_s``; later actions are of its placement."""
         self._placement_number = command.part.placement.placement_number
         stays = {"stays because": command.problem} if command.problem else {}
         event = {
@@ -94,7 +94,7 @@ class TraceText:
         return "\n]}\n"
 
     def _events(self, pid: int, span: Span) -> Iterator[dict[str, Any]]:
-        """Yield the event of a span, after the name of its thread if that is new."""
+        """Yield the event of a span, preceded by the name of its thread if that is new."""
         peer = span.action.peer
         if span.is_compute:
             yield self._event(pid, _COMPUTE_THREAD, span)
@@ -128,16 +128,16 @@ def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 MAX_SPANS: Final = 4000
-"""Actions of a step that are shown; 200 nodes with micro-batches of their own have so many. The rest is counted."""
+"""Limit of shown actions of a step, enough for 200 nodes with micro-batches of their own. The rest is counted."""
 _MAX_ITEMS: Final = 512
 _MAY_RUN_AHEAD: Final = (Op.EMBED, Op.FORWARD_FREE, Op.SKIP, Op.KEEP, Op.READ)
 MESSAGES: Final = ">"
-"""Ends the name of a node whose messages are waited for, on their way or not sent yet, while what they say is known."""
+"""Suffix of a node name: a wait for messages of the node, in transit or not sent yet, after their computation."""
 
 
 @dataclass(slots=True)
 class _Item:
-    """One item at one node: from its first action to its last one so far, and the seconds of its actions."""
+    """One item at one node: start of its first action, end of its last one, and seconds of its actions."""
 
     start_s: float
     end_s: float
@@ -150,7 +150,7 @@ class _Item:
 
 
 class _NodeTime:
-    """The items of one node that are not counted yet; of very many the oldest are put together."""
+    """The items of one node that are not counted yet; beyond ``_MAX_ITEMS`` the oldest are merged."""
 
     def __init__(self) -> None:
         self._items: dict[int, _Item] = {}
@@ -169,10 +169,9 @@ class _NodeTime:
             self._items[second].end_s = max(self._items[second].end_s, old.end_s)
 
     def shares(self, begin_s: float, end_s: float, end_seq: int) -> list[float]:
-        """Count the time from ``begin_s`` to ``end_s``; items from ``end_seq`` on continue after it.
+        """Return the shares busy, waiting and idle, with the sum 1, of the time from ``begin_s`` to ``end_s``.
 
-        Returns:
-            The shares busy, waiting and idle, which add up to 1.
+        Items from ``end_seq`` on continue after ``end_s``.
         """
         busy_s, covered_s, until_s = 0.0, 0.0, begin_s
         for seq, item in sorted(self._items.items(), key=lambda entry: (entry[1].start_s, entry[0])):
@@ -199,7 +198,7 @@ class _NodeTime:
 
 @dataclass(slots=True)
 class _TurnSpans:
-    """What is kept of a turn: when its actions began and ended, and those of its last step."""
+    """Start and end of a turn's actions, and the actions of its last step."""
 
     turn: Turn
     last: list[tuple[str, Span]] = field(default_factory=list)
@@ -209,7 +208,7 @@ class _TurnSpans:
     end_before_last_s: float = -math.inf
 
     def add(self, node: str, span: Span) -> None:
-        """Note one action."""
+        """Add an action."""
         self.start_s, self.end_s = min(self.start_s, span.start_s), max(self.end_s, span.end_s)
         if span.action.seq < self.turn.end_seq - 1:
             self.end_before_last_s = max(self.end_before_last_s, span.end_s)
@@ -220,7 +219,7 @@ class _TurnSpans:
 
 
 class Activity:
-    """Counts what nodes do in the turns that are granted."""
+    """Each node's use of time in the granted turns."""
 
     def __init__(self) -> None:
         self._turns: list[_TurnSpans] = []
@@ -232,7 +231,7 @@ class Activity:
         self._turns += [_TurnSpans(turn) for turn in turns]
 
     def add(self, node: str, spans: Iterable[Span]) -> None:
-        """Count the compute actions that a node reports; those of no granted turn are left out."""
+        """Add a node's compute actions; those of no granted turn are left out."""
         for span in spans:
             if not span.is_compute:
                 continue
@@ -243,14 +242,9 @@ class Activity:
                     self._nodes[node].add(seq, span.start_s, max(span.start_s, span.end_s))
 
     def turn_done(self, turn: Turn, nodes: Sequence[str]) -> dict[str, Any] | None:
-        """Close a turn, and those before it; what later turns had in its time counts too.
+        """Close a turn and those before it; return its activity event for the nodes of the present placement.
 
-        Args:
-            turn: that every node has done.
-            nodes: of the placement that holds.
-
-        Returns:
-            What to show of it; None for a turn that trained nothing, or of which nothing was reported.
+        Actions of later turns within its time count too. None for a turn that trained nothing or has no actions.
         """
         found = next((kept for kept in self._turns if kept.turn.index == turn.index), None)
         self._turns = [kept for kept in self._turns if kept.turn.index > turn.index]
@@ -274,11 +268,9 @@ class Activity:
 
 
 def step_begin(spans: Sequence[tuple[str, Span]], end_before_s: float) -> float:
-    """When a step begins: at the end of the step before it, but no later than its first action that can't run ahead.
+    """The begin of a step: the end of the former one, but not after its first action that can't run ahead.
 
-    Args:
-        spans: of the step, with their nodes.
-        end_before_s: when the last action of the step before ended; -inf = there is none.
+    ``end_before_s`` is the end of the former step's last action; -inf = there is none.
     """
     first_s = min((span.start_s for _, span in spans), default=0.0)
     bound = [span.start_s for _, span in spans if span.action.op not in _MAY_RUN_AHEAD]
@@ -286,7 +278,7 @@ def step_begin(spans: Sequence[tuple[str, Span]], end_before_s: float) -> float:
 
 
 def last_step(spans: Sequence[tuple[str, Span]], begin_s: float) -> list[list[Any]]:
-    """Write actions as ``[node, letter, micro-batch, start, stop, begins at, takes]``, in ms from ``begin_s``."""
+    """Write actions as ``[node, letter, micro-batch, start, stop, begin, duration]``, in ms from ``begin_s``."""
     return [
         [
             node,
@@ -302,16 +294,15 @@ def last_step(spans: Sequence[tuple[str, Span]], begin_s: float) -> list[list[An
 
 
 def step_waits(spans: Sequence[tuple[str, Span]], begin_s: float) -> dict[str, dict[str, float]]:
-    """Add up, for each node, the seconds of a step in which it waits, by the node that it waits for.
+    """Sum the seconds of a step in which each node waits, by the node that it waits for.
 
-    From an action that begins after a gap the chain of what it needs is followed back through the gap: the seconds in
-    which a node computes, or could begin and is busy with others, are its own, those of its message ``node>``::
+    From an action after a gap its dependencies are followed back through the gap: seconds in which a node computes, or
+    is busy with other work, are its own, those of its messages are under ``node>``::
 
         a   F . . . . H         a waits 4: 1 for a message of its own, 2 for b that computes, 1 for the message of b
         b   . . F F . .
 
-    Returns:
-        Seconds by node and by what it waits for; waiting for what is not known is left out.
+    Waits with unknown causes are left out.
     """
     needed = _needs(spans)
     by_node: dict[str, list[Span]] = defaultdict(list)
@@ -341,7 +332,7 @@ def step_waits(spans: Sequence[tuple[str, Span]], begin_s: float) -> dict[str, d
 
 
 def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
-    """What each action needs first, by the identity of its span: the block below, the head, or the block above."""
+    """The last dependency of each action, by ``id`` of its span: the block below, the head, or the block above."""
     up: dict[tuple[int, int], tuple[str, Span]] = {}
     down: dict[tuple[int, int], tuple[str, Span]] = {}
     heads: dict[int, tuple[str, Span]] = {}
@@ -372,5 +363,5 @@ def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
 
 
 def _overlap(spans: Iterable[Span], begin_s: float, end_s: float) -> float:
-    """Seconds of these actions, which are of one node and one after the other, between two times."""
+    """Seconds of these actions of one node between two times; the actions do not overlap each other."""
     return sum(max(0.0, min(span.end_s, end_s) - max(span.start_s, begin_s)) for span in spans)

@@ -1,4 +1,4 @@
-"""Members, kept runs and the state of a coordinator, as tables and as JSON."""
+"""Members, stored runs and status of a coordinator, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NODE_TITLES = (
 
 
 def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
-    """Write one line of JSON for each member."""
+    """Write a line of JSON for each member."""
     return [
         json.dumps(
             {
@@ -60,19 +60,14 @@ def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
 
 
 def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str) -> list[str]:
-    """Write a table with a line for each member.
-
-    Args:
-        members: of a coordinator.
-        coordinator: ``host:port`` of it, for the command with which a node joins.
-    """
+    """Write a table of members; without any, the command with which a node joins ``coordinator``."""
     if not members:
         return [f"no node has joined; start one with: {hint('node', coordinator=coordinator)}"]
     return table_lines(_NODE_TITLES, [_node_row(entry) for entry in members], left=len(_NODE_TITLES))
 
 
 def node_details(entry: control_pb2.NodeEntry) -> list[str]:
-    """Write a line for each thing that is known of a member."""
+    """Write each column of a member on a line."""
     width = max(map(len, _NODE_TITLES))
     return [f"{title:<{width}}  {value}" for title, value in zip(_NODE_TITLES, _node_row(entry), strict=True)]
 
@@ -96,7 +91,7 @@ def _node_row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:
 
 
 def _rows(count: int | None, *, has_some: bool = False) -> str:
-    """Write a number of rows; ``some`` where only a job tells how many, ``-`` where there are none."""
+    """Write a number of rows; ``some`` where it depends on the job, ``-`` without rows."""
     if count is None:
         return "some" if has_some else "-"
     return str(count)
@@ -107,12 +102,12 @@ _LEFT = 6
 
 
 def run_lines(records: Sequence[RunRecord]) -> list[str]:
-    """Write one JSON line for each run."""
+    """Write a line of JSON for each run."""
     return [json.dumps({**dataclasses.asdict(record), "can_go_on": record.is_resumable}) for record in records]
 
 
 def run_table(records: Sequence[RunRecord]) -> list[str]:
-    """Write a table of runs, oldest first, and below it why those ended that did not end well."""
+    """Write a table of runs, oldest first, and the messages of failed ones."""
     if not records:
         return ["no run is kept here yet"]
     by_id = {record.run_id: record for record in records}
@@ -147,7 +142,7 @@ _OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "trains",
 
 
 def status_json(status: control_pb2.StatusReply) -> str:
-    """Write one line of JSON: ``run``, null before the first run, and ``nodes``; a figure not known yet is null."""
+    """Write a line of JSON: ``run``, null before the first run, and ``nodes``; unknown figures are null."""
     value = {
         "version": status.version,
         "run": _run_json(status.run) if status.HasField("run") else None,
@@ -173,12 +168,7 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
 
 
 def status_lines(status: control_pb2.StatusReply, coordinator: str) -> list[str]:
-    """Write the run in a few lines, then a table of the nodes.
-
-    Args:
-        status: of a coordinator.
-        coordinator: ``host:port`` of it, for the command with which a node joins.
-    """
+    """Write the run in a few lines, then a table of the nodes."""
     run = _run_lines(status.run) if status.HasField("run") else ["no run yet"]
     return [*run, *node_table(status.nodes, coordinator)]
 

@@ -1,4 +1,4 @@
-"""Tables on a terminal that are redrawn in place: progress of a run, and members of a coordinator."""
+"""Tables redrawn in place on a terminal: progress of a run, and members of a coordinator."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _FIRST_PHASE = "starting"
 
 
 class LiveProgress(LineProgress):
-    """Shows a run on a terminal.
-
-    Args:
-        console: where; the standard output if not given.
-    """
+    """Shows a run on a terminal; ``console`` None is the standard output."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -58,18 +54,18 @@ class LiveProgress(LineProgress):
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
     def __enter__(self) -> Self:
-        """Begin to draw on the terminal."""
+        """Start drawing."""
         self._live.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop drawing, unless the end was drawn already."""
+        """Stop drawing, unless the end is drawn already."""
         self._end("stopped" if error is not None else "done")
 
     def _end(self, phase: str) -> None:
-        """Draw the state of the run for the last time; later notes are below it."""
+        """Draw the run for the last time; later notes are below it."""
         if self._live.is_started:
             self.state(phase)
             self._bar.stop_task(self._task)
@@ -89,7 +85,7 @@ class LiveProgress(LineProgress):
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Move the bar and show the loss of the last step; an evaluation shows as the title of the bar."""
+        """Move the bar and show the loss of the last step; other items are titles of the bar."""
         self._initiator = str(step["initiator"])
         self._bar.update(self._task, description=self._phase if step["kind"] == STEP_KIND else step["kind"])
         if not self._last.take(step):
@@ -107,7 +103,7 @@ class LiveProgress(LineProgress):
         super().report(report)
 
     def note(self, text: str) -> None:
-        """Print a line above the bar, or below it once the end was drawn."""
+        """Print a line above the bar, or below it after the end."""
         self._console.print(printable(text), highlight=False, markup=False)
 
     def _render(self) -> RenderableType:
@@ -133,7 +129,7 @@ class LiveProgress(LineProgress):
 
 
 def _trained_at(course: Course, step: int, depth: int) -> Units:
-    """The units that a step trained: those of its group, or the head and as many top blocks as it was deep."""
+    """The units that a step trained: its group, or the head and the top ``depth`` blocks."""
     return course.method.trained(course, step) if course.method.full_parameters else Units.top(course.num_blocks, depth)
 
 
@@ -150,19 +146,19 @@ def watch_nodes(
     sleep: Callable[[float], object] = time.sleep,
     times: Iterable[object] = itertools.repeat(None),
 ) -> None:
-    """Ask for the members once a second, and show them.
+    """List the members once a second, until Ctrl-C.
 
     Args:
         ask: lists the members.
         coordinator: ``host:port`` of theirs.
-        as_json: print a line for each, in place of a table.
-        console: where the table is drawn; the standard output if not given.
+        as_json: print a line for each member, no table.
+        console: for the table; None = the standard output.
         sleep: waits so many seconds.
-        times: has an entry for each time that they are shown.
+        times: an iterable with an entry for each listing.
 
     Raises:
         InterruptedRunError: Ctrl-C.
-        RingTuneError: the coordinator does not answer any more.
+        RingTuneError: the coordinator does not answer.
     """
     try:
         if as_json:

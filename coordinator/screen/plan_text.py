@@ -1,4 +1,4 @@
-"""A plan as text and as JSON: slices, memory, what travels in the clear, and the action table of some steps."""
+"""A plan as text and as JSON: slices, memory, privacy, and the action table of some steps."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def plan_text(
     """Write a plan as lines for people.
 
     Args:
-        plan: the plan.
-        memory: what each node holds at most.
-        at_step: first step of the table.
+        plan: of a run.
+        memory: needs of each node.
+        at_step: first step of the action table.
         num_steps: steps in the table; 0 = no table.
-        measured: whether nodes were asked, or equal ones assumed.
-        note: what of it is only an estimate.
-        effort: how many layouts were searched, and how long.
+        measured: whether nodes were measured; else equal ones are assumed.
+        note: says which numbers are estimates.
+        effort: number of searched layouts and seconds.
         why: the planner's reasons.
         time: predicted or guessed.
-        budgets: memory that each node has, in bytes.
-        facts: of any node, for the bytes that helpers are sent.
-        rows: what is to be said of the files of rows.
+        budgets: memory budget of each node, in bytes.
+        facts: of any node, for the bytes to helpers.
+        rows: sentences about the files of rows.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course
@@ -102,7 +102,7 @@ def plan_text(
 
 
 def _parts_legend(memory: Mapping[str, MemoryEstimate]) -> list[str]:
-    """Say what the parts of the nodes' needs are, of those that any node has."""
+    """Explain the parts of memory that any node has."""
     shown = {part for estimate in memory.values() for part, size in estimate.parts().items() if size}
     return [f"    {part}: {words}" for part, words in PART_WORDS.items() if part in shown]
 
@@ -133,7 +133,7 @@ def _turns(plan: Plan) -> str:
 
 
 def _moves(plan: Plan) -> list[str]:
-    """Say from which step on which placement holds, after the first one."""
+    """Describe every placement after the first, with its step."""
     lines = []
     for one in plan.placements[1:]:
         hosts = ", ".join(f"{piece.node} {piece.text}" for piece in one.hosts)
@@ -175,7 +175,7 @@ def _privacy(plan: Plan) -> str:
 
 
 def _seen_by_helpers(plan: Plan) -> str:
-    """Say which hidden states helpers see beside the hosts: those inside the blocks that they help with."""
+    """Describe the hidden states that helpers see: those inside the blocks that they help with."""
     helpers = plan.placement.joined_helpers()
     if not helpers:
         return ""
@@ -185,12 +185,12 @@ def _seen_by_helpers(plan: Plan) -> str:
 
 
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
-    """Write the action table of some steps of the first owner; where losses decide the depth, at its deepest.
+    """Write the action table of some steps of the first owner, at the greatest depth where losses decide it.
 
-    It is that of the placement that holds at the first of them.
+    It is that of the placement at the first of them.
 
     Raises:
-        UsageError: the run has no such step.
+        UsageError: the run has no step ``at_step``.
     """
     plan = plan.soonest()
     if not 0 <= at_step < plan.course.num_steps:
@@ -218,7 +218,7 @@ def plan_json(
     time: JobTime | None = None,
     rows: Sequence[str] = (),
 ) -> str:
-    """Write a plan as one line of JSON: ``note`` has what is an estimate, ``why`` reasons, ``rows`` the files' rows."""
+    """Write a plan as one line of JSON; the options are as for ``plan_text``."""
     value: dict[str, Any] = {
         "event": "plan",
         **given.to_json(),

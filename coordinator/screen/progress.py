@@ -1,4 +1,4 @@
-"""Progress of a run as plain lines or as JSON lines, and the waits of a command.
+"""Progress of a run as plain lines or JSON lines, and notices of waits.
 
 None of this goes to the standard output, which is for results.
 """
@@ -30,20 +30,17 @@ from ringtune.transport.speaker import is_encrypted
 
 
 def reachable_address(bound: str, machine_address: str) -> str:
-    """Return ``host:port`` where a coordinator is reached; a bind to all addresses is no address to call.
+    """Return ``host:port`` at which a coordinator is reached, in place of a wildcard.
 
-    Example: ``0.0.0.0:7070`` on a machine that is 10.0.0.7 is ``10.0.0.7:7070``.
-
-    Args:
-        bound: where it listens.
-        machine_address: this machine's address on its network; empty = it has none.
+    Example: ``0.0.0.0:7070`` on a machine that is 10.0.0.7 is ``10.0.0.7:7070``. An empty ``machine_address`` gives
+    ``HOST:7070``.
     """
     port = split_address(bound, option="--bind")[1]
     return join_address(machine_address or "HOST", port) if is_wildcard(bound) else bound
 
 
 def listening_line(bound: str) -> str:
-    """Describe where a coordinator listens; for one that only this machine reaches, how others would."""
+    """Describe the address of a coordinator; a loopback one with the command for other machines."""
     if not is_loopback(bound):
         return f"listening at {bound}"
     port = split_address(bound, option="--bind")[1]
@@ -52,11 +49,9 @@ def listening_line(bound: str) -> str:
 
 
 def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
-    """Write the commands for a coordinator that is reached at ``reachable``, a line each.
+    """List the commands for a coordinator at ``reachable``, each on a line.
 
-    Args:
-        reachable: ``host:port``.
-        trust: the coordinator's folder of keys, where it is not the one that commands use by default.
+    ``trust`` is its folder of keys, where that is not the default of commands.
     """
     nodes, train = (
         hint(*words, coordinator=reachable) for words in (("nodes",), ("train", "job.toml", "--out", "run"))
@@ -75,7 +70,7 @@ def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
-    """Describe which blocks each node hosts and which rows it owns, on a line for each."""
+    """Describe blocks, rows and needs of each node, each on a line."""
     width = max(len(node) for node in plan.nodes)
     lines = []
     for node in plan.nodes:
@@ -88,7 +83,7 @@ def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
 
 
 def step_line(step: Mapping[str, Any]) -> str:
-    """Describe a step that is done."""
+    """Describe a finished step."""
     return (
         f"step {step['step']}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
         f"{trained_text(step['depth'], step.get('trains', ''))}, loss {figure(step['loss'])}"
@@ -96,12 +91,12 @@ def step_line(step: Mapping[str, Any]) -> str:
 
 
 def trained_text(depth: int, trains: str) -> str:
-    """Say what a step trained: ``depth 3``, or ``trains block 3`` where a group of units has a name."""
+    """Describe the units that a step trained: ``depth 3``, or ``trains block 3`` for a named group of units."""
     return f"trains {trains}" if trains else f"depth {depth}"
 
 
 def evaluating_line(step: Mapping[str, Any]) -> str:
-    """Describe an item that trains nothing; a batch's loss is no loss of the run, so it is not told.
+    """Describe an item without an update; the loss of one batch is left out.
 
     Example: ``score after step 0: 3 of 30 batches, a``.
     """
@@ -115,7 +110,7 @@ def unfreeze_line(entry: Mapping[str, Any]) -> str:
 
 
 def operations_line(entry: Mapping[str, Any]) -> str:
-    """Describe an operation table by the shares of its operations for blocks that train.
+    """Describe an operation table by its shares of operations for blocks that ever train.
 
     Example: ``operations chosen after step 0: 60 % full, 0 % forward-only, 40 % skipped``.
     """
@@ -140,7 +135,7 @@ def _steps_text(steps: int) -> str:
 
 
 def _times(report: Mapping[str, Any]) -> list[str]:
-    """Write the seconds of the steps, of training and of the whole run, each with what it contains.
+    """Write the seconds of the steps, of training and of the whole run, each with its contents.
 
     Example: ``80 steps in 12.1 s (predicted 8.1 s), loss of the last one 0.6885``, and below it ``training with
     evaluations and checkpoints 15.6 s, whole run with joining, measuring and collecting 25.8 s``.
@@ -160,7 +155,7 @@ def _times(report: Mapping[str, Any]) -> list[str]:
 
 
 def _last_loss(train: Mapping[str, Any]) -> str:
-    """Describe the loss of the last step, and the mean over some steps before it, as one batch says little."""
+    """Describe the loss of the last step, and a mean over steps, as one batch says little."""
     if train.get("last_loss") is None:
         return ""
     last = f", loss of the last one {figure(train['last_loss'])}"
@@ -170,7 +165,7 @@ def _last_loss(train: Mapping[str, Any]) -> str:
 
 
 def _device_peak(totals: Mapping[str, Any]) -> str:
-    """Name an accelerator with its peak of memory, against which the needs stand; empty for a processor."""
+    """Describe an accelerator with its peak memory; empty for a processor."""
     if "device_bytes" not in totals:
         return ""
     most, peak = format_bytes(totals["device_bytes"]), format_bytes(totals["peak_device_bytes"])
@@ -178,7 +173,7 @@ def _device_peak(totals: Mapping[str, Any]) -> str:
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Describe the totals of a run: all steps, each node, and the last evaluation."""
+    """Describe the totals of a run: all steps, each node, and the result."""
     lines = _times(report)
     width = max((len(node) for node in report["nodes"]), default=0)
     for node, totals in report["nodes"].items():
@@ -200,7 +195,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _result_lines(report: Mapping[str, Any]) -> list[str]:
-    """Describe how good the result is, of which step it is, and whether the loss had begun to rise."""
+    """Describe the figures and the step of the result, and a rise of the loss."""
     found, best = report["eval"], report.get("best")
     lines = [figures_text(found), *class_lines(found)] if found["count"] else []
     if best and found.get("step") == best["step"]:
@@ -219,31 +214,31 @@ _PLAIN_INTERVAL_S = 2.0
 
 
 class Progress:
-    """The interface that shows a run's events; this class shows nothing."""
+    """Interface for a run's events on a screen; this class shows nothing."""
 
     def __enter__(self) -> Self:
-        """Begin to show events."""
+        """Start the display."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def state(self, state: str) -> None:
-        """Show that the run is in this phase now."""
+        """Show the present phase."""
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """Show the plan, with the bytes of memory that each node is expected to need."""
+        """Show the plan, with the needs of each node in bytes."""
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Show an item that is done."""
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Show the step from which one more block trains, as the run has decided."""
+        """Show the decision to train one more block."""
 
     def operations(self, entry: Mapping[str, Any]) -> None:
-        """Show from which step on another operation table holds, as the run has chosen."""
+        """Show the choice of an operation table."""
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """Show a complete evaluation."""
@@ -252,40 +247,40 @@ class Progress:
         """Show the totals of a run that is done."""
 
     def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
-        """Show where a coordinator listens, and the address at which nodes and users reach it."""
+        """Show the address of a coordinator, and its address for nodes and users."""
 
     def note(self, text: str) -> None:
-        """Show any other line of text."""
+        """Show a line of text."""
 
 
 class LineProgress(Progress):
-    """Shows the rare events as lines, each passed to ``note``."""
+    """Shows rare events as lines, each passed to ``note``."""
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Show step and depth on a line."""
+        """Show step and depth."""
         self.note(unfreeze_line(entry))
 
     def operations(self, entry: Mapping[str, Any]) -> None:
-        """Show the shares of the three operations on a line."""
+        """Show the shares of the three operations."""
         self.note(operations_line(entry))
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Show accuracy and loss on a line."""
+        """Show the figures."""
         self.note(evaluation_line(entry))
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """Show a line for all nodes and one for each."""
+        """Show totals, each node, and the result."""
         for line in report_lines(report):
             self.note(line)
 
     def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
-        """Show the address, and the commands with which nodes join."""
+        """Show the address and the commands for nodes."""
         for line in (listening_line(address), *join_lines(reachable, trust=trust)):
             self.note(line)
 
 
 class PlainProgress(LineProgress):
-    """Shows plain lines: each phase, and a step every few seconds."""
+    """Shows plain lines: each phase, and a step every ``_PLAIN_INTERVAL_S`` seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -293,16 +288,16 @@ class PlainProgress(LineProgress):
         self._shown_at_s = 0.0
 
     def state(self, state: str) -> None:
-        """Show the phase on a line."""
+        """Show the phase."""
         self.note(f"{state} ...")
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """Show a line for each node."""
+        """Show nodes, training and helpers."""
         for line in [*plan_lines(plan, memory_bytes), *training_lines(plan.course), *helper_lines(plan)]:
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Show at most a step every two seconds, and the last one."""
+        """Show the last step, or at most one item every ``_PLAIN_INTERVAL_S`` seconds."""
         is_newest = self._last.take(step)
         now_s = time.monotonic()
         if (is_newest and step["step"] == step["num_steps"]) or now_s - self._shown_at_s >= _PLAIN_INTERVAL_S:
@@ -316,7 +311,7 @@ class PlainProgress(LineProgress):
 
 
 class JsonProgress(Progress):
-    """Writes one JSON object a line, each with an ``event``."""
+    """Writes one JSON object per line, each with an ``event``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -326,11 +321,11 @@ class JsonProgress(Progress):
         self._stream.flush()
 
     def state(self, state: str) -> None:
-        """Write a line with the phase as ``state``."""
+        """Write the phase as ``state``."""
         self._write("state", {"state": state})
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """Write a line with slices, owners, memory, and what is trained on (null where nothing is)."""
+        """Write slices, owners, memory, and the training facts (null without steps)."""
         slices = {piece.node: [piece.start, piece.stop] for piece in plan.placement.slices}
         owners = [owner.node for owner in plan.course.owners]
         value = {"digest": plan.digest, "slices": slices, "owners": owners, "num_steps": plan.course.num_steps}
@@ -338,39 +333,39 @@ class JsonProgress(Progress):
         self._write("plan", {**value, "memory_bytes": dict(memory_bytes), "training": training})
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Write a line with the item's numbers."""
+        """Write the item's numbers."""
         self._write("step", step)
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Write a line with step and depth."""
+        """Write step and depth."""
         self._write("unfreeze", {name: entry[name] for name in ("step", "depth")})
 
     def operations(self, entry: Mapping[str, Any]) -> None:
-        """Write a line with step, digest and counts."""
+        """Write step, digest and counts."""
         self._write("operations", {name: value for name, value in entry.items() if name != "kind"})
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Write a line with accuracy, loss and count."""
+        """Write the figures."""
         self._write("evaluation", entry)
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """Write a line with the whole report."""
+        """Write the whole report."""
         self._write("report", {"report": dict(report)})
 
     def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
-        """Write a line with the address, that at which it is reached, and the commands."""
+        """Write the address, the reachable one, and the commands."""
         hints = join_lines(reachable, trust=trust)
         self._write("listening", {"address": address, "reachable": reachable, "hints": hints})
 
     def note(self, text: str) -> None:
-        """Write a line with the text."""
+        """Write the text."""
         self._write("note", {"text": text})
 
 
 Cell = TypeVar("Cell")
 _INTERVAL_S: Final = 0.2
 QUIET_S: Final = 2.0
-"""What takes no longer needs no word."""
+"""Waits up to this time are not shown."""
 _PHASES: Final = {
     "joining": "waiting for nodes to join",
     "inspecting": "nodes load the model, count their rows and time their work; then they are planned for",
@@ -378,14 +373,14 @@ _PHASES: Final = {
 
 
 class WaitNotice(Progress):
-    """Says what is waited for while in its context, once it takes longer than ``QUIET_S``; as a progress, each phase.
+    """Shows a wait in its context once it takes longer than ``quiet_s``; as a ``Progress`` it shows each phase.
 
-    A terminal shows the seconds on one line, which is gone at the end; elsewhere each thing is said once, on a line.
+    A terminal shows the seconds on one line, removed at the end; elsewhere each wait is written once, on a line.
 
     Args:
-        what: is waited for, e.g. ``reading train.csv``.
-        stream: where it is said; the standard error output if not given.
-        quiet_s: how long nothing is said, in seconds.
+        what: the reason of the wait, e.g. ``reading train.csv``.
+        stream: the output; None = standard error.
+        quiet_s: time without a notice, in seconds.
     """
 
     def __init__(self, what: str, *, stream: TextIO | None = None, quiet_s: float = QUIET_S) -> None:
@@ -397,7 +392,7 @@ class WaitNotice(Progress):
         self._thread = threading.Thread(target=self._say, name="waiting", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to wait."""
+        """Start the wait."""
         self._since_s = time.monotonic()
         self._thread.start()
         return self
@@ -405,14 +400,14 @@ class WaitNotice(Progress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Say no more."""
+        """End the wait."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
         self._thread.join()
 
     def state(self, state: str) -> None:
-        """Wait for another thing from now on: a phase of a run, or anything else in words."""
+        """Start another wait: for a phase of a run, or as given in words."""
         with self._changed:
             self._what, self._since_s = _PHASES.get(state, state), time.monotonic()
             self._changed.notify()
@@ -441,14 +436,12 @@ class WaitNotice(Progress):
 def shown_cells(
     cells: Iterable[Cell], total: int, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic
 ) -> Generator[Cell]:
-    """Pass the results of a sweep on as they arrive, and show their number and the time that the others will take.
-
-    Nothing is written to what is no terminal.
+    """Pass the results of a sweep on, and show on a terminal their number and the remaining time.
 
     Args:
         cells: results.
-        total: how many there will be.
-        stream: where it is shown: the standard error output, so that results can go elsewhere.
+        total: final number of results.
+        stream: for the progress; not that of the results.
         now_s: a monotonic clock.
     """
     if not stream.isatty():
@@ -469,7 +462,7 @@ def shown_cells(
 
 
 def _write(stream: TextIO, text: str, width: int) -> int:
-    """Write over a line that was ``width`` wide, and return the new width."""
+    """Overwrite a line of ``width`` characters; return the new width."""
     stream.write(f"\r{text.ljust(width)}")
     stream.flush()
     return len(text)

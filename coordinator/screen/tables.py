@@ -12,17 +12,11 @@ from ringtune.run_control.evaluation import MIN_ROWS
 from ringtune.texts import printable
 
 MAX_CELL: Final = 200
-"""Longest cell; what nodes say of themselves may be longer."""
+"""Limit of a cell; texts from nodes may be longer."""
 
 
 def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Write a line of titles and one for each row.
-
-    Args:
-        titles: of the columns.
-        rows: cells, as many as titles.
-        left: so many first columns are aligned to the left, the others to the right.
-    """
+    """Write a line of titles and one for each row; ``left`` first columns are left-aligned, others right-aligned."""
     every = [tuple(titles), *(tuple(printable(cell, most=MAX_CELL) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in every) for column in range(len(titles))]
     return ["  ".join(_cell(cell, widths[i], i < left) for i, cell in enumerate(row)).rstrip() for row in every]
@@ -37,18 +31,14 @@ _MAX_COLUMNS: Final = 8
 
 
 def class_lines(found: Mapping[str, Any]) -> list[str]:
-    """Write the tables of classes or tags, and of entities; without counts of them there are no lines.
-
-    Args:
-        found: figures of an evaluation.
-    """
+    """Write the tables of classes or tags, and of entities, of an evaluation; empty without counts."""
     return [*_class_table(found), *_entity_table(found)]
 
 
 def _class_table(found: Mapping[str, Any]) -> list[str]:
-    """Write a line for each class: precision, recall and F1, and how many of its rows were predicted as what.
+    """Write precision, recall, F1 and predicted counts of each class.
 
-    Of many classes only those with the lowest F1 are written, and of more than eight no counts; ``report.json`` has
+    Of more than 30 classes only those with the lowest F1 are written, of more than 8 no counts; ``report.json`` has
     all.
     """
     classes, confusion = found.get("classes"), found.get("confusion")
@@ -80,7 +70,7 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
 
 
 def _entity_table(found: Mapping[str, Any]) -> list[str]:
-    """Write a line for each type of entities, and one for all: precision, recall and F1."""
+    """Write precision, recall and F1 of each type of entities, and of all."""
     types = found.get("entity_types")
     if not types:
         return []
@@ -104,12 +94,12 @@ _LINK_TITLES = ("link", "rate", "quartiles", "latency")
 
 
 def profile_json(profile: Profile) -> str:
-    """Write a profile as one line of JSON, an event."""
+    """Write a profile as an event, in one line of JSON."""
     return json.dumps({"event": "profile", "profile": profile.to_json()})
 
 
 def profile_text(profile: Profile) -> list[str]:
-    """Write two tables: nodes with the times of one block for the largest micro-batch, and links."""
+    """Write two tables: nodes with times of one block for the largest micro-batch, and links."""
     lines = [_title(profile), *_table(_NODE_TITLES, [_node(node) for node in profile.nodes])]
     if profile.links:
         lines += ["", *_table(_LINK_TITLES, [_link(link) for link in profile.links])]

@@ -26,7 +26,7 @@ _LONGEST_NAME = 30
 
 
 def training_lines(course: Course) -> list[str]:
-    """Describe what is trained on, how often, and what a person may not expect; nothing of a course of no steps."""
+    """Describe rows, epochs and turns of a course, with warnings; empty for a course without steps."""
     if not course.num_steps:
         return []
     facts = training_facts(course)
@@ -57,7 +57,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _times(least: int, most: int) -> str:
-    """Say how often each row is used that is used at all."""
+    """Say how often each used row is used."""
     least = max(1, least)
     if most <= 1:
         return ", each once" if most else ""
@@ -65,7 +65,7 @@ def _times(least: int, most: int) -> str:
 
 
 def _classes(labels: tuple[str, ...]) -> str:
-    """List the first names; those with spaces at an end, or none to see, in quotes."""
+    """List the first names; those with spaces at an end or invisible characters in quotes."""
     shown = [label if label == label.strip() and label.isprintable() and label else repr(label) for label in labels]
     cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown[:_MAX_CLASSES]]
     return ", ".join(cut) + (f" and {len(shown) - _MAX_CLASSES} more" if len(shown) > _MAX_CLASSES else "")
@@ -77,12 +77,7 @@ _HEAD_TELLS = "the head's about how many rows of each class"
 
 
 def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
-    """Describe groups, sweeps and gradients of copies; nothing of a run with adapters in its blocks.
-
-    Args:
-        course: of the run.
-        memory: what each node holds at most, gradients on their way among it.
-    """
+    """Describe groups, sweeps and gradients of copies; empty with adapters. ``memory`` has the sizes of gradients."""
     if not course.method.full_parameters or not course.num_steps:
         return []
     period = course.method.period(course)
@@ -99,7 +94,7 @@ def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[s
 
 
 def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
-    """Say what goes from each initiator to the other owners, who have copies of embedding and head."""
+    """Describe the gradients from initiators to the other owners, for their copies of embedding and head."""
     if len(course.owners) < 2:
         return []
     reach = ever_trained(course)
@@ -134,12 +129,7 @@ _MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inp
 
 
 def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
-    """Say who helps whom; none where each host fits its own adapters.
-
-    Args:
-        plan: of the run.
-        facts: of any node, for the bytes; None = they are not told.
-    """
+    """Describe the helper of each host; empty without helpers. ``facts`` of any node add the bytes."""
     placement = plan.placement
     lines = []
     for one in placement.joined_helpers():
@@ -153,7 +143,7 @@ def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
 
 
 def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
-    """Name the users that have adapters of their own, with their rows, of many the first ones; and who has which."""
+    """List the users with adapters of their own, with their rows and other adapter configurations."""
     if not user_sets(plan.course):
         return []
     users = user_sets(plan.course)
@@ -189,7 +179,7 @@ MAX_BATCHES = 2
 
 
 def choice_lines(plan: Plan) -> list[str]:
-    """Write in a line how a run gets its operations; nothing where everything is full."""
+    """Describe in a line how a run gets its operations; empty where everything is full."""
     course = plan.course
     if course.choice is None:
         batches = len(course.operations.batches) if course.operations else 0
@@ -206,7 +196,7 @@ def choice_lines(plan: Plan) -> list[str]:
 
 
 def operations_lines(plan: Plan, *, max_batches: int = MAX_BATCHES) -> list[str]:
-    """Write the table of a plan with a legend: its first batches, and where it is only assumed.
+    """Write the first batches of a plan's operation table with a legend; says where the table is only assumed.
 
     Example: ``1132 3333`` is a micro-batch that passes the second of two blocks of four subnets by.
     """
@@ -223,11 +213,7 @@ def operations_lines(plan: Plan, *, max_batches: int = MAX_BATCHES) -> list[str]
 
 
 def saved_lines(operations: Mapping[str, Any] | None) -> list[str]:
-    """Write what operations left to be done on each node, and what they saved; nothing where everything was full.
-
-    Args:
-        operations: of a run's report.
-    """
+    """Describe done and saved work of operations, from a run's report; empty where everything was full."""
     if not operations:
         return []
     width = max(len(node) for node in operations["nodes"])
@@ -248,7 +234,7 @@ def saved_lines(operations: Mapping[str, Any] | None) -> list[str]:
 
 
 def _shares(figures: Mapping[str, Any]) -> str:
-    """Example: ``62 % measured, 61 % predicted, 60 % by the paper's count``."""
+    """Write the shares: ``62 % measured, 61 % predicted, 60 % by the paper's count``."""
     words = {"measured": "measured", "predicted": "predicted", "paper": "by the paper's count"}
     known = [f"{figures[name]:.0%} {word}" for name, word in words.items() if figures.get(name) is not None]
     if "all_full_s" in figures and figures["all_full_s"] is None:

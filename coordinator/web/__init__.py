@@ -1,5 +1,5 @@
-"""A page that shows a run in a browser, and figures for Prometheus: one more reader of the run's events.
+"""A page that shows a run in a browser, and metrics for Prometheus.
 
-``page_state`` folds events into a bounded state, ``streams`` sends each browser the changes of it, and ``server``
+``page_state`` folds the run's events into a bounded state, ``streams`` sends each browser its changes, and ``server``
 serves both.
 """

@@ -1,19 +1,20 @@
-"""The page as an application: its files, state, frames, what-ifs and figures, and limits of its connections.
+"""The page as an ASGI application: files, state, frames, what-ifs, metrics, and limits of connections.
 
 ::
 
-    GET  /              the page, and /static/... its parts: they tell nothing of a run, so they need no token
+    GET  /              the page, and /static/... its parts: without data of a run, so without a token
     GET  /api/login     Authorization: Bearer TOKEN -> a cookie; only beyond this machine
-    GET  /api/state     ?run=ID: everything at once
-    GET  /api/stream    ?run=ID: the same as server-sent events, and then the changes
+    GET  /api/state     ?run=ID: the whole state
+    GET  /api/stream    ?run=ID: the state and its changes as server-sent events
     POST /api/what-if   {"speeds": {node: factor}, "rates": {"a>b": factor}, "microbatches": n}
-    GET  /metrics       figures for Prometheus
+    GET  /metrics       metrics for Prometheus
 
-Everything is read-only. A what-if has to be sent as ``application/json``, which a foreign page can't without asking.
+Everything is read-only. A what-if has to be ``application/json``, which a foreign page can't send without a CORS
+preflight.
 
-Each connection must make a request in time, and no address has most of the places: otherwise connections without a
-request would hold all places, and everybody else would get 503. The server closes a connection that is idle after an
-answer (``timeout_keep_alive``), and none before its first request.
+Each connection must make a request within ``REQUEST_S``, and no address may have more than half of the connections:
+otherwise idle connections would take all, and others would get 503. The server itself closes connections that are idle
+after an answer (``timeout_keep_alive``), but none before its first request.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from ringtune.transport.page_access import Guard
 
 MAX_CONNECTIONS: Final = 256
 MAX_OF_AN_ADDRESS: Final = 128
-"""Half of all: behind an address may be a tunnel with several browsers, each with some connections."""
+"""Half of all: an address may be a tunnel for several browsers, each with some connections."""
 REQUEST_S: Final = 10.0
-"""How long the line and the headers of a request may take, from the connection or from their first byte."""
+"""Time limit for line and headers of a request, from the connection or from their first byte."""
 
 
 def connections_of_a_page() -> type[H11Protocol]:
-    """Make the class of one page's connections, which are counted together."""
+    """Make the protocol class of one page, with a common count of connections by address."""
 
     class Counted(_Connection):
         of_address: ClassVar[Counter[str]] = Counter()
@@ -61,7 +62,7 @@ class _Connection(H11Protocol):
     _address = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection, unless its address has as many as it may have."""
+        """Accept a connection, unless its address has ``MAX_OF_AN_ADDRESS`` already."""
         super().connection_made(transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self.of_address[self._address] += 1
@@ -71,7 +72,7 @@ class _Connection(H11Protocol):
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give its place back."""
+        """Remove the connection from the count."""
         self._answer_begins()
         self.of_address[self._address] -= 1
         if not self.of_address[self._address]:
@@ -79,7 +80,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those of a request have to be whole in time."""
+        """Take bytes; a request has to be complete within ``REQUEST_S``."""
         super().data_received(data)
         if self._is_answering():
             self._answer_begins()
@@ -123,9 +124,9 @@ def make_app(streams: Streams, asking: SimulatorProcess, guard: Guard) -> ASGIAp
     """Make the application.
 
     Args:
-        streams: give browsers their frames.
+        streams: of frames.
         asking: answers what-ifs.
-        guard: decides who may see the page.
+        guard: checks hosts and tokens.
     """
     pages = _Pages(streams, asking, guard)
     files = {f"/static/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
@@ -142,7 +143,7 @@ def make_app(streams: Streams, asking: SimulatorProcess, guard: Guard) -> ASGIAp
 
 
 class _Outside:
-    """Looks at each request first, and puts the headers of every answer."""
+    """Middleware that checks the host of each request and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -168,7 +169,7 @@ class _Pages:
         self._figures = MetricsCollector(streams)
 
     def guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Show a page to those alone who may see it."""
+        """Wrap a handler with the check of host and token."""
 
         async def answer(request: Request) -> Response:
             headers = request.headers

@@ -1,11 +1,10 @@
-"""Feeds of events for the page: a run's folder, a run that a coordinator keeps, and a coordinator itself.
+"""Feeds of events for the page: a run's folder, a stored run of a coordinator, and a coordinator itself.
 
-A folder gives the same page as the events that filled it. The actions of the last step are read from the end of its
+A folder gives the same page as the events that wrote it. The actions of the last step are read from the end of its
 ``trace.json``.
 
-For a kept run a thread follows the events, those so far and those to come, and waits where the page has not taken them,
-so a long run is never all in memory. Result files are left out, and with them the trace: this page lacks the actions of
-the last step.
+For a stored run a thread follows past and future events, at most ``MAX_AHEAD`` ahead of the page, so that a long run is
+never all in memory. Result files and the trace are left out: this page lacks the actions of the last step.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from ringtune.storage.strict import parse_json
 from ringtune.v1 import control_pb2
 
 MAX_TRACE_BYTES: Final = 32 << 20
-"""How much of the end of a trace is read: some 150,000 actions."""
+"""Bytes that are read from the end of a trace: some 150,000 actions."""
 _MAX_LINE: Final = 8 << 20
 
 
 class FolderFeed:
-    """Reads a run's folder.
+    """Events from a run's folder.
 
     Args:
         folder: the ``--out`` of a ``ringtune train``.
@@ -59,7 +58,7 @@ class FolderFeed:
         self._has_begun = self._is_over = self._is_gone = False
 
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield what is new since the last call; once its folder is gone, a note of it and then nothing.
+        """Yield the events since the last call; once the folder can't be read, a note and then nothing.
 
         Raises:
             RingTuneError: a file is damaged.
@@ -104,7 +103,7 @@ class FolderFeed:
             yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
 
     def _has_rewound(self) -> bool:
-        """Whether the run was resumed, and its books were cut at its checkpoint: they are shown anew."""
+        """Whether a resume has cut ``metrics.jsonl`` at a checkpoint, so that the run is shown from its beginning."""
         path = self._folder / "metrics.jsonl"
         return path.is_file() and path.stat().st_size < self._lines_read
 
@@ -143,7 +142,7 @@ class FolderFeed:
 def activity_of(
     spans: list[tuple[str, Span]], last_seq: int, step: int, nodes: tuple[str, ...]
 ) -> dict[str, Any] | None:
-    """Sum up what nodes did in the items that a trace has, as if they were one turn that ends with ``last_seq``."""
+    """Sum up the activity of nodes in the items of a trace, as if they were one turn that ends with ``last_seq``."""
     first_seq = min(span.action.seq for _, span in spans)
     turn = Turn(
         index=0,
@@ -164,11 +163,11 @@ def activity_of(
 
 
 def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
-    """Yield (node, action) of the end of a ``trace.json``, which has one event a line.
+    """Yield (node, span) from the end of a ``trace.json``, which has one event per line.
 
     Raises:
-        IntegrityError: the names of the nodes, which stand first, are not readable.
-        PlanError: an action is none.
+        IntegrityError: the names of the nodes, at its beginning, are not readable.
+        PlanError: an action is unknown.
     """
     with path.open("rb") as file:
         names = _names(file)
@@ -219,17 +218,13 @@ def _span(event: dict[str, Any], names: dict[int, str], num_blocks: int) -> tupl
 
 
 MAX_AHEAD: Final = 20_000
-"""Events that wait for the page."""
+"""Limit of queued events for the page."""
 _LOOK_S: Final = 0.2
 _END_S: Final = 2.0
 
 
 class RunFeed:
-    """Follows a run.
-
-    Args:
-        events: asks a coordinator for them, the stored and the future ones, without files.
-    """
+    """Events of a stored run; ``events`` asks a coordinator for past and future ones, without files."""
 
     def __init__(self, events: Callable[[], Iterable[control_pb2.RunEvent]]) -> None:
         self._events = events
@@ -238,14 +233,14 @@ class RunFeed:
         self._thread = threading.Thread(target=self._follow, name="page-events", daemon=True)
 
     def __enter__(self) -> RunFeed:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Follow no more."""
+        """Stop the thread."""
         self._left.set()
         self._thread.join(_END_S)
 
@@ -277,7 +272,7 @@ class RunFeed:
 
 
 def watch(coordinator: Coordinator) -> PageData:
-    """Look at a coordinator from now on; runs that began before are not seen."""
+    """Connect a page to a coordinator; runs that began before are not shown."""
 
     def members() -> dict[str, MemberStatus]:
         return {

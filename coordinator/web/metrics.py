@@ -1,6 +1,6 @@
-"""Figures for Prometheus: of the newest run, its nodes and links, and of the page itself.
+"""Metrics for Prometheus: of the newest run, its nodes and links, and of the page.
 
-Names have their units, and labels are few: the nodes and links of one run, the largest links only.
+Names contain units. Labels are bounded: nodes and largest links of one run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ _SHARES: Final = ("busy", "waiting", "idle")
 
 
 class MetricsCollector(Collector):
-    """Collects the figures of a page; to be asked on the page's own thread.
-
-    Args:
-        streams: of the page.
-    """
+    """Collects the metrics of a page; only for the page's own thread."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams, self._page_data = streams, streams.page_data
@@ -35,15 +31,15 @@ class MetricsCollector(Collector):
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """Write all figures in the text format of Prometheus."""
+        """Write all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing is known of the figures before they are asked for."""
+        """Return no metrics: they are known only when collected."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every figure with its present value."""
+        """Yield every metric with its present value."""
         yield from self._of_run()
         yield from self._of_members()
         yield from self._of_nodes()

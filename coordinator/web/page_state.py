@@ -1,19 +1,19 @@
 """The state of the page for one run, folded from the run's events: of bounded size, however long the run is.
 
-The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
-its changes, and three curves. A reader needs only the sections with another version than it has.
+The state has *sections* (run, plan, nodes, links, ...), JSON-able values with versions that count their changes, and
+curves. A reader needs only the sections with another version than its own.
 
-A curve of any length has a bounded number of its own points: of each stretch of steps the lowest and the highest::
+A curve keeps a bounded number of its points: of each bucket of steps the lowest and the highest::
 
-    steps    0 1 2 3 | 4 5 6 7 | 8 9 ...        one bucket = a stretch of steps of one width
+    steps    0 1 2 3 | 4 5 6 7 | 8 9 ...        all buckets have the same width in steps
     values   5 3 4 2 | 9 1 2 2 |
     points   (0,5) (3,2)   (4,9) (5,1)          each is a point of the curve; a spike is never lost
 
-When there are too many buckets, neighbours are merged and the width doubles, so a point costs constant time on average.
-Points of all buckets but the last are settled: a reader needs only the points since then, until ``generation`` changes.
+With too many buckets neighbours are merged and the width doubles, so a point costs constant time on average. Points of
+all buckets but the last are settled: a reader needs only later points, until ``generation`` changes.
 
-A line of ``metrics.jsonl`` arrives when all nodes have done its turn. Until then the owners' reports of its steps stand
-at the end of the curve, and are replaced by it.
+A line of ``metrics.jsonl`` arrives when all nodes have done its turn. Until then the owners' reports of its steps are
+the end of the curve.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_BUCKETS: Final = 512
 
 
 class Point(NamedTuple):
-    """One value of a curve, at a step."""
+    """The value of a curve at a step."""
 
     step: int
     value: float
@@ -62,13 +62,10 @@ class _Bucket(NamedTuple):
 
 
 class ThinCurve:
-    """Keeps the points of a curve that show its shape.
-
-    Args:
-        max_buckets: at most two points are kept of each.
+    """A curve with a bounded number of points, two for each bucket.
 
     Attributes:
-        generation: counts how often settled points became others.
+        generation: number of changes of settled points.
         last: the newest point, which is always shown.
     """
 
@@ -81,7 +78,7 @@ class ThinCurve:
         self.last: Point | None = None
 
     def add(self, step: int, value: float) -> None:
-        """Add a point; one with a step not above the last one replaces what the curve has from that step on."""
+        """Add a point; a step not above the last one first drops the points from that step on."""
         if self.last is not None and step <= self.last.step:
             self.cut(step - 1)
         point, place = Point(step, value), step // self._width
@@ -96,7 +93,7 @@ class ThinCurve:
             self._merge()
 
     def cut(self, last_step: int) -> None:
-        """Forget the points after ``last_step``, as far as they are kept."""
+        """Drop the points after ``last_step``."""
         self._buckets = [
             _Bucket(bucket.place, min(points, key=_value), max(points, key=_value))
             for bucket in self._buckets
@@ -107,16 +104,16 @@ class ThinCurve:
         self._settle()
 
     def settled(self, start: int = 0) -> list[Point]:
-        """List the points that stay until ``generation`` changes, from the ``start``-th on."""
+        """List the points that stay until ``generation`` changes, from index ``start`` on."""
         return self._settled[start:]
 
     def unsettled(self) -> list[Point]:
-        """List the points that the next one may replace: those of the last bucket, and the newest."""
+        """List the points that a later one may replace: those of the last bucket, and the newest."""
         points = self._buckets[-1].points if self._buckets else []
         return points if self.last is None or self.last in points else [*points, self.last]
 
     def points(self) -> list[Point]:
-        """List all points, in the order of their steps."""
+        """List all points in the order of their steps."""
         return [*self._settled, *self.unsettled()]
 
     def _merge(self) -> None:
@@ -145,7 +142,7 @@ _MAX_KEPT: Final = 20_000
 
 
 class LinkTable:
-    """Counts the bytes of each directed link, named ``source>target`` as in ``metrics.jsonl``."""
+    """Bytes of each directed link, named ``source>target`` as in ``metrics.jsonl``."""
 
     def __init__(self) -> None:
         self.total_bytes: dict[str, int] = {}
@@ -159,13 +156,10 @@ class LinkTable:
                 self.total_bytes[link] = self.total_bytes.get(link, 0) + int(count)
 
     def view(self, profile: Profile | None) -> list[list[Any]]:
-        """List the links with the most bytes.
-
-        Args:
-            profile: has the rates that were measured; None = not known.
+        """List the links with the most bytes; ``profile`` has the measured rates.
 
         Returns:
-            ``[source, target, bytes so far, bytes of the newest step, bytes per second]``; no rate = None.
+            ``[source, target, bytes so far, bytes of the newest step, bytes per second]``; None = no rate.
         """
         rates = {(one.source, one.target): one.rate_bytes_per_s for one in profile.links} if profile else {}
         most = sorted(self.total_bytes.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_LINKS]
@@ -179,13 +173,9 @@ class LinkTable:
 def plan_view(
     plan: Plan, placement_number: int, profile: Profile | None, needed_bytes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Write a plan as the page reads it.
+    """Make the ``plan`` section of the page.
 
-    Args:
-        plan: of the run.
-        placement_number: of the placement that holds; another one than the plan's counts as its first.
-        profile: of the nodes; None = not known.
-        needed_bytes: what each node needs at most, as far as it is known.
+    An unknown ``placement_number`` counts as the plan's first. ``needed_bytes`` are the known needs of nodes.
     """
     course = plan.course
     part = (
@@ -226,12 +216,9 @@ def plan_view(
 
 
 def trained_view(plan: Plan, step: int, depth: int) -> list[list[int]]:
-    """List the units that a step trains, as half-open ranges; the head is unit ``num_blocks``.
+    """List the trained units of a step (from 1) as half-open ranges; the head is unit ``num_blocks``.
 
-    Args:
-        plan: of the run.
-        step: counted from 1.
-        depth: of that step, where the top of the model trains.
+    ``depth`` counts where the top of the model trains.
     """
     course = plan.course
     units = (
@@ -243,7 +230,7 @@ def trained_view(plan: Plan, step: int, depth: int) -> list[list[int]]:
 
 
 class EventLine(NamedTuple):
-    """One line.
+    """A line in the list of events.
 
     Attributes:
         kind: joined, lost, move, checkpoint, unfreeze, evaluation, note, phase, failed or done.
@@ -257,7 +244,7 @@ class EventLine(NamedTuple):
 
 
 def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
-    """Write the line of an entry of ``metrics.jsonl``; None for steps, and for what is no event."""
+    """Make the line for an entry of ``metrics.jsonl``; None for steps and unknown kinds."""
     match line.get("kind"):
         case "unfreeze":
             return EventLine("unfreeze", f"from step {shown(int(line['step']))} on {line['depth']} blocks train")
@@ -308,13 +295,11 @@ class PageState:
     """The state of the newest run.
 
     Attributes:
-        run_id: of it; empty before the first.
+        run_id: empty before the first run.
         versions: of each section.
-        curves: by their names in ``CURVES``; ``seconds`` are those of all steps so far together.
-        ahead: loss and accuracy of steps of a turn that is not done yet, by step.
-        plan: of the run.
+        curves: by the names in ``CURVES``; ``seconds`` is cumulative over steps.
+        ahead: step -> loss and accuracy, in a turn that is not done.
         profile: the newest one.
-        job: as resolved.
     """
 
     def __init__(self) -> None:
@@ -349,7 +334,7 @@ class PageState:
 
     @property
     def steps_done(self) -> int:
-        """Steps that the run has told of."""
+        """Number of the last reported step."""
         return int(self._last.line.get("step", 0))
 
     @property
@@ -358,7 +343,7 @@ class PageState:
         return bool(self._run.get("is_over"))
 
     def section(self, name: str) -> Any:
-        """Return the value of a section, JSON-able; it must not be changed."""
+        """Return the JSON-able value of a section; it must not be changed."""
         match name:
             case "run":
                 return self._run
@@ -389,11 +374,7 @@ class PageState:
     # ---- folding ----------------------------------------------------------------------------------
 
     def take(self, event: control_pb2.RunEvent, at_unix_s: float | None) -> None:
-        """Fold one event.
-
-        Args:
-            event: of the run; ``run_id`` begins another one.
-            at_unix_s: when it arrived; None = not known.
+        """Fold one event; ``run_id`` begins another run. ``at_unix_s`` is the arrival, None = unknown.
 
         Raises:
             RingTuneError: the event is not readable.
@@ -477,7 +458,7 @@ class PageState:
         self._change("run", num_steps=self.plan.course.num_steps)
 
     def _take_progress(self, line: Mapping[str, Any]) -> None:
-        """Show a step as soon as its owner tells of it."""
+        """Show a step as soon as its owner has reported it."""
         kind = line.get("kind")
         if kind == "train" and self._last.take(line):
             self._show_step(line)
@@ -586,6 +567,6 @@ def _number(value: object) -> float | None:
 
 
 def _judged(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of an evaluation."""
+    """The figures of an evaluation that the page shows."""
     shown = {name: figures.get(name) for name in ("step", "loss", "accuracy", "count")}
     return shown | ({"mae": figures["mae"]} if "mae" in figures else {})

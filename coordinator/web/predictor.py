@@ -1,7 +1,7 @@
 """Predictions for the page's sliders, in a process of their own: ``python -m coordinator.web.predictor``.
 
-A prediction is seconds of plain Python. In the coordinator's process it would hold up the thread that drives the run,
-so this process, with a lower priority, answers one question a line with one line. It ends with its input.
+A prediction takes seconds of plain Python, which would block the run's thread in the coordinator's process. So this
+process, with a lower priority, answers each line with a line. It ends with its input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringtune.errors import PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
 
 MAX_ACTIONS: Final = 150_000
-"""Actions of one prediction; a board does some 20,000 a second."""
+"""Limit of actions in one prediction; a board simulates some 20,000 a second."""
 _NICE: Final = 10
 
 
@@ -28,13 +28,13 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one question.
 
     Args:
-        question: ``plan``, ``profile`` (as JSON texts), ``optimizer``, ``dtype``, ``steps`` (to compare with what was
-            measured; 0 = as many as can be predicted), ``speeds`` by node, ``rates`` by link, both as factors, and
-            ``microbatches`` (0 = as they are).
+        question: ``plan``, ``profile`` (as JSON texts), ``optimizer``, ``dtype``, ``steps`` (number of measured steps
+            to compare; 0 = as many as can be predicted), ``speeds`` by node, ``rates`` by link, both as factors, and
+            ``microbatches`` (0 = unchanged).
 
     Returns:
-        ``steps``, and the seconds ``before_s`` and ``after_s`` for so many; ``whole_before_s`` and ``whole_after_s`` of
-        all steps where these are few enough; or ``error``.
+        ``steps``, and the seconds ``before_s`` and ``after_s`` of so many; ``whole_before_s`` and ``whole_after_s`` of
+        all steps if these are few enough; or ``error``.
     """
     try:
         asked = _what_if(question["plan"], question["profile"], question["optimizer"], question["dtype"])
@@ -58,7 +58,7 @@ def _what_if(plan_text: str, profile_text: str, optimizer: str, dtype: str) -> W
 
 
 def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:
-    """Write the sliders as changes of ``ringtune what-if``."""
+    """Convert the sliders to changes of ``ringtune what-if``."""
     rates = {f"{one.source}>{one.target}": one for one in profile.links}
     found = [f"{node}.compute={float(factor)!r}" for node, factor in sorted(question["speeds"].items())]
     for name, factor in sorted(question["rates"].items()):
@@ -72,14 +72,14 @@ def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:
 
 
 def _affordable(plan: Plan) -> int:
-    """How many steps can be predicted within the limit."""
+    """Number of steps that can be predicted within ``MAX_ACTIONS``."""
     course = plan.course
     per_step = course.microbatches * (3 * len(plan.placement.hosts) + 2) + len(plan.nodes)
     return max(course.local_iterations, MAX_ACTIONS // per_step)
 
 
 def _steps(plan: Plan, wanted: int) -> int:
-    """Choose how many steps to compare: whole turns, as far as they can be predicted."""
+    """Number of steps to compare: whole turns, as many as are wanted and can be predicted."""
     course = plan.course
     most = min(wanted or course.num_steps, course.num_steps, _affordable(plan))
     if most == course.num_steps:
@@ -96,12 +96,12 @@ def _seconds(asked: WhatIf, steps: int, changes: Sequence[str], prefix: str) -> 
 
 @functools.lru_cache(maxsize=8)
 def _base(asked: WhatIf, short: Sequence[str]) -> PredictedPlan:
-    """The prediction without a slider moved, which every answer shows beside."""
+    """The prediction without changes, which is part of every answer."""
     return asked.after(short)
 
 
 def main() -> None:
-    """Answer a line of JSON for each line of the standard input."""
+    """Answer each line of JSON on the standard input with one."""
     os.nice(_NICE)
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")

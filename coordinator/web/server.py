@@ -1,4 +1,4 @@
-"""The page served at an address, on a thread of its own, while a command runs."""
+"""Server of the page, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _MODULES: Final = ("starlette", "uvicorn", "prometheus_client")
 
 
 def require_web() -> None:
-    """Refuse to serve a page without the libraries for it.
+    """Refuse to serve without the web libraries.
 
     Raises:
-        UsageError: names the extra that brings them.
+        UsageError: names the extra with the libraries.
     """
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
@@ -42,16 +42,14 @@ def require_web() -> None:
 
 
 class PageServer:
-    """The page, which is served while in its context.
+    """The page, served in the context.
 
     Args:
-        page_data: what is shown.
         bind: ``host:port``; port 0 = any free one.
-        token_file: has the token that is needed beyond this machine; None = a new one.
+        token_file: the token for other machines; None = a new one.
 
     Attributes:
-        page_data: as given.
-        address: ``host:port`` where it listens.
+        address: ``host:port`` of the socket.
 
     Raises:
         UsageError: the libraries are missing, or ``bind`` is no address.
@@ -80,24 +78,24 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """The address to open, with the token where one is needed."""
+        """The URL of the page, with the token where one is needed."""
         at = self.address
         if is_wildcard(at):
             at = join_address(machine_address() or "localhost", self._guard.port)
         return f"http://{at}/" + (f"#token={self._guard.token}" if self._guard.token else "")
 
     def lines(self) -> list[str]:
-        """Say where the page is, for the terminal that started it."""
+        """Lines with the URL for the terminal."""
         found = [f"page: {self.url}"]
         if self._guard.token:
             found.append("the page is plain HTTP: who can listen on that network can read it; an SSH tunnel hides it")
         return found
 
     def __enter__(self) -> PageServer:
-        """Begin to answer.
+        """Start to serve.
 
         Raises:
-            ConnectionFailedError: the thread does not come up in time.
+            ConnectionFailedError: the server has not started in time.
         """
         self._thread.start()
         if not self._ready.wait(_START_S):
@@ -107,7 +105,7 @@ class PageServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Show the last events, say goodbye to browsers, and stop listening."""
+        """Send the last events, end all streams, and close the socket."""
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_END_S)
@@ -161,7 +159,7 @@ class PageServer:
             try:
                 if self.page_data.tick(time.monotonic()):
                     streams.wake()
-            except Exception:  # the page goes on with what it has
+            except Exception:  # the page keeps its state
                 _LOG.exception("the page could not be brought up to date")
             await asyncio.sleep(TICK_S if self._ready.is_set() else 0.01)
 

@@ -1,13 +1,12 @@
-"""Streams of the page: a run's events become its state, and each browser gets frames of the changes.
+"""Streams of the page: a run's events update its state, and each browser gets frames of the changes.
 
-A browser has, in a ``BrowserState``, a version of each section, and of each curve a generation with a number of points.
-A frame has the sections that changed and the points that each curve has gained. It is made from the state as it is when
-the one before has left for the network, so nothing is queued: a slow browser gets fewer frames, each complete, and the
-next one says how many changes were skipped. A browser that takes nothing for ``SEND_S`` is let go; it asks again by
-itself and gets a whole state.
+``BrowserState`` has the version of each section in a browser, and of each curve a generation with a number of points. A
+frame has the changed sections and the new points of each curve. It is made from the present state when the one before
+has been sent, so nothing is queued: a slow browser gets fewer frames, each complete, and the next one says how many
+changes were skipped. A browser that takes nothing for ``SEND_S`` is disconnected; it reconnects and gets a whole state.
 
-The run's thread only puts an event into the box. Everything else happens on the page's own thread, which calls
-``tick`` a few times a second.
+The run's thread only queues events. All else happens on the page's own thread, which calls ``tick`` a few times a
+second.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _MAX_AHEAD: Final = 512
 
 @dataclass(slots=True)
 class BrowserState:
-    """What one browser has.
+    """Versions of the state in one browser.
 
     Attributes:
-        run_id: the run that it shows.
+        run_id: the shown run.
         versions: of the sections.
         curves: generation and number of settled points of each curve, and its unsettled points.
     """
@@ -50,11 +49,11 @@ class BrowserState:
 
 
 class Framer:
-    """Makes frames of a state; each section is written once for all browsers.
+    """Makes frames of a state; each section is serialized once for all browsers.
 
     Args:
-        state: to be shown; only one thread at a time may change or frame it.
-        members: returns a version and the members of the coordinator as they are now.
+        state: of the page; only one thread at a time may change or frame it.
+        members: returns a version and the present members.
     """
 
     def __init__(self, state: PageState, members: Callable[[], tuple[int, Mapping[str, Any]]]) -> None:
@@ -62,7 +61,7 @@ class Framer:
         self._written: dict[str, tuple[int, str]] = {}
 
     def frame(self, seen: BrowserState) -> str:
-        """Write what a browser lacks as a JSON object, and note that it has it; empty if it lacks nothing."""
+        """Write the missing changes of a browser as a JSON object, and note that it has them; empty without changes."""
         state, parts = self._state, []
         if seen.run_id != state.run_id:
             seen.run_id, seen.versions, seen.curves = state.run_id, {}, {}
@@ -103,7 +102,7 @@ class Framer:
         return f'"{name}":{{"from":{start},"points":{json.dumps(settled, separators=(",", ":"))},"open":{open_text}}}'
 
     def _ahead(self, place: int) -> list[Point]:
-        """Points of steps of a turn that is not done; of very long turns not all."""
+        """Points of steps of an open turn; a subset for very long turns."""
         last = self._state.curves["seconds"].last
         done = last.step if last else 0
         found = [
@@ -122,17 +121,17 @@ _KINDS: Final = frozenset(
     )
 )
 MAX_WAITING: Final = 50_000
-"""Events that may wait for the page's thread, which takes them four times a second."""
+"""Limit of queued events for the page's thread, which takes them four times a second."""
 _MIN_BETWEEN_S: Final = 1.0
 
 
 class MemberStatus(NamedTuple):
-    """A member of a coordinator as it is now.
+    """The present state of a member.
 
     Attributes:
         state: idle, running, drained, draining or lost.
         rss_bytes: resident memory at its last sign of life.
-        memory_bytes: what it lets a run use.
+        memory_bytes: budget of a run.
         device: cpu or cuda.
     """
 
@@ -146,18 +145,18 @@ Feed = Callable[[], Iterable[control_pb2.RunEvent]]
 
 
 class PageData:
-    """What the page knows.
+    """State of the newest run and of the members, for the page.
 
     Args:
         members: lists the members by name; must not wait long.
-        feed: returns further events, where they are read and not sent.
+        feed: returns further events, where they are pulled.
         clock: unix seconds.
-        max_waiting: events that may wait for the next tick; of more the oldest are dropped.
+        max_waiting: limit of queued events; beyond it the oldest are dropped.
 
     Attributes:
         state: of the newest run.
-        framer: makes frames of the state and the members.
-        changes: counts the ticks that changed something.
+        framer: makes frames of state and members.
+        changes: number of ticks with changes.
     """
 
     def __init__(
@@ -179,16 +178,12 @@ class PageData:
         self._asked_at_s = -_MIN_BETWEEN_S
 
     def hear(self, event: control_pb2.RunEvent) -> None:
-        """Take an event from any thread, without waiting; files and what else the page does not show are left out."""
+        """Queue an event from any thread, without waiting; kinds that the page does not show are dropped."""
         if event.WhichOneof("event") in _KINDS:
             self._box.append((self._clock(), event))
 
     def tick(self, now_s: float) -> bool:
-        """Bring the state up to date; whether anything changed.
-
-        Args:
-            now_s: monotonic seconds.
-        """
+        """Update the state at ``now_s`` (monotonic); return whether anything changed."""
         changed = False
         while self._box:
             at_unix_s, event = self._box.popleft()
@@ -222,7 +217,7 @@ class PageData:
 
 
 def member_lines(before: Mapping[str, MemberStatus], now: Mapping[str, MemberStatus]) -> list[EventLine]:
-    """Name the nodes that joined, were lost, joined again or left."""
+    """Describe nodes that joined, were lost, joined again or left."""
     found = []
     for node in sorted(before.keys() | now.keys()):
         was, has = before.get(node), now.get(node)
@@ -241,7 +236,7 @@ def member_lines(before: Mapping[str, MemberStatus], now: Mapping[str, MemberSta
 
 MAX_STREAMS: Final = 64
 SEND_S: Final = 20.0
-"""How long a browser may take for one frame."""
+"""Time limit of a browser for one frame."""
 KEEP_ALIVE_S: Final = 15.0
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -251,16 +246,15 @@ _HEADERS: Final = [
 
 
 class Streams:
-    """Gives all browsers their frames.
+    """The open streams of all browsers.
 
     Args:
-        page_data: what is shown.
-        send_s: how long a browser may take for one frame.
+        send_s: time limit of a browser for one frame.
 
     Attributes:
-        open: how many browsers there are.
-        skipped: frames that browsers did not get because they were slow, all of them together.
-        closed: browsers that were let go.
+        open: number of open streams.
+        skipped: frames that slow browsers did not get, in total.
+        closed: number of streams closed because the browser was too slow.
     """
 
     def __init__(self, page_data: PageData, *, send_s: float = SEND_S) -> None:
@@ -271,23 +265,23 @@ class Streams:
         self._is_over = False
 
     def wake(self) -> None:
-        """Let all streams check for changes."""
+        """Make all streams check for changes."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def end(self) -> None:
-        """Say goodbye to all browsers."""
+        """End all streams."""
         self._is_over = True
         self.wake()
 
     async def serve(self, run_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send frames to one browser until it leaves, falls too far behind, or the page ends.
+        """Send frames to one browser until it disconnects, is too slow, or the page ends.
 
         Args:
-            run_id: the run that it asked for; empty = the newest one.
+            run_id: the requested run; empty = the newest one.
             scope: of the request; unused.
-            receive: says when the browser leaves.
-            send: sends to it.
+            receive: tells of the disconnection.
+            send: sends to the browser.
         """
         self.open += 1
         leaving = asyncio.ensure_future(_until_left(receive))

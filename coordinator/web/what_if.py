@@ -1,7 +1,7 @@
-"""The simulator's answers to the page's sliders: one question at a time, each with a deadline.
+"""The simulator's answers to the page's sliders: one question at a time, each with a time limit.
 
-The simulator runs in a process of its own, which is started with the first question and ended if it takes too long.
-Answers are remembered, as sliders go back and forth.
+The simulator has a process of its own, which starts with the first question and is killed if it takes too long. Answers
+are cached.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KEYS: Final = ("speeds", "rates", "microbatches")
 
 
 def check_question(value: object) -> dict[str, Any]:
-    """Check what a browser asks: factors of speeds and rates, and a number of micro-batches.
+    """Check a browser's question: factors of speeds and rates, and a number of micro-batches.
 
     Raises:
-        UsageError: anything else; names it.
+        UsageError: another key or value.
     """
     if not isinstance(value, Mapping) or set(value) - set(_KEYS):
         raise UsageError(f"a what-if is an object with {', '.join(_KEYS)}")
@@ -53,9 +53,9 @@ def check_question(value: object) -> dict[str, Any]:
 
 
 def measured_s(state: PageState, steps: int) -> float | None:
-    """Find out what the first so many steps took; None if they are not done, or the run went on from a later one.
+    """Seconds of the first ``steps`` steps; None if they are not done, or the run resumed at a later step.
 
-    Between the points of a thinned curve the seconds grow evenly.
+    Between the points of a thinned curve the seconds are interpolated.
     """
     points = state.curves["seconds"].points()
     if not points or points[0].step != 1 or points[-1].step < steps:
@@ -68,12 +68,11 @@ def measured_s(state: PageState, steps: int) -> float | None:
 
 
 class SimulatorProcess:
-    """Asks the simulator.
+    """The simulator in a process of its own.
 
     Args:
-        state: of the run.
-        deadline_s: longest wait for an answer.
-        command: starts the simulator's process.
+        deadline_s: time limit of an answer.
+        command: starts the process.
     """
 
     def __init__(self, state: PageState, *, deadline_s: float = DEADLINE_S, command: Sequence[str] = COMMAND) -> None:
@@ -84,12 +83,12 @@ class SimulatorProcess:
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def ask(self, value: object) -> dict[str, Any]:
-        """Answer what a browser asks; see ``predictor.answer``, with ``measured_s`` beside it.
+        """Answer a browser's question; see ``predictor.answer``, with ``measured_s`` added.
 
         Raises:
-            UsageError: it makes no sense, or there is no run that can be predicted yet.
-            BusyError: too many wait already.
-            DeadlineError: the simulator takes too long.
+            UsageError: the question is invalid, or no run can be predicted yet.
+            BusyError: ``MAX_WAITING`` questions wait already.
+            DeadlineError: there is no answer within the time limit.
         """
         question = {**check_question(value), **self._of_run()}
         line = json.dumps(question, sort_keys=True)
@@ -110,7 +109,7 @@ class SimulatorProcess:
         return {**found, "measured_s": measured_s(self._state, int(found.get("steps", 0)))}
 
     async def close(self) -> None:
-        """End the simulator's process."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,1 +1,1 @@
-"""The engine: the state machine of one node, with its events and commands."""
+"""The state machine of one node, with its events and commands."""

@@ -1,7 +1,7 @@
-"""Events, commands, spans and recordings of the engine of a node: values only.
+"""Events, commands, spans and recordings of the engine of a node, as values.
 
-Every driver (agent, simulator, tests) turns its world into these events and carries these commands out. Both have a
-JSON form, so that a recorded run can be fed to an engine again.
+Every driver (agent, simulator, tests) translates between its world and these values. All have a JSON form, so that a
+recorded run can be fed to an engine again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ringtune.schedule.turns import Turn
 
 
 class TurnGranted(NamedTuple):
-    """The coordinator says that ``turn`` may be worked on."""
+    """The coordinator permits work on ``turn``."""
 
     turn: Turn
 
 
 class TensorArrived(NamedTuple):
-    """A whole, checked tensor is in the inbox."""
+    """A whole tensor with a valid checksum is in the inbox."""
 
     key: TensorKey
     source: str
@@ -36,16 +36,16 @@ class HeadArrived(NamedTuple):
 
 
 class ParcelArrived(NamedTuple):
-    """A whole parcel of ``source``, which is opaque to the wire, is in the inbox."""
+    """A whole parcel is in the inbox, with content that the engine does not read."""
 
     key: TensorKey
     source: str
 
 
 class CreditArrived(NamedTuple):
-    """``source`` took one of this node's hidden states at ``boundary`` out of its inbox.
+    """``source`` has taken one of this node's hidden states for ``boundary`` from its inbox.
 
-    With the boundary ``schedule.lowering.credit_boundary`` of a kind of parcel it took one of these.
+    For a parcel ``boundary`` is ``schedule.lowering.credit_boundary`` of its kind.
     """
 
     boundary: int
@@ -53,10 +53,9 @@ class CreditArrived(NamedTuple):
 
 
 class ActionDone(NamedTuple):
-    """The compute action that was asked for is complete.
+    """The compute action of the last ``RunAction`` is complete.
 
-    ``values`` are numbers that the action yields, for the report: an H gives ``loss_sum``, ``count``
-    and, for evaluation, ``correct``.
+    ``values`` are numbers for the report: an H gives ``loss_sum``, ``count`` and, in an evaluation, ``correct``.
     """
 
     action: Action
@@ -64,13 +63,13 @@ class ActionDone(NamedTuple):
 
 
 class TimerFired(NamedTuple):
-    """The deadline that was set has passed."""
+    """The deadline of a timer has passed."""
 
     timer: str
 
 
 class StopRequested(NamedTuple):
-    """The run is over for this node, whatever its state."""
+    """The run ends for this node, whatever its state."""
 
     reason: str
 
@@ -83,20 +82,20 @@ Event = (
 
 
 class RunAction(NamedTuple):
-    """Carry one compute action out; at most one is under way at a time."""
+    """Run one compute action; at most one runs at a time."""
 
     action: Action
 
 
 class Accept(NamedTuple):
-    """Move a tensor from the inbox to its micro-batch; for a hidden state return a credit to ``source``."""
+    """Move a tensor from the inbox to its micro-batch; for a hidden state, return a credit to ``source``."""
 
     key: TensorKey
     source: str
 
 
 class SendTensor(NamedTuple):
-    """Send the micro-batch's hidden state or gradient, and forget it."""
+    """Send the micro-batch's hidden state or gradient, and drop it here."""
 
     key: TensorKey
     target: str
@@ -117,34 +116,34 @@ class AcceptHead(NamedTuple):
 
 
 class SendParcel(NamedTuple):
-    """Send a parcel; its content may change once it is on its way."""
+    """Send a parcel; its tensors may change afterwards."""
 
     key: TensorKey
     target: str
 
 
 class AcceptParcel(NamedTuple):
-    """Take a parcel out of the inbox, and return a credit to ``source``."""
+    """Take a parcel from the inbox, and return a credit to ``source``."""
 
     key: TensorKey
     source: str
 
 
 class SetTimer(NamedTuple):
-    """Tell the engine ``TimerFired(timer)`` at time ``at_s``; replaces a timer of the same name."""
+    """Send the engine ``TimerFired(timer)`` at time ``at_s``; replaces a timer of the same name."""
 
     timer: str
     at_s: float
 
 
 class CancelTimer(NamedTuple):
-    """Forget a timer."""
+    """Cancel a timer."""
 
     timer: str
 
 
 class ReportStep(NamedTuple):
-    """Tell the coordinator the numbers of an own finished item, summed over its micro-batches."""
+    """Report to the coordinator the values of a finished own item, summed over its micro-batches."""
 
     seq: int
     step: int
@@ -153,13 +152,13 @@ class ReportStep(NamedTuple):
 
 
 class ReportTurn(NamedTuple):
-    """Tell the coordinator that this node has done all its actions of a turn."""
+    """Report to the coordinator that this node has done all its actions of a turn."""
 
     turn: int
 
 
 class Fail(NamedTuple):
-    """Give the run up; ``error`` is a class name of ``ringtune.errors``."""
+    """End the run; ``error`` is a class name of ``ringtune.errors``."""
 
     error: str
     message: str
@@ -182,7 +181,7 @@ Command = (
 
 
 class Handled(NamedTuple):
-    """One call of an engine: time, event, answer. Feeding the events again gives the same answers."""
+    """One call of an engine, with its answer; a new engine gives the same answers to the same events."""
 
     now_s: float
     event: Event
@@ -190,10 +189,10 @@ class Handled(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One action of a node with its start and end, in seconds of the recorder's clock.
+    """One action of a node with its start and end in seconds.
 
-    A node records monotonic seconds, its reports carry unix seconds, and a virtual ring has virtual seconds.
-    ``worked_s`` is what the action would have taken at the quota of processor time alone; 0 where no quota holds.
+    They are monotonic at the node, unix seconds in reports, virtual in a simulator. ``worked_s`` is the duration
+    without the rests of a quota of processor time; 0 where no quota holds.
     """
 
     action: Action
@@ -203,5 +202,5 @@ class Span(NamedTuple):
 
     @property
     def is_compute(self) -> bool:
-        """Whether it kept the node's processor busy."""
+        """Whether the action used the processor."""
         return self.action.op.scope is not Scope.MESSAGE

@@ -1,7 +1,7 @@
-"""Updates that need something from another node, or send something to one: of copies, replicas and helpers.
+"""Updates that need parcels of other nodes, or send some: of copies, replicas and helpers.
 
 =========== ==================================================== ====================================
-part        whose updates                                        what travels
+part        updates                                              parcels
 =========== ==================================================== ====================================
 ``copies``  of embedding and head at every owner                 gradients of units, before an update
 ``helping`` of adapters of other nodes' blocks, at their helper  pairs, and weights after an update
@@ -9,13 +9,13 @@ installs    of adapters that a helper has updated, at their host weights, before
 ``sums``    of blocks that several nodes host, at each of them    gradients, before an update
 =========== ==================================================== ====================================
 
-Copies (``schedule.stages``): every item that trains the unit updates a copy, in the order of the items. The update of
-an item of another owner waits for the gradient, and for own items before it that still use the unit as it is. It need
-not wait for own updates or checkpoints before it: they precede the gradient, which could not have been computed before
-they were possible here. The embedding is the largest unit, so its copy is not updated while blocks of this node keep
-graphs: its gradient and state take the room of the graphs. Nothing that these graphs wait for waits for that update,
-because the initiator of an item has the embedding of all items before. It could wait for the update of the head, which
-is therefore not held back.
+Copies (``schedule.stages``): every item that trains the unit updates a copy, in the order of the items. For an item of
+another owner it waits for the gradient, and for own items before it that still use the unit. It need not wait for own
+updates or checkpoints before it: they precede the gradient, which could not be computed before they were possible here.
+The embedding is the largest unit, so its copy is not updated while blocks of this node keep graphs: gradient and state
+take the room of the graphs. This can't deadlock: the initiator of an item has the embedding of all items before, so
+nothing that these graphs wait for waits for that update. The update of the head could be waited for, and is therefore
+not held back.
 
 Replicas (``schedule.lowering``): items are taken in their order. The gradients of an item leave when its last
 micro-batch here has gone backward and all items before have been updated here. Its updates wait for the gradients of
@@ -44,11 +44,9 @@ from ringtune.schedule.units import EMBEDDING
 
 
 class Copies:
-    """The copies of one owner; those of a node that owns nothing, or with adapters, wait for nothing.
+    """Updates of one owner's embedding and head for items of other owners.
 
-    Args:
-        course: of the run.
-        node: which node.
+    There are none with adapters, and none at nodes that own no rows.
     """
 
     __slots__ = ("_arrived", "_credit_boundary", "_queue", "_under_way")
@@ -60,7 +58,7 @@ class Copies:
         self._queue: deque[ItemState] = deque()
         self._arrived: dict[tuple[int, int], str] = {}
 
-    # ---- what comes in ------------------------------------------------------------------------------
+    # ---- arrivals -----------------------------------------------------------------------------------
 
     def take_on(self, state: ItemState) -> None:
         """Note an item of another owner that updates copies here."""
@@ -72,32 +70,30 @@ class Copies:
         self._arrived[seq, unit] = source
 
     def note_credit(self, source: str, boundary: int) -> bool:
-        """Note that ``source`` took the oldest gradient of this node; whether the credit was for one."""
+        """Note that ``source`` has taken the oldest gradient from here; False if the credit is not for a gradient."""
         units = self._under_way.get(source)
         if not units or boundary != self._credit_boundary:
             return False
         units.popleft()
         return True
 
-    # ---- what may go on -----------------------------------------------------------------------------
+    # ---- choice of the next update ------------------------------------------------------------------
 
     def may_save(self, seq: int) -> bool:
-        """Whether the copies have had all updates before an item."""
+        """Whether the copies have had all updates before item ``seq``."""
         self._drop_done()
         return not self._queue or self._queue[0].item.seq > seq
 
     def may_send(self, unit: int) -> bool:
-        """Whether every other owner has taken the gradient of this unit that was sent before."""
+        """Whether every other owner has taken the last gradient of this unit."""
         return not any(unit in units for units in self._under_way.values())
 
     def next_update(
         self, heads: Iterable[ItemState], backwards: Iterable[ItemState]
     ) -> tuple[Action, ItemState] | None:
-        """The update of a copy for the oldest item of another owner, if that is possible now.
+        """Choose the update of a copy for the oldest item of another owner; None if it is not possible yet.
 
-        Args:
-            heads: own items with heads that are not done.
-            backwards: items that may still go backward through blocks of this node.
+        ``heads`` are own items with heads that are not done, ``backwards`` items with backwards of blocks here.
         """
         self._drop_done()
         if not self._queue:
@@ -110,7 +106,7 @@ class Copies:
         return next(update for update in state.copies if update.start == unit), state
 
     def messages(self, update: Action, state: ItemState, course: Course) -> list[ev.Command]:
-        """Messages right before an update: the gradient of an own item leaves, that of another one is taken."""
+        """Make the messages right before an update: send the gradient of an own item, take that of another one."""
         unit = update.start
         if unit not in replicated_units(course, state.item):
             return []
@@ -121,7 +117,7 @@ class Copies:
         return [ev.SendParcel(unit_grad_key(update.seq, unit), target) for target in self._under_way]
 
     def awaited(self, state: ItemState) -> int | None:
-        """The unit whose gradient an item of another owner waits for; None if it waits for none."""
+        """The unit with a missing gradient for an item of another owner; None if there is none."""
         return next((update.start for update in state.copies if (update.seq, update.start) not in self._arrived), None)
 
     def _drop_done(self) -> None:
@@ -130,23 +126,18 @@ class Copies:
 
 
 def _is_used_before(seq: int, heads: Iterable[ItemState]) -> bool:
-    """Whether an own micro-batch before an item needs the copies as they are: until its head, which may be tied."""
+    """Whether an own micro-batch before item ``seq`` needs the copies: until its head, which may be a tied one."""
     return any(own.heads and own.item.seq < seq for own in heads)
 
 
 def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
-    """Whether hosted blocks keep graphs of some micro-batch: between its forward and its backward."""
+    """Whether a micro-batch is between forward and backward of hosted blocks."""
     going = (flow.place for state in backwards for flow in state.backwards)
     return any(place is not None and not place.is_upward for place in going)
 
 
 class ReplicaSums:
-    """Gradients that one host and the other hosts of its stage owe each other; none where it is the only one.
-
-    Args:
-        plan: of the run.
-        node: the host.
-    """
+    """Gradients that the hosts of one stage send each other; empty where it has one host."""
 
     __slots__ = ("_arrived", "_names", "_node", "_plan", "_queue", "_rank", "_sent")
 
@@ -164,11 +155,11 @@ class ReplicaSums:
             self._queue.append(state)
 
     def arrived(self, event: ev.ParcelArrived) -> None:
-        """Note that gradients of another host are in the inbox."""
+        """Note that gradients of another replica are in the inbox."""
         self._arrived[event.key] = event.source
 
     def leaving(self) -> list[ev.Command]:
-        """The gradients of the oldest item, once all its micro-batches here have gone backward; each only once."""
+        """Send the gradients of the oldest item, once all its micro-batches here have gone backward."""
         while self._queue and not self._updates(self._queue[0]):
             self._queue.popleft()
         if not self._queue:
@@ -181,19 +172,19 @@ class ReplicaSums:
         return [ev.SendParcel(key, name) for key in keys for name in self._names if name != self._node]
 
     def may_update(self, update: Action) -> bool:
-        """Whether own gradients have left and those of every other host are here."""
+        """Whether own gradients are sent and those of every other replica are here."""
         if not self._is_shared(update):
             return True
         return self._sent == update.seq and all(key in self._arrived for key in self._awaited(update))
 
     def messages(self, update: Action) -> list[ev.Command]:
-        """Messages right before an update: the gradients of the other hosts are taken, in ring order."""
+        """Take the gradients of the other replicas, in ring order, right before an update."""
         if not self._is_shared(update):
             return []
         return [ev.AcceptParcel(key, self._arrived.pop(key)) for key in self._awaited(update)]
 
     def missing(self, update: Action) -> str:
-        """The first host with gradients that an update waits for; empty if it waits for none."""
+        """The first replica with missing gradients for an update; empty if there is none."""
         keys = self._awaited(update) if self._is_shared(update) else []
         return next((self._names[key.micro] for key in keys if key not in self._arrived), "")
 
@@ -208,11 +199,7 @@ class ReplicaSums:
 
 
 class HelperItems:
-    """Items that one node helps with, and what of them is here.
-
-    Args:
-        placement: who helps whom.
-    """
+    """Items with pairs for this helper, and the pairs that have arrived."""
 
     __slots__ = ("_arrived", "_placement", "_queue")
 
@@ -227,16 +214,16 @@ class HelperItems:
             self._queue.append(state)
 
     def arrived(self, event: ev.ParcelArrived) -> None:
-        """Note that pairs are in the inbox; they may be of a turn that is granted to others only."""
+        """Note that pairs are in the inbox, even of a turn that is not granted here yet."""
         self._arrived[event.key] = event
 
     def may_save(self, seq: int) -> bool:
-        """Whether everything before an item is fitted and updated."""
+        """Whether everything before item ``seq`` is fitted and updated."""
         self._drop_done()
         return not self._queue or self._queue[0].item.seq > seq
 
     def next_update(self) -> tuple[Action, ItemState] | None:
-        """The update of a range of blocks for the oldest item, once all pairs of these are fitted."""
+        """Choose the update of a range of blocks for the oldest item, with all pairs of the range fitted."""
         self._drop_done()
         if not self._queue:
             return None
@@ -245,7 +232,7 @@ class HelperItems:
         return None if update is None else (update, state)
 
     def next_fit(self) -> MicroBatchState | None:
-        """The oldest micro-batch with its pairs here."""
+        """Choose the oldest micro-batch, if its pairs are here."""
         self._drop_done()
         if not self._queue or not self._queue[0].fits:
             return None
@@ -260,14 +247,14 @@ class HelperItems:
         return flow if flow.arrived is not None else None
 
     def passed(self, flow: MicroBatchState) -> None:
-        """Go on behind a fit of a micro-batch."""
+        """Move a micro-batch behind its fit."""
         place = flow.place
         flow.place = None if place is None else place.next
         if flow.place is None:
             flow.state.fits.popleft()
 
     def updated(self, update: Action, state: ItemState) -> list[ev.Command]:
-        """Note an update; the weights go to their host."""
+        """Note an update; send the weights to their host."""
         state.helped.remove(update)
         return [ev.SendParcel(weights_key(update), self._placement.host_of(update.start))]
 
@@ -277,7 +264,7 @@ class HelperItems:
 
 
 def _has_fit(flow: MicroBatchState, update: Action) -> bool:
-    """Whether pairs of the blocks of an update are still to be fitted in a micro-batch."""
+    """Whether pairs of the updated blocks are not fitted yet in a micro-batch."""
     place = flow.place
     while place is not None:
         if place.start < update.stop and update.start < place.stop:
@@ -287,12 +274,7 @@ def _has_fit(flow: MicroBatchState, update: Action) -> bool:
 
 
 class PendingInstalls:
-    """Weights that helpers of one host have sent back, and that it has not taken yet.
-
-    Args:
-        placement: who helps whom.
-        node: the host.
-    """
+    """Weights that helpers of one host have sent, and that it has not taken yet."""
 
     __slots__ = ("_arrived", "_helpers")
 
@@ -301,7 +283,7 @@ class PendingInstalls:
         self._arrived: dict[TensorKey, str] = {}
 
     def helper_of(self, update: Action) -> str:
-        """The helper that sends the weights of an update; empty if it is an update of this node's own."""
+        """The helper that sends the weights of an update; empty if this node computes it."""
         if not self._helpers:
             return ""
         return next((one.node for one in self._helpers if one.has_block(update.start)), "")
@@ -311,26 +293,22 @@ class PendingInstalls:
         self._arrived[event.key] = event.source
 
     def may_update(self, update: Action) -> bool:
-        """Whether the weights that an update needs from a helper are here."""
+        """Whether the weights of a helper, if the update needs some, are here."""
         return not self.helper_of(update) or weights_key(update) in self._arrived
 
     def messages(self, update: Action) -> list[ev.Command]:
-        """Messages right before an update: the weights of a helper are taken."""
+        """Take the weights of a helper right before an update."""
         key = weights_key(update)
         return [ev.AcceptParcel(key, self._arrived.pop(key))] if self.helper_of(update) else []
 
 
 class Exchange:
-    """All that one node exchanges with others for updates.
-
-    Args:
-        plan: of the run.
-        node: which node.
+    """All parcels of one node for updates.
 
     Attributes:
-        copies: of embedding and head; they wait for nothing with adapters.
-        helping: what this node fits for others.
-        sums: what this node and the other hosts of its stage send each other.
+        copies: updates of embedding and head.
+        helping: pairs that this node fits for hosts.
+        sums: gradients among the replicas of its stage.
     """
 
     __slots__ = ("_course", "_installs", "copies", "helping", "sums")
@@ -343,13 +321,13 @@ class Exchange:
         self.sums = ReplicaSums(plan, node)
 
     def take_on(self, state: ItemState) -> None:
-        """Note an item with such updates."""
+        """Note an item that may have such updates."""
         self.copies.take_on(state)
         self.helping.take_on(state)
         self.sums.take_on(state)
 
     def note_parcel(self, event: ev.ParcelArrived) -> None:
-        """Note gradients that another owner or replica sent, pairs of a host, or weights of a helper."""
+        """Note a parcel in the inbox, by its kind."""
         key, source = event
         if key.payload == Payload.UNIT_GRAD:
             self.copies.arrived(key.seq, key.boundary, source)
@@ -361,21 +339,21 @@ class Exchange:
             self.helping.arrived(event)
 
     def may_save(self, seq: int) -> bool:
-        """Whether copies and adapters of others have had all updates before an item."""
+        """Whether copies and helped adapters have had all updates before item ``seq``."""
         return self.copies.may_save(seq) and self.helping.may_save(seq)
 
     def may_update(self, update: Action) -> bool:
-        """Whether all is here that an update of own blocks needs from a helper or from replicas."""
+        """Whether the parcels of a helper or of replicas for an update of own blocks are here."""
         return self._installs.may_update(update) and self.sums.may_update(update)
 
     def next_update(
         self, heads: Iterable[ItemState], backwards: Iterable[ItemState]
     ) -> tuple[Action, ItemState] | None:
-        """An update of others' adapters, or of a copy, that is possible; see ``Copies.next_update``."""
+        """Choose a possible update of helped adapters or of a copy; see ``Copies.next_update``."""
         return self.helping.next_update() or self.copies.next_update(heads, backwards)
 
     def messages_before(self, update: Action, state: ItemState) -> list[ev.Command]:
-        """Messages right before an update: gradients leave or are taken, as are weights of a helper."""
+        """Make the messages right before an update: gradients are sent or taken, weights of a helper taken."""
         if update.op is Op.SAVE or update in state.helped:
             return []
         if self._course.method.full_parameters:
@@ -383,7 +361,7 @@ class Exchange:
         return self._installs.messages(update) or self.sums.messages(update)
 
     def awaited(self, states: Sequence[ItemState]) -> str:
-        """The message of another node that the oldest item waits for after its micro-batches; empty if none."""
+        """Describe the parcel that the oldest item awaits after its micro-batches; empty if there is none."""
         if not states or states[0].flows_left:
             return ""
         state = states[0]

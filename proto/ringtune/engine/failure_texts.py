@@ -21,14 +21,10 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> str:
-    """Say what the next action of ``flow`` needs.
+    """Describe the message, credit or head that the next action of a micro-batch awaits.
 
-    Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``.
-
-    Args:
-        flow: a micro-batch that is not through.
-        has_head: whether the head that it needs is here.
-        head_from: who sends it otherwise; empty = nobody, it waits for an update.
+    Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``. ``has_head`` says whether the
+    head that it needs is here; else ``head_from`` sends it (empty = it waits for an update here).
     """
     place, item = flow.place, flow.state.item
     where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
@@ -49,7 +45,7 @@ def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> str:
 
 
 def awaited_weights(item: Item, block: int, helper: str) -> str:
-    """Say which updated adapters a host waits for.
+    """Say which updated adapters a host awaits from its helper.
 
     Example: ``the updated adapters of step 7 (train), from block 2 on, from helper z``.
     """
@@ -57,7 +53,7 @@ def awaited_weights(item: Item, block: int, helper: str) -> str:
 
 
 def awaited_grads(item: Item, block: int, replica: str) -> str:
-    """Say which gradients a host waits for that another host of its stage sends.
+    """Say which gradients a host awaits from another replica.
 
     Example: ``the gradients of step 7 (train), from block 2 on, of the replica on node b``.
     """
@@ -66,7 +62,7 @@ def awaited_grads(item: Item, block: int, replica: str) -> str:
 
 
 def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:
-    """Say which gradient a copy of embedding or head waits for.
+    """Say which gradient a copy of embedding or head awaits.
 
     Example: ``the gradient of the embedding of step 7 (train), from node c``.
     """
@@ -79,16 +75,11 @@ _MAX_ROWS: Final = 16
 
 
 def diverged(item: Item, what: str, *, course: Course | None = None, micro: int | None = None) -> DivergedError:
-    """Make the error for an item of which something is not finite.
+    """Make the error for an item with a value that is not finite.
 
+    ``what`` names the value, ``course`` adds the numbers of the rows, ``micro`` restricts them to one micro-batch.
     Example: the training diverged at step 13, a batch of owner a: the loss is nan (micro-batch 1, training rows 3 and
     8, counted from 0); lower train.learning_rate ...
-
-    Args:
-        item: the item.
-        what: what was found, with its value.
-        course: of the run, to name the rows by their numbers; None = they are not named.
-        micro: of the item; None = it is of the whole batch.
     """
     when = "at" if item.kind.has_update else "in the evaluation after"
     where = f"{when} step {item.step + item.kind.has_update}, a batch of owner {item.owner}"
@@ -97,12 +88,12 @@ def diverged(item: Item, what: str, *, course: Course | None = None, micro: int 
 
 
 def may_diverge(item: Item) -> bool:
-    """Whether the item's numbers are of the training, not of a measurement."""
+    """Whether a value of the item that is not finite is the training's fault: in train and evaluation items."""
     return item.kind in (StepKind.TRAIN, StepKind.EVALUATE)
 
 
 def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
-    """The numbers of an item's rows among those of its owner, from 0; of one micro-batch, or of all (None)."""
+    """Row numbers of an item among the rows of its owner, from 0; of one micro-batch, or of all (``micro`` None)."""
     owner = course.owner(item.owner)
     if owner is None:
         return ()

@@ -1,4 +1,4 @@
-"""The engine of one node, a state machine: what to compute, send and accept next. No clock, no socket, no tensor.
+"""The state machine of one node: what to compute, send and accept next. No clock, no socket, no tensor.
 
 It carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are here and whose
 weights have the right version it picks by priority
@@ -11,8 +11,8 @@ at most. Four rules make every result independent of timing:
 * in order: at each unit, and in backward, micro-batches pass in the order of (seq, micro);
 * right version: a forward starts only if each block in its range had exactly ``forward_version`` updates, an update
   only after the last forward that must not see it, a backward only after the update of the item before;
-* few graphs: ``in_flight`` items (1, unless a method is stale on purpose) keep graphs here; a further forward with
-  graph waits;
+* few graphs: at most ``in_flight`` items (1, unless the method has stale weights) keep graphs here; a further forward
+  with graph waits;
 * credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
 
 Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen, consecutive
@@ -40,16 +40,16 @@ _NEW: Final = tuple.__new__
 
 
 class NodeEngine:
-    """The engine of one node in one run.
+    """The engine of one node in one run; ``handle`` is the only way in.
 
     Args:
-        plan: the plan of the run.
-        node: which node this is; has to be in the plan.
-        wait_s: longest time without any progress, in seconds, before the run is given up.
-        start: where the run continues; by default its very beginning.
+        plan: of the run, or its part.
+        node: the name of this node.
+        wait_s: time limit without any progress, in seconds.
+        start: where the run continues; by default at its beginning.
 
     Raises:
-        PlanError: the plan does not know the node.
+        PlanError: the node is not in the plan.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class NodeEngine:
     # ---- the only entry ---------------------------------------------------------------------------
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Command]:
-        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
+        """Take one event at time ``now_s`` (monotonic seconds); return the commands in order."""
         commands: list[ev.Command] = []
         if self._stopped:
             return commands
@@ -128,7 +128,7 @@ class NodeEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every granted item is done at this node."""
+        """Whether this node has done every granted item."""
         return not self._ready_queue.states and self._running is None
 
     # ---- events -----------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ class NodeEngine:
 
     @property
     def _waits_for_its_turn(self) -> bool:
-        """Whether others may be at work: an owner that hosts nothing sees no progress of turns that are not its own.
+        """Whether a lack of progress here is no fault: at an owner without blocks, in turns of other owners.
 
-        Such a turn may take long; those who have a part in it, and the coordinator, see when it stops.
+        The nodes of such a turn, and the coordinator, notice when it stops.
         """
         state = self._ready_queue.states[0]
         if self._ready_queue.is_host or not state.is_own:
@@ -236,7 +236,7 @@ class NodeEngine:
         return following
 
     def _report_step(self, action: Action, state: ItemState, commands: list[ev.Command]) -> None:
-        """The owner reports an item once, when its head is through (and updated)."""
+        """Report an own item once, after its head's last action: its update in training, else the forward."""
         if state.heads or any(update.start == self._head_unit for update in state.updates):
             return
         if action.op is Op.HEAD or action.start == self._head_unit:
@@ -246,7 +246,7 @@ class NodeEngine:
     # ---- decisions --------------------------------------------------------------------------------
 
     def _go_on(self, flow: MicroBatchState, commands: list[ev.Command]) -> None:
-        """Note that an action of a micro-batch is done; a send that follows is no work and is made at once."""
+        """Move a micro-batch behind a done action, and send what the action has made."""
         place = flow.place
         if place is None:
             raise PlanError(f"node {self.node} was told of an action of a micro-batch that is through")
@@ -261,14 +261,14 @@ class NodeEngine:
             self._head_may_move = True
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
-        """A turn, a head or the end of an action with it may let it move; nothing else does."""
+        """Take and send heads; called after a turn, a head, or an action that may permit it."""
         self._head_may_move = False
         if self._head.take(self._turns, self._ready_queue.needs_head_before, commands):
             self._ready_queue.recheck()
         self._head.pass_on(commands)
 
     def _start_next(self, commands: list[ev.Command]) -> None:
-        """Pick the best ready action and start it."""
+        """Start the ready action of the highest priority."""
         backlog = self._ready_queue
         update = backlog.next_update()
         if update is not None:
@@ -294,7 +294,7 @@ class NodeEngine:
         commands.append(_NEW(ev.RunAction, (action,)))
 
     def _retire(self, commands: list[ev.Command]) -> None:
-        """Forget finished items, in order; report finished turns."""
+        """Drop finished items, in order; report finished turns."""
         for state in self._ready_queue.retired():
             turn = state.item.turn
             self._turn_items_left[turn] -= 1
@@ -312,7 +312,7 @@ class NodeEngine:
     # ---- explanation ------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """The wait of the oldest unfinished micro-batch, as text: seconds, message and sender."""
+        """Describe the message that the oldest unfinished micro-batch awaits: seconds, content, sender."""
         awaited = self._ready_queue.exchange.awaited(self._ready_queue.states)
         if awaited:
             return f"waited {self._wait_s:g} s for {awaited}"

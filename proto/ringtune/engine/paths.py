@@ -1,12 +1,12 @@
 """The path of a micro-batch through one node, its progress, and the credits of the node's links.
 
-A :class:`Path` is a lowering (``schedule.lowering``) as a chain of places. A place is a compute action with all that it
-waits for and all that follows it at once, so that the engine decides with a few comparisons::
+A :class:`Path` is a lowering (``schedule.lowering``) as a chain of places. A place is a compute action with its message
+before, its send after and its credit, so that the engine decides with a few comparisons::
 
     legs     <h2@a      f[2,3)   F[3,4)  >h4@c     <g4@c  B[3,4)
     places   |__ f[2,3) __| -> |_ F[3,4) __| ->  |___ B[3,4) ___|
 
-Credits bound the hidden states that are on their way or wait, for each target and boundary.
+Credits bound the hidden states in transit and in inboxes, for each target and boundary.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from ringtune.schedule.versions import (
 
 
 class Channel:
-    """Hidden states that go to one node for one boundary.
+    """Credits for hidden states to one node for one boundary.
 
     Args:
-        target: the node.
+        target: the receiving node.
         boundary: the unit that the hidden states enter there.
-        most: how many hidden states may wait at the target or be on their way.
+        most: limit of hidden states in transit and in the target's inbox.
 
     Attributes:
-        left: how many more hidden states may be sent now.
+        left: number of hidden states that may be sent now.
     """
 
     __slots__ = ("boundary", "left", "most", "target")
@@ -54,7 +54,7 @@ class Channel:
         self.most = self.left = most
 
     def return_credit(self) -> None:
-        """Take one credit back, because the target took a hidden state out; ``left`` never passes ``most``."""
+        """Take one credit back, up to ``most``."""
         if self.left < self.most:
             self.left += 1
 
@@ -63,7 +63,7 @@ class Credits:
     """The channels of one node.
 
     Args:
-        most: of each channel.
+        most: credits of each channel.
     """
 
     __slots__ = ("_channels", "_most")
@@ -73,17 +73,11 @@ class Credits:
         self._channels: dict[tuple[str, int], Channel] = {}
 
     def known(self, target: str, boundary: int) -> Channel | None:
-        """The channel to a node for a boundary, if something was to be sent there."""
+        """Find a channel; None if nothing was to be sent there."""
         return self._channels.get((target, boundary))
 
     def channel(self, target: str, boundary: int, most: int = 0) -> Channel:
-        """The channel to a node for a boundary; always the same object.
-
-        Args:
-            target: the node.
-            boundary: of what is sent.
-            most: of this channel; 0 = as of each.
-        """
+        """Return the channel to a node for a boundary, always the same object; ``most`` 0 = the default."""
         found = self._channels.get((target, boundary))
         if found is None:
             found = self._channels[target, boundary] = Channel(target, boundary, most or self._most)
@@ -91,9 +85,9 @@ class Credits:
 
 
 def max_embeds(plan: Plan, node: str) -> int:
-    """How many own micro-batches of an owner may be between their embedding and the end of their head; 0 elsewhere.
+    """Limit of an owner's micro-batches between embedding and end of head; 0 for other nodes.
 
-    They are as many as have credits on the hosts of their way, whichever of its stage a micro-batch passes.
+    It is the number of their credits at all hosts of the ring, replicas included.
     """
     if plan.owner(node) is None:
         return 0
@@ -105,24 +99,23 @@ Message = tuple[str, int, str]
 
 
 class Place:
-    """One compute action on the way of a micro-batch.
+    """One compute action on the way of a micro-batch, with its message before and its send after.
 
     Attributes:
-        op: the operation.
         start, stop: its units.
-        rank: the lower, the sooner it is started; see ``node_engine``.
-        receive: the tensor that has to be here before; None if it needs none.
-        awaits: the next tensor that its micro-batch takes here, from this place on; None if it takes no more.
-        send: the tensor that leaves when it is done; None if none does.
-        is_upward: whether earlier micro-batches have to be past its units before it starts.
+        rank: the lowest ready one is started first; see ``node_engine``.
+        receive: the tensor that it needs; None = no tensor.
+        awaits: the next tensor that its micro-batch takes from this place on; None = no further one.
+        send: the tensor that leaves after it; None = no tensor.
+        is_upward: whether earlier micro-batches must have passed its units.
         keeps_graph: whether it keeps a graph for a backward.
-        is_downward: whether it takes its turn with the backwards.
+        is_downward: whether it is ordered among the backwards.
         is_of_embedding: whether its unit is the embedding.
-        frontier: its first unit, where it is upward; a later micro-batch must not overtake it. One that enters by
-            reading is overtaken nowhere, so that credits are taken in order.
+        frontier: its first unit if upward, which a later micro-batch must not overtake; infinity otherwise. READ has
+            the embedding as frontier, so that nothing overtakes it and credits are taken in order.
         goes_on: whether it and the next place are one forward with a graph, cut at the blocks of a helper.
-        credit: the channel whose credit it takes, or None.
-        next: the place after it, or None.
+        credit: the channel of which it takes a credit; None = it takes none.
+        next: the next place; None = it is the last one.
     """
 
     __slots__ = (
@@ -162,17 +155,16 @@ class Path:
 
     Args:
         legs: in the order of the data flow; not empty.
-        private_blocks: of the plan.
-        room: of this node.
-        pairs_boundary: the boundary of credits for pairs.
+        room: channels of this node.
+        pairs_boundary: boundary of the credits for pairs.
 
     Attributes:
         first: the first place.
-        goes_backward: whether hosted blocks go backward here.
-        trains_embedding: whether the embedding does.
-        has_head: whether the head is here.
-        has_embedding: whether it begins here.
-        head_room: the channel with the credit that returns after the head; None where a message feeds the head.
+        goes_backward: whether it has a backward of blocks here.
+        trains_embedding: whether it ends with a backward of the embedding here.
+        has_head: whether the head runs here.
+        has_embedding: whether it begins with the embedding here.
+        head_room: the channel of which a credit returns after the head; None where a message feeds the head.
     """
 
     __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
@@ -211,14 +203,14 @@ def _message(leg: Leg) -> Message:
 
 
 def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int) -> list[Channel | None]:
-    """The leg with the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
+    """Assign to legs the channels of which they take a credit; pairs take one where they ship.
 
-    It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
-    too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
-    blocks are not kept in order with other owners' micro-batches; they take the credit only where no hosted
-    block follows, because then all micro-batches of that channel are the owner's own.
+    A stretch that ends in the send of a hidden state takes one at its first leg on hosted blocks. Those are passed in
+    order, so credits are taken in order, and an older micro-batch never waits for a credit that a younger one holds.
+    Embedding and private blocks are not ordered with other owners' micro-batches; they take the credit only where no
+    hosted block follows: then all micro-batches of that channel are the owner's own.
 
-    A stretch of hosted blocks that ends in the head takes one too, of a channel to itself: else any number of own
+    A stretch of hosted blocks that ends in the head takes one of a channel to this node: else any number of own
     micro-batches could wait between the frozen blocks of the top slice and those with a graph.
     """
     taken: list[Channel | None] = [None] * len(legs)
@@ -242,16 +234,15 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boun
 
 
 class MicroBatchState:
-    """One micro-batch at this node, with its progress.
+    """The progress of one micro-batch at this node.
 
     Args:
-        seq: its item.
-        micro: which micro-batch.
+        micro: number of the micro-batch.
         path: its way here.
 
     Attributes:
-        place: the next one; None if it is through.
-        arrived: the tensor that it waits for, once that is here; None before.
+        place: the next one; None = it is through.
+        arrived: the tensor that ``place`` needs, once it is here.
     """
 
     __slots__ = ("arrived", "micro", "path", "place", "seq", "state")
@@ -263,22 +254,22 @@ class MicroBatchState:
 
     @property
     def ready(self) -> Place | None:
-        """The next place of the micro-batch, if the tensor that it needs there is here."""
+        """The next place, if its tensor is here; else None."""
         place = self.place
         return place if place is None or place.receive is None or self.arrived else None
 
     def awaited(self, *, is_running: bool) -> Message | None:
-        """The next tensor that it takes here; what an action that runs needed it has."""
+        """The next tensor that the micro-batch takes here; a running action already has its own."""
         place = self.place
         if is_running and place is not None:
             place = place.next
         return None if place is None else place.awaits
 
     def refuse_early(self, event: TensorArrived) -> None:
-        """Refuse a tensor that can't exist yet.
+        """Refuse a gradient that can't exist yet.
 
         Raises:
-            FrameError: it arrived before this node sent what it follows from; names the sender.
+            FrameError: it arrived before this node sent the tensor from which it is computed.
         """
         (payload, seq, micro, boundary), source = event
         if self._has_to_send_before(payload, boundary):
@@ -288,7 +279,7 @@ class MicroBatchState:
             )
 
     def _has_to_send_before(self, payload: str, boundary: int) -> bool:
-        """Whether this node has to send a tensor of the micro-batch first, without which this one can't exist."""
+        """Whether this node must send another tensor of the micro-batch before this one can exist."""
         place, sends = self.place, False
         while place is not None:
             if place.receive is not None and place.receive[:2] == (payload, boundary):
@@ -302,29 +293,27 @@ class ItemState:
     """The progress of one item at this node.
 
     Args:
-        plan: as it is for the item's turn.
-        item: the item.
+        plan: with the decisions of the item's turn.
         node: this node.
-        paths: of each micro-batch here; None where it does not pass.
-        fits: what is fitted here of each micro-batch; None where nothing is.
+        paths: of each micro-batch here; None = it does not pass.
+        fits: for each micro-batch, the path of its pairs at this helper; None = no pairs.
 
     Attributes:
-        item: the item.
         is_own: whether this node is its initiator.
-        updates: updates and saves that are not done, but for those of copies.
-        helped: updates of blocks that this node helps with, that are not done.
-        copies: updates of copies of embedding and head, for an item of another owner, that are not done.
-        fits: micro-batches whose pairs are still to be fitted here, in order.
+        updates: updates and saves that are not done, except ``helped`` and ``copies``.
+        helped: updates that are not done, of blocks that this node helps with.
+        copies: updates that are not done, of this node's embedding and head for an item of another owner.
+        fits: micro-batches with pairs that are not fitted, in order.
         flows: its micro-batches here, in order.
-        flows_left: how many of them are not through.
-        heads: those with their head not done, in order; gradients are summed in a fixed order.
-        backwards: those whose hosted blocks still go backward here, in order.
-        embedding_backwards: those whose embedding still goes backward here, in order.
-        head_version: updates that the head must have had.
-        embedding_version: updates that the embedding must have had.
-        awaited_seq: the last item whose forward has to have passed this node's slice before the item's update here.
-        forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
-            they can't have had: no update precedes the last forward that must not see it.
+        flows_left: number of them that are not through.
+        heads: micro-batches without their head, in order: gradients are summed in a fixed order.
+        backwards: micro-batches before their last backward of blocks here, in order.
+        embedding_backwards: micro-batches before their backward of the embedding here, in order.
+        head_version: version of the head that the item needs.
+        embedding_version: version of the embedding that the item needs.
+        awaited_seq: the last item that must have passed this slice in forward before this item's update.
+        forward_versions: hosted unit -> version that a forward needs; empty if all are 0. A unit never has a higher
+            version then: no update precedes the last forward that must not see it.
         backward_versions: the same for a backward.
         lagging: updates that wait for the backward of the next item.
         values: numbers for the report, summed over micro-batches.
@@ -385,30 +374,30 @@ class ItemState:
 
     @property
     def is_done(self) -> bool:
-        """Whether this node has nothing left to do for the item."""
+        """Whether this node has done the item."""
         return not (self.flows_left or self.updates or self.copies or self.fits or self.helped)
 
     @property
     def goes_backward(self) -> bool:
-        """Whether any of its micro-batches still goes backward here."""
+        """Whether a micro-batch still goes backward here."""
         return bool(self.backwards) or bool(self.embedding_backwards)
 
     @property
     def holds_graph(self) -> bool:
-        """Whether a graph of this item may still be needed, or its update is not done."""
+        """Whether a backward or an update of this item is not done."""
         return bool(self.updates) or self.goes_backward
 
     @property
     def takes_room(self) -> bool:
-        """Whether the next graphs here wait for this item: for its backwards, and for updates that do not lag."""
+        """Whether this item blocks further graphs: a backward, or an update that does not lag, is not done."""
         return self.goes_backward or any(update not in self.lagging for update in self.updates)
 
     def uses_head(self, head: int) -> bool:
-        """Whether the head is still to be run, updated or saved for this item."""
+        """Whether the head is still to run, be updated or saved for this item."""
         return bool(self.heads) or any(action.op is Op.SAVE or action.start == head for action in self.updates)
 
 
 def _is_helped(plan: Plan, update: Action, node: str) -> bool:
-    """Whether an update of blocks is done here as a helper of another node."""
+    """Whether this node does the update as a helper of another node."""
     helped = plan.placement.helped_by(node) if update.op is Op.UPDATE else ()
     return any(one.has_block(update.start) for one in helped)

@@ -1,12 +1,12 @@
-"""The list scheduler of an engine: the work of a node, versions of its units, its head, and actions ready to run.
+"""The list scheduler of an engine: work of a node, versions of its units, its head, and actions ready to run.
 
-Work waits in queues, each in the order of (seq, micro). A queue is searched only after an event that may have made one
-of its entries ready: each queue has a flag for that.
+Work waits in queues in the order of (seq, micro). A flag for each queue says whether an event may have made an entry
+ready; else the queue is not searched.
 
 ``HeadTracker``: a head that arrives for turn 5 of this node serves turn 5 and the turns of this node that follow
-without a gap. Equal versions are not enough to decide whether a head may be used: after an evaluation an owner still
-has a head of the right version that it has passed on. Where every owner has a copy of the head (``schedule.stages``)
-none is handed over, and only its updates count.
+without a gap. Equal versions do not prove that a head may be used: after an evaluation an owner still has a head of the
+right version that it has handed over. Where every owner has a copy of the head (``schedule.stages``) none is handed
+over, and only its updates count.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ from ringtune.schedule.versions import in_flight, max_open_items, weight_version
 
 
 class UnitVersions:
-    """Updates that the blocks of one node and its copy of the embedding have had.
-
-    Args:
-        plan: of the run.
-        node: which node.
+    """Versions of the hosted blocks and of the embedding copy of one node.
 
     Attributes:
-        embedding: those of the embedding.
+        embedding: version of the embedding.
     """
 
     __slots__ = ("_blocks", "_head", "_piece", "embedding")
@@ -48,13 +44,13 @@ class UnitVersions:
         self.embedding = 0
 
     def begin(self, plan: Plan, step: int) -> None:
-        """Take the versions that a run has at ``step``."""
+        """Set the versions that the units have at ``step``."""
         units = range(self._piece.start, self._piece.stop)
         self._blocks = {unit: weight_version(plan.course, unit, step) for unit in units}
         self.embedding = weight_version(plan.course, EMBEDDING, step)
 
     def updated(self, update: Action) -> None:
-        """Count an update; no action waits for versions of the head."""
+        """Count an update; the head is counted by ``HeadTracker``."""
         if update.start == EMBEDDING:
             self.embedding += 1
         elif update.start != self._head:
@@ -62,7 +58,7 @@ class UnitVersions:
                 self._blocks[unit] += 1
 
     def are(self, wanted: Mapping[int, int], place: Place) -> bool:
-        """Whether each unit of the action has had the wanted updates."""
+        """Whether each unit of the place has its version in ``wanted``."""
         blocks = self._blocks
         if blocks == wanted:  # all that is hosted here, which is the usual case
             return True
@@ -70,13 +66,12 @@ class UnitVersions:
 
 
 class HeadTracker:
-    """Keeps track of one node's head.
+    """The state of one node's head: version, turn for which it was received, and hand-overs.
 
     Args:
-        node: whose.
-        is_holder: whether it has the head where the run begins.
-        is_copy: whether every owner has one.
-        first_turn: index of the first turn, before which it is held.
+        is_holder: whether it has the head at the start of the run.
+        is_copy: whether every owner has a copy, so that none is handed over.
+        first_turn: index of the run's first turn.
     """
 
     def __init__(self, node: str, *, is_holder: bool, is_copy: bool = False, first_turn: int = 0) -> None:
@@ -92,11 +87,11 @@ class HeadTracker:
         self._first_versions: dict[int, int] = {}
 
     def begin(self, version: int) -> None:
-        """Note the updates of the head at the step where the run begins or continues."""
+        """Set the version of the head at the start of the run."""
         self._version = version
 
     def granted(self, turn: Turn, version: int) -> None:
-        """Note a granted turn; its first item needs a head with ``version`` updates.
+        """Note a granted turn, of which the first item needs a head of ``version``.
 
         This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
         """
@@ -109,26 +104,26 @@ class HeadTracker:
             self._handovers.append((turn, self._holds_since[turn.index - 1], version))
 
     def arrived(self, turn: int, source: str) -> None:
-        """Note that the head for ``turn`` is in the inbox, sent by ``source``."""
+        """Note that the head for ``turn`` is in the inbox."""
         self._arrived[turn] = source
 
     def updated(self) -> None:
-        """Count one more update of the head."""
+        """Count one update of the head."""
         self._version += 1
 
     def counts_for(self, state: ItemState) -> bool:
-        """Whether the head that is here is the one that the item needs, with the right number of updates."""
+        """Whether the present head has the version for the item and was received for its run of own turns."""
         return self._version == state.head_version and self._held_since == self._holds_since.get(state.item.turn)
 
     def take(
         self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
     ) -> bool:
-        """Take each arrived head whose turn is known, once no item before that turn uses the old head.
+        """Take each arrived head with a known turn, once no item before that turn uses the old head.
 
         Args:
-            turns: that are known here, by index.
-            is_used_before: whether items of turns before that index still use the head that is here.
-            commands: to be added to.
+            turns: known turns by index.
+            is_used_before: whether items of turns before an index still use the present head.
+            commands: to which ``AcceptHead`` is appended.
 
         Returns:
             Whether a head was taken.
@@ -142,7 +137,7 @@ class HeadTracker:
         return taken
 
     def pass_on(self, commands: list[ev.Command]) -> None:
-        """Send the head as soon as its version is what the next owner's turn needs."""
+        """Send the head once it has the version for the next owner's turn."""
         while self._handovers:
             turn, held_since, version = self._handovers[0]
             if self._held_since != held_since or self._version != version:
@@ -151,7 +146,7 @@ class HeadTracker:
             commands.append(ev.SendHead(turn.index, turn.owner))
 
     def forget(self, turn: int) -> None:
-        """Drop the records of a turn that is long over."""
+        """Drop the records of a turn."""
         self._holds_since.pop(turn, None)
         self._first_versions.pop(turn, None)
 
@@ -163,14 +158,13 @@ class ReadyQueue:
     """Items and micro-batches of one node that are not done.
 
     Args:
-        plan: of the run.
-        node: which node.
-        head: which head it has.
+        node: the name of this node.
+        head: the state of its head.
 
     Attributes:
-        exchange: updates that need something of another node, or give it something.
-        states: the items, in order.
-        is_host: whether it hosts blocks.
+        exchange: updates that need parcels of other nodes, or send some.
+        states: items that are not done, in order.
+        is_host: whether the node hosts blocks.
     """
 
     __slots__ = (
@@ -236,21 +230,21 @@ class ReadyQueue:
         self._is_starved = False
         self._may_update = self._may_run_head = self._may_go_down = False
 
-    # ---- what comes in ------------------------------------------------------------------------------
+    # ---- arrivals -----------------------------------------------------------------------------------
 
     def begin(self, plan: Plan, step: int) -> None:
-        """Begin or continue the run at ``step``; the plan of the first turn has what was unfrozen before."""
+        """Begin or continue the run at ``step``; ``plan`` has the unfreezing decisions up to there."""
         self._versions.begin(plan, step)
 
     def path(self, legs: Legs) -> Path:
-        """The way of a micro-batch with these legs; computed once."""
+        """Return the path of these legs; computed once."""
         path = self._paths.get(legs)
         if path is None:
             path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, self._pairs_boundary)
         return path
 
     def take_on(self, state: ItemState) -> None:
-        """Put an item and its micro-batches into every queue that they have to leave."""
+        """Add an item and its micro-batches to the queues."""
         self.states.append(state)
         if state.holds_graph:  # what goes backward here holds later updates up, even if it updates nothing here
             self._updating.append(state)
@@ -271,18 +265,16 @@ class ReadyQueue:
                 self._embeds.append(flow)
 
     def recheck(self) -> None:
-        """A turn, an update or a head may have made anything possible."""
+        """Mark every queue, after a turn, an update, a head or a parcel."""
         self._may_update = self._may_run_head = self._may_go_down = True
 
     def note_tensor(self, event: TensorArrived, running: MicroBatchState | None) -> bool:
-        """Note a tensor; whether a micro-batch waits for it.
+        """Note a tensor; return whether a micro-batch waits for it.
 
-        Args:
-            event: names the tensor.
-            running: the micro-batch whose action runs.
+        ``running`` is the micro-batch of the running action.
 
         Raises:
-            FrameError: a gradient arrived before this node sent what it follows from; names the sender.
+            FrameError: see ``MicroBatchState.refuse_early``.
         """
         (payload, seq, micro, boundary), _ = event
         flow = self._flows.get((seq, micro))
@@ -304,7 +296,7 @@ class ReadyQueue:
         return True
 
     def note_credit(self, source: str, boundary: int) -> bool:
-        """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
+        """Take a credit of ``source`` back; return whether an action may have waited for it."""
         if self.exchange.copies.note_credit(source, boundary):
             self._may_update = True
             return True
@@ -318,15 +310,15 @@ class ReadyQueue:
         is_awaited, self._is_starved = self._is_starved, False
         return is_awaited
 
-    # ---- what is done -------------------------------------------------------------------------------
+    # ---- progress -----------------------------------------------------------------------------------
 
     def began_embedding(self) -> None:
-        """The oldest embedding runs."""
+        """Note that the oldest embedding runs."""
         self._embeds.popleft()
         self._embeds_in_flight += 1
 
     def passed(self, flow: MicroBatchState, place: Place) -> None:
-        """Move a micro-batch from one place, which is done, to the next."""
+        """Move a micro-batch from a place that is done to the next."""
         if place.op is Op.FIT:
             self.exchange.helping.passed(flow)
             self._may_update = True
@@ -355,7 +347,7 @@ class ReadyQueue:
             flow.state.flows_left -= 1
 
     def _went_backward(self, flow: MicroBatchState, place: Place, following: Place | None) -> None:
-        """A micro-batch is through a place that goes backward; that of the embedding counts by itself."""
+        """Note that a micro-batch has done a backward; the embedding's is counted apart from the blocks'."""
         self._may_go_down = True
         if place.is_of_embedding:
             flow.state.embedding_backwards.popleft()
@@ -367,7 +359,7 @@ class ReadyQueue:
             self._may_update = True
 
     def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
-        """An update or a save of an item is done; what follows from it at once."""
+        """Note that an update or a save is done; return the commands that follow."""
         if action in state.helped:
             self.recheck()
             return self.exchange.helping.updated(action, state)
@@ -378,7 +370,7 @@ class ReadyQueue:
         return []
 
     def retired(self) -> Iterator[ItemState]:
-        """Forget finished items, in order, and give them."""
+        """Remove finished items, in order, and yield them."""
         while self.states and self.states[0].is_done:
             state = self.states.popleft()
             for flow in state.flows:
@@ -387,17 +379,14 @@ class ReadyQueue:
             yield state
 
     def needs_head_before(self, turn: int) -> bool:
-        """Whether own items of earlier turns still use the head that is here."""
+        """Whether own items of earlier turns still use the present head."""
         head = self._head_unit
         return any(state.is_own and state.item.turn < turn and state.uses_head(head) for state in self.states)
 
-    # ---- what goes on next --------------------------------------------------------------------------
+    # ---- choice of the next action ------------------------------------------------------------------
 
     def next_update(self) -> tuple[Action, ItemState] | None:
-        """An update or a save that has become possible.
-
-        Only the end of an action, a head, the gradient of a unit or its credit makes any so.
-        """
+        """Choose an update or a save that is possible; None if there is none."""
         if not self._may_update:
             return None
         found = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
@@ -419,7 +408,7 @@ class ReadyQueue:
         return None
 
     def next_flow(self) -> MicroBatchState | None:
-        """The micro-batch to run next: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
+        """Choose the micro-batch to run: one in a cut forward, else of the lowest ready rank the oldest."""
         flow, self._going_on = self._going_on, None
         if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
             return flow
@@ -457,7 +446,7 @@ class ReadyQueue:
         return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
 
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
-        """Whether all that has to precede an update or a save is done; ``upward_seq`` is still on its way up."""
+        """Whether the predecessors of an update or a save are done; item ``upward_seq`` is the oldest in forward."""
         if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
             seq = state.item.seq
             is_first = state is self._updating[0] and self.exchange.may_save(seq)
@@ -471,7 +460,7 @@ class ReadyQueue:
         return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
 
     def _ready_head(self) -> MicroBatchState | None:
-        """The oldest own micro-batch without its head done, if that can run."""
+        """The oldest own micro-batch before its head, if the head can run."""
         while self._heads and not self._heads[0].heads:
             self._heads.popleft()
         if self._heads:
@@ -484,7 +473,7 @@ class ReadyQueue:
         return None
 
     def _ready_backward(self) -> MicroBatchState | None:
-        """The oldest micro-batch that goes backward here and can."""
+        """The oldest micro-batch that can go backward here."""
         while self._backwards and not self._backwards[0].goes_backward:
             self._backwards.popleft()
         for state in itertools.islice(self._backwards, self._max_graphs):
@@ -501,7 +490,7 @@ class ReadyQueue:
         return None
 
     def _is_ready(self, flow: MicroBatchState, place: Place) -> bool:
-        """Whether an upward action can start, its tensor being here and earlier micro-batches past it."""
+        """Whether an upward action with its tensor here has room for a graph, a credit and the right versions."""
         if place.keeps_graph and not self._has_room_for_graph(flow.state):
             return False
         if place.credit is not None and place.credit.left <= 0:
@@ -517,7 +506,7 @@ class ReadyQueue:
         return state in itertools.islice(graphs, self._max_graphs)
 
     def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
-        """The next embedding if it may begin and is older than what was found."""
+        """Return the next embedding if it can run and is older than ``found``; else ``found``."""
         flow = self._embeds[0]
         if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:
             return found

@@ -1,19 +1,19 @@
-"""Checkpoints: the manifest with the shard of every node by digest, and the nodes that have each part on disk.
+"""Checkpoints: the manifest with every node's shard by digest, and the nodes that have each part on disk.
 
-A checkpoint is of a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on the
+A checkpoint is taken at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on the
 nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. All else that a
 resumed run needs is a function of the plan and the step: data position, depth, learning rate and the seed of every
 dropout mask (``schedule.batches``, ``schedule.versions``, ``config.sections.learning_rate``; ``edge.model.skeleton``).
-Where the run itself decides the depth, the manifest has the state of that rule (``schedule.turns.Unfreezing``).
+Where the run decides the depth, the manifest has the state of that rule (``schedule.turns.Unfreezing``).
 
-``CheckpointHolders``: a run on a [0,3), b [3,6), owner a, whose hosts keep copies for each other, after a checkpoint::
+``CheckpointHolders`` after a checkpoint of hosts a [0,3) and b [3,6), owner a, with copies at each other::
 
     blocks 0 to 2   in the shard of a, and in a file at b
     blocks 3 to 5   in the shard of b, and in a file at a
     head            in the shard of a, and in a file at the next owner, if there is one
 
-So the run continues when a disk is lost. A file names the run that trained it: a run that went back to an earlier step
-may reach this step with other weights, for example without an owner, and the two are never mixed.
+So the run continues when a disk is lost. A file names the run that trained it: a run that went back may reach the same
+step with other weights, for example without an owner, and the two are never mixed.
 """
 
 from __future__ import annotations
@@ -39,18 +39,12 @@ from ringtune.techniques.operations import check_in_force
 
 SCHEMA: Final = 1
 KEPT: Final = 2
-"""How many complete checkpoints are kept."""
+"""Number of complete checkpoints to keep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """One node's part of a checkpoint.
-
-    Attributes:
-        node: where it lies.
-        sha256: hex digest of the file.
-        size_bytes: of the file.
-    """
+    """One node's part of a checkpoint: the file on that node, by its hex digest and size."""
 
     node: str
     sha256: str
@@ -59,23 +53,23 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointManifest:
-    """A complete checkpoint.
+    """A complete checkpoint, or the end of a turn that every node kept in memory.
 
     Attributes:
-        schema: of this form.
-        run_id: the run under which nodes keep the shards: the first one, if it was resumed.
-        plan_digest: of the part of the plan under which it was written: of the plan, unless the run moves.
+        schema: version of this form.
+        run_id: the run under which nodes keep the shards: of a resumed run the first one.
+        plan_digest: of the part of the plan under which it was written.
         job_digest: of the job, see ``continuation.job_digest``.
         model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
-        shards: one for each node of that part, in its order; none = it is no checkpoint, but the end of a turn that
-            every node kept in memory, and that may be on their disks since the coordinator ended.
-        unfreezing: what is known of the losses, so that the run continues with the very decisions it would have made.
-        placement_number: of the placement that held.
-        attempt: the run that had trained so far: ``run_id``, or one that continues it; empty = it is not known.
-        evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
+        shards: one for each node of that part, in its order; empty = the end of a turn kept in memory, which nodes may
+            have written to disk when the coordinator ended.
+        unfreezing: state of the unfreezing rule, so that a resumed run makes the same decisions.
         operations: the table in force, if the run chooses its tables.
+        placement_number: at that step.
+        attempt: id of the run that trained up to here: ``run_id`` or one that continues it; empty = not known.
+        evaluations: state of early stopping, so that a resumed run ends at the same step.
     """
 
     run_id: str
@@ -104,7 +98,7 @@ class CheckpointManifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses."""
+        """SHA-256 of the canonical JSON form, without ``unfreezing`` where it has no losses."""
         value = with_renamed_key(to_table(self), "placement_number", "epoch")  # so that earlier digests hold
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
@@ -112,11 +106,11 @@ class CheckpointManifest:
 
     @property
     def name(self) -> str:
-        """Its kind and step, for messages."""
+        """``the checkpoint of step N``, or ``the end of step N`` without shards."""
         return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
 
     def shard_of(self, node: str) -> Shard:
-        """The shard of a node.
+        """Find the shard of a node.
 
         Raises:
             IntegrityError: there is none.
@@ -127,12 +121,12 @@ class CheckpointManifest:
         raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
 
     def to_json(self) -> dict[str, Any]:
-        """Write the manifest as a JSON-able table, with its digest."""
+        """Return a JSON-able table with the digest."""
         return {**to_table(self), "digest": self.digest}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
-        """Read what ``to_json`` wrote.
+        """Parse the table of ``to_json``.
 
         Raises:
             IntegrityError: the manifest is damaged.
@@ -149,7 +143,7 @@ class CheckpointManifest:
 
     @staticmethod
     def parse(text: str) -> CheckpointManifest:
-        """Read the text of a manifest.
+        """Parse JSON text.
 
         Raises:
             IntegrityError: it is damaged.
@@ -165,12 +159,12 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """The values that a submitter hands over to continue a run.
+    """The values with which a submitter continues a run.
 
     Attributes:
-        plan: of the run; it stays as it was, but for its length.
-        manifests: newest first; the first one of which everything is somewhere is taken (``CheckpointHolders``).
-        lengths: that the run had before it was made longer.
+        plan: of the run; only its length may have changed.
+        manifests: newest first; the run continues from the first complete one (``CheckpointHolders``).
+        lengths: former ones of a run that was made longer.
     """
 
     plan: Plan
@@ -178,14 +172,14 @@ class Resume:
     lengths: tuple[Length, ...] = ()
 
     def to_text(self) -> str:
-        """Write plan and manifests as JSON text."""
+        """Write JSON text."""
         lengths = [to_table(length) for length in self.lengths]
         manifests = [entry.to_json() for entry in self.manifests]
         return json.dumps({"plan": self.plan.to_json(), "manifests": manifests, "lengths": lengths})
 
     @staticmethod
     def parse(text: str) -> Resume:
-        """Read what ``to_text`` wrote.
+        """Parse the text of ``to_text``.
 
         Raises:
             IntegrityError: it is damaged.
@@ -201,10 +195,10 @@ class Resume:
         return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
 
     def check(self, job: Job) -> None:
-        """Refuse checkpoints that do not belong to this job and plan.
+        """Refuse checkpoints of another job or plan.
 
         Raises:
-            PlanError: one is of another job or plan, or lacks a node; names it.
+            PlanError: one is of another job or plan, or lacks the shard of a node.
             UsageError: there is none.
         """
         if not self.manifests:
@@ -230,33 +224,31 @@ class Resume:
 
     @property
     def run_id(self) -> str:
-        """The run under which nodes keep the state that it continues from."""
+        """The run under which nodes keep the state."""
         return self.manifests[0].run_id
 
     @property
     def saved_step(self) -> int:
-        """The step of the newest checkpoint; -1 = there is none."""
+        """The step of the newest checkpoint with shards; -1 = there is none."""
         return max((one.step for one in self.manifests if one.shards), default=-1)
 
     def rest(self, placement_number: int) -> Plan:
-        """The part of the plan from a placement on: nodes of placements before it need not be there any more."""
+        """Return the plan without the placements before a number: their nodes may be gone."""
         return Plan(
             self.plan.course, tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
         )
 
     def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
-        """The manifests that name a shard of a node: all of them, unless the run moves."""
+        """List the manifests with a shard of a node."""
         return tuple(one for one in self.manifests if any(shard.node == node for shard in one.shards))
 
 
 class SavedPart(NamedTuple):
-    """A file beside the shards on a node's disk, which is whole.
+    """An intact file beside the shards on a node's disk: some blocks, or the head.
 
     Attributes:
         step: optimizer steps done.
         attempt: id of the run that trained it.
-        blocks: that it has.
-        has_head: whether it is the head, and no blocks.
     """
 
     step: int
@@ -266,7 +258,7 @@ class SavedPart(NamedTuple):
 
 
 class SavedSource(NamedTuple):
-    """The blocks ``[start, stop)`` on a node's disk: in the shard with this digest; empty = in files beside shards."""
+    """Blocks ``[start, stop)`` on a node's disk, in the shard with this digest; empty = in files beside shards."""
 
     node: str
     start: int
@@ -275,21 +267,20 @@ class SavedSource(NamedTuple):
 
 
 class _Holder(NamedTuple):
-    """A node that has something, and the digest of the shard that it is in; empty = a file beside shards."""
+    """A node and the digest of its shard; empty = a file beside shards."""
 
     node: str
     sha256: str
 
 
 class CheckpointHolders:
-    """The holders of trained blocks and of the head, at the step of a manifest.
+    """The nodes that have the trained blocks and the head at the step of a manifest.
 
     Args:
-        manifest: of a checkpoint, or of the end of a turn that nodes kept.
-        course: of the run, as it was then.
-        placement: that held then.
+        course: of the run at that time.
+        placement: at that time.
         parts: by present node: its files beside shards.
-        problems: by present node: step -> what is wrong with its shard, empty = intact.
+        problems: by present node: step -> damage of its shard, empty = intact.
     """
 
     def __init__(
@@ -331,16 +322,16 @@ class CheckpointHolders:
         return tuple(block for block in self._trained if not self._holders[block])
 
     def head_at(self, owners: Collection[str]) -> tuple[str, str] | None:
-        """The owner of some that has the head, the first holder first, with the digest of its shard; None = none has.
+        """Choose the owner that serves the head and the digest of its shard; None = no given owner has it.
 
-        The digest is empty where the head is in a file beside shards.
+        The manifest's holder goes first. The digest is empty where the head is in a file beside shards.
         """
         found = [one for one in self._heads if one.node in owners]
         found.sort(key=lambda one: one.node != self._manifest.holder)
         return (found[0].node, found[0].sha256) if found else None
 
     def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
-        """From whom a node takes its blocks of a placement: from itself where it has them."""
+        """List the sources of a node's trained blocks in a placement: the node itself where it has them."""
         piece, found = placement.slice_of(node), list[SavedSource]()
         for block in range(piece.start, piece.stop):
             holders = self._holders.get(block)
@@ -355,7 +346,7 @@ class CheckpointHolders:
         return tuple(found)
 
     def why_not(self, owners: Collection[str]) -> str:
-        """Say what is missing, and its last holder; empty if all is there, the head at one of these owners."""
+        """Name the missing blocks or head with their last holder; empty if all are present, the head at ``owners``."""
         if self.missing:
             hosts = sorted({self._placement.host_of(block) for block in self.missing})
             plural = "s" if len(self.missing) > 1 else ""

@@ -1,10 +1,10 @@
-"""The continuation of a run: its length, the keys of a job that its result depends on, and differences of two jobs.
+"""Continuation of a run: its length, the job keys on which its result depends, and differences between two jobs.
 
-A run of N steps and one of more steps do the same up to step N, if none of these steps depends on the last one. Then
-the longer one may continue from a checkpoint of the shorter one, and has the same bits in the end as from the start.
+A run of N steps and a longer one are equal up to step N, if none of these steps depends on the number of steps. Then
+the longer run may continue from a checkpoint of the shorter one, and ends with the same bits as from its start.
 
-``hift.state`` may change with ``--resume`` between memory and disk, which give the same bits and belong to the
-placement. State that is dropped belongs to the course: a run neither begins nor ends to drop it.
+``hift.state`` may change with ``--resume`` between memory and disk: both give the same bits, so it belongs to the
+placement. Dropped state belongs to the course and can't change.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ _LATER: Final[dict[str, object]] = {
     "train.patience_evals": 0,
     "train.keep_best": False,
 }
-"""Keys of later versions that are of no technique, each with the value that stands for the behaviour before."""
+"""Job keys added in later versions, outside of techniques: each with the value that means the former behaviour."""
 
 
 def job_digest(job: Job) -> str:
-    """SHA-256 of everything in a job that can change its result: all but how it is carried out.
+    """SHA-256 of the job keys on which the result depends.
 
-    A key that versions before did not have is left out where it says what these did, so that digests last.
+    Those are all but ``[runtime]``, ``[placement]``, ``[recovery]`` and ``train.sample_prompt``.
+
+    A key added in a later version is left out where it has the value of the former behaviour, so that digests last.
     """
     later = _LATER | {name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()}
     keys = _result_keys(job)
@@ -57,14 +59,14 @@ def job_digest(job: Job) -> str:
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
-    """The dotted keys in which two jobs differ, sorted; ``[runtime]`` and ``[placement]`` do not count."""
+    """List the dotted keys with different values in two jobs, sorted, among those of ``job_digest``."""
     old, new = _result_keys(before), _result_keys(now)
     names = sorted(old.keys() | new.keys())
     return tuple(name for name in names if old.get(name) != new.get(name))
 
 
 def describe_changes(before: Job, now: Job, *, but: Collection[str] = ()) -> str:
-    """Describe in which keys two jobs differ, five at most, with both values; those of ``but`` may differ.
+    """Describe the changed keys with both values, five at most, except those in ``but``.
 
     Example: ``train.rounds was 2, now 3; train.seed was 0, now 1``.
     """
@@ -90,27 +92,27 @@ def _result_keys(job: Job) -> dict[str, object]:
 
 
 STATE_KEY: Final = "hift.state"
-"""The key of a job that says where the state of units is that rest."""
+"""The job key for the place of optimizer state of units that do not train in the present step."""
 
 _SAME_BITS: Final = (MEMORY, DISK)
 
 
 def only_moves_state(before: Job, now: Job) -> bool:
-    """Whether two jobs differ in no more than where state rests, as far as ``hift.state`` goes."""
+    """Whether both jobs keep HiFT's state in memory or on disk, so that a change of ``hift.state`` keeps the bits."""
     if before.hift is None or now.hift is None:
         return False
     return before.hift.state in _SAME_BITS and now.hift.state in _SAME_BITS
 
 
 def with_state_where_asked(plan: Plan, job: Job) -> Plan:
-    """Copy a plan so that its nodes keep the state of units that rest where the job wants it."""
+    """Copy a plan with ``state_on_disk`` of every placement as in the job."""
     on_disk = job.keeps_state_on_disk
     placements = tuple(dataclasses.replace(one, state_on_disk=on_disk) for one in plan.placements)
     return dataclasses.replace(plan, placements=placements)
 
 
 def state_places(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
-    """List a job and its plan with state in each place that gives the same bits; as they are where there is one."""
+    """List (job, plan) for each ``hift.state`` with the same bits; the given pair alone if there is no other."""
     if job.hift is None or job.hift.state not in _SAME_BITS:
         return ((job, plan),)
     jobs = [job.with_overrides({STATE_KEY: state}) for state in _SAME_BITS]
@@ -118,20 +120,14 @@ def state_places(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
 
 
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
-"""Keys of a job that say how long its run is."""
+"""Job keys for the length of a run."""
 
 _AGAIN = "so a longer run does not go on with what this one trained; train the longer one from its start"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Length:
-    """The length that a job asks for.
-
-    Attributes:
-        rounds: as in the job; None = it asks for steps or epochs, or for the default.
-        max_steps: as in the job; None = it does not ask for steps.
-        epochs: as in the job; None = it does not ask for epochs.
-    """
+    """The length keys of a job; None = the key is not set."""
 
     rounds: int | None = None
     max_steps: int | None = None
@@ -139,7 +135,7 @@ class Length:
 
     @staticmethod
     def of(job: Job) -> Length:
-        """The length of a job."""
+        """Read the length from a job."""
         return Length(rounds=job.train.rounds, max_steps=job.train.max_steps, epochs=job.train.epochs)
 
     @staticmethod
@@ -147,7 +143,7 @@ class Length:
         """Read the dictionary of a length.
 
         Raises:
-            IntegrityError: it is none.
+            IntegrityError: it is damaged.
         """
         try:
             return read_dataclass(Length, value, where="", error=JobError)
@@ -155,25 +151,22 @@ class Length:
             raise IntegrityError(f"a length that the run had is damaged: {error}") from error
 
     def applied(self, job: Job) -> Job:
-        """The job with this length and all else as it is."""
+        """Copy a job with this length."""
         train = dataclasses.replace(job.train, **dataclasses.asdict(self))
         return dataclasses.replace(job, train=train)
 
 
 def num_steps_of(job: Job, plan: Plan) -> int:
-    """How many steps a job asks of the owners of a plan; turns that are left out have none."""
+    """Count the steps that a job asks of the owners of a plan, without the turns that are left out."""
     whole = job.train.num_steps([owner.train_rows for owner in all_owners(plan.course)])
     return reduced_num_steps(plan.course, whole) if plan.course.left_out else whole
 
 
 def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Length] = ()) -> Plan:
-    """The plan under which a checkpoint was written: with owners that it has left out since, as far as need be.
+    """Return the plan under which a checkpoint was written: with the owners that were left out after it.
 
-    Args:
-        job: of the run.
-        plan: of the run now.
-        known: digests of the plans of checkpoints.
-        lengths: that the run had before.
+    That is the first plan with a digest in ``known``, going back owner by owner; ``plan`` itself where none matches.
+    ``lengths`` are former ones of the run.
     """
     found = plan
     while True:
@@ -186,11 +179,11 @@ def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Se
 
 
 def longer(plan: Plan, job: Job) -> Plan:
-    """The plan of a run that continues beyond its end, because its job asks for more steps.
+    """Extend a plan to the number of steps that its job asks for.
 
     Raises:
-        JobError: it asks for fewer steps, or what the run has done depends on its number of steps.
-        PlanError: the placement is not for so long a run.
+        JobError: it asks for fewer steps, or steps that are done depend on the number of steps.
+        PlanError: the placement can't carry so many steps.
     """
     was, now = plan.course.num_steps, num_steps_of(job, plan)
     if now < was:
@@ -203,7 +196,7 @@ def longer(plan: Plan, job: Job) -> Plan:
 
 
 def _require_endless(job: Job, course: Course) -> None:
-    """Refuse a course in which steps depend on the number of steps.
+    """Refuse a course with steps that depend on the number of steps.
 
     Raises:
         JobError: names the key.
@@ -215,12 +208,9 @@ def _require_endless(job: Job, course: Course) -> None:
 
 
 def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[str]]:
-    """The digests of plans under which checkpoints of a run may have been written, by the digest of the job.
+    """Digests of plans, by digest of the job, under which checkpoints of a run may have been written.
 
-    Args:
-        job: as it is now.
-        plan: as it is now.
-        lengths: that the run had before.
+    ``lengths`` are former ones of the run.
     """
     found: dict[str, set[str]] = {}
     for one, placed in state_places(job, plan):

@@ -1,8 +1,8 @@
 """Figures of an evaluation (classes, entities, numbers) from counts and sums of all owners.
 
-An owner adds its rows up over a whole evaluation and sends only the sums; they are added up over owners.
+An owner sends sums over its rows of a whole evaluation; the coordinator adds them up over owners.
 
-Classes: ``class:TRUE:PREDICTED`` with indices of classes counts rows. Example: of 2 rows of class 0, one taken for
+Classes: ``class:TRUE:PREDICTED`` with indices of classes counts rows. Example: of 2 rows of class 0, one predicted as
 class 1, an owner sends ``class:0:0`` = 1 and ``class:0:1`` = 1.
 
 Entities: ``entity:TYPE:KIND`` with the index of a type counts entities, predicted ones, and predicted ones that are
@@ -10,9 +10,9 @@ right, with the same words and type. A tag is ``O``, or ``B-`` or ``I-`` with th
 so does ``I-`` after a word of another type or none. Example: ``B-PER I-PER O I-LOC`` has a person of two words and a
 place of one.
 
-Numbers: Pearson's correlation and the share of explained variance follow from sums, over all rows of all owners. Ranks
-do not: an owner computes Spearman's correlation, which is reported where this owner has all rows. Sums of squares lose
-the digits that a large mean takes: with a mean a thousand times the spread, six of sixteen.
+Numbers: Pearson's correlation and the share of explained variance follow from sums over all owners. Ranks do not:
+Spearman's correlation is reported only where one owner has all rows. Sums of squares lose the digits that a large mean
+takes: with a mean a thousand times the spread, six of sixteen.
 
 Source: the CoNLL-2003 shared task, ``conlleval``.
 """
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 MAX_CLASSES: Final = 100
-"""Most classes that a table of counts has; with more of them an evaluation has none."""
+"""With more classes than this an evaluation has no table of counts."""
 
 MIN_ROWS: Final = 10
 """An owner of fewer evaluation rows counts no classes: a count of one row would be its label."""
@@ -36,22 +36,20 @@ Table = tuple[tuple[int, ...], ...]
 
 
 def name_of(true: int, predicted: int) -> str:
-    """The name under which the rows of a class that were predicted as a class are counted."""
+    """Name the count of rows of class ``true`` that were predicted as class ``predicted``: ``class:0:1``."""
     return f"class:{true}:{predicted}"
 
 
 def pair_of(name: str) -> tuple[int, int] | None:
-    """The true and the predicted class of a name; None of any other name."""
+    """Parse ``class:TRUE:PREDICTED``; None of any other name."""
     found = _PAIR.fullmatch(name)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def table_of(values: Mapping[str, float], num_classes: int) -> Table:
-    """The table of counts, a row for each true class; empty without counts, or with too many classes.
+    """Build the confusion matrix ``[true][predicted]``; empty without counts or beyond ``MAX_CLASSES``.
 
-    Args:
-        values: figures of an evaluation by name; what is outside of the table does not count.
-        num_classes: of the run.
+    Counts of classes beyond ``num_classes`` are ignored.
     """
     pairs = {pair: round(value) for name, value in values.items() if (pair := pair_of(name)) is not None}
     if not pairs or num_classes > MAX_CLASSES:
@@ -61,18 +59,14 @@ def table_of(values: Mapping[str, float], num_classes: int) -> Table:
 
 
 def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute precision, recall and F1 of each class and their means, in which every class counts the same.
+    """Compute precision, recall and F1 of each class, and their unweighted means.
 
-    A class that no row has, and none was taken for, is left out of the means. A share of nothing is 0. Example: rows
-    of classes a, a, b predicted as a, b, b: a has precision 1, recall 1/2 and F1 2/3, b has 1/2, 1 and 2/3.
-
-    Args:
-        table: a row for each true class.
-        labels: names of the classes.
+    A class without rows and without predictions is left out of the means; 0 / 0 is 0. Example: rows of classes a, a, b
+    predicted as a, b, b: a has precision 1, recall 1/2 and F1 2/3, b has 1/2, 1 and 2/3.
 
     Returns:
         ``macro_f1``, ``macro_precision``, ``macro_recall``, the ``counted_rows``, ``classes`` by name, and
-        ``confusion``. Rows of owners that counted none are in none of them.
+        ``confusion``. Rows of owners below ``MIN_ROWS`` are in none of them.
     """
     classes: dict[str, dict[str, float]] = {}
     for index, label in enumerate(labels):
@@ -90,7 +84,7 @@ def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def share_of(part: float, whole: float) -> float:
-    """A part of a whole; of nothing 0."""
+    """Divide; 0 where ``whole`` is 0."""
     return part / whole if whole else 0.0
 
 
@@ -105,7 +99,7 @@ _TAG: Final = re.compile(r"([BI])-(.+)")
 
 
 class Entity(NamedTuple):
-    """Words ``[start, stop)`` of a text that are an entity of a type."""
+    """An entity: the words ``[start, stop)`` of a text, of the type ``kind``."""
 
     kind: str
     start: int
@@ -113,9 +107,10 @@ class Entity(NamedTuple):
 
 
 def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
-    """Sort the types of entities that tags speak of; none if some tag is no ``O``, ``B-TYPE`` or ``I-TYPE``.
+    """List the types of entities in tag names, sorted; none if some tag is no ``O``, ``B-TYPE`` or ``I-TYPE``.
 
-    Example: ``B-PER, I-PER, O`` have the type PER; ``NOUN, VERB`` have none.
+    Example: ``B-PER, I-PER, O`` have the type PER; ``NOUN, VERB`` have none. More than ``MAX_CLASSES`` types are none,
+    too.
     """
     found = [_TAG.fullmatch(label) for label in labels if label != OUTSIDE]
     types = sorted({match[2] for match in found if match})
@@ -123,7 +118,7 @@ def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def entities_of(tags: Sequence[str]) -> frozenset[Entity]:
-    """Find the entities of a text by the tags of its words."""
+    """Find the entities of a text from the tags of its words."""
     found: set[Entity] = set()
     kind, start = "", 0
     for index, tag in enumerate([*tags, OUTSIDE]):
@@ -138,28 +133,23 @@ def entities_of(tags: Sequence[str]) -> frozenset[Entity]:
 
 
 def count_name(type_index: int, kind: str) -> str:
-    """The name under which entities of a type are counted; ``kind`` is one of ``KINDS``."""
+    """Name the count of entities of a type; ``kind`` is one of ``KINDS``."""
     return f"entity:{type_index}:{kind}"
 
 
 def is_entity_count(name: str) -> bool:
-    """Whether a figure of an evaluation counts entities."""
+    """Whether a name is of the form ``entity:TYPE:KIND``."""
     return _NAME.fullmatch(name) is not None
 
 
 def entity_figures(values: Mapping[str, float], labels: Sequence[str]) -> dict[str, Any]:
     """Compute precision, recall and F1 over all entities, and of each type.
 
-    A share of nothing is 0. Example: of 4 entities 3 were predicted, and 2 of these are right: precision 2/3, recall
-    1/2, F1 4/7.
-
-    Args:
-        values: figures of an evaluation by name, summed over all owners.
-        labels: names of the tags.
+    0 / 0 is 0. Example: of 4 entities 3 were predicted, and 2 of these are right: precision 2/3, recall 1/2, F1 4/7.
 
     Returns:
         ``entity_f1``, ``entity_precision``, ``entity_recall``, the number of ``entities``, and ``entity_types`` by
-        name; nothing without counts of entities.
+        name; empty without counts of entities.
     """
     types = entity_types(labels)
     if not types or not any(map(is_entity_count, values)):
@@ -191,19 +181,14 @@ _TRUE, _TRUE_SQUARES = "true_sum", "true_squares"
 _SAID, _SAID_SQUARES = "predicted_sum", "predicted_squares"
 _PRODUCTS: Final = "products_sum"
 SIGNED: Final = (_TRUE, _TRUE_SQUARES, _SAID, _SAID_SQUARES, _PRODUCTS, _SPEARMAN)
-"""Names of sums that are no counts: they may be below 0, or beyond what a number holds exactly."""
+"""Names of sums that are no counts: they may be negative, or too large for an exact integer."""
 
 _NOTHING: Final = 1e-12
 """A variance below this share of the mean square is rounding."""
 
 
 def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    """Sum an owner's rows up; where a number is not finite, there are no sums.
-
-    Args:
-        true: the numbers of the rows.
-        predicted: what was predicted for them.
-    """
+    """Sum an owner's rows as (name, sum) pairs; empty where a prediction is not finite."""
     if not all(map(math.isfinite, predicted)):
         return ()
     found = {
@@ -222,12 +207,9 @@ def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tupl
 def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
     """Compute correlations from the sums of all owners.
 
-    Args:
-        values: figures of an evaluation by name.
-
     Returns:
-        ``pearson`` and ``r2``, None where all numbers are the same, and the ``counted_rows`` that they are over;
-        ``spearman`` where one owner has all rows that are evaluated. Nothing without sums.
+        ``pearson`` and ``r2``, None where all numbers are equal, and their ``counted_rows``; ``spearman`` where one
+        owner has all rows that are evaluated. Empty without sums.
     """
     count = values.get(_ROWS, 0.0)
     if not count:
@@ -249,9 +231,9 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Correlate the ranks of two rows of numbers; equal numbers share the mean of their ranks. None without spread.
+    """Compute Spearman's rank correlation; equal numbers share their mean rank; None where a side is constant.
 
-    Example: 1, 2, 3 and 10, 30, 20 are 0.5.
+    Example: 1, 2, 3 and 10, 30, 20 give 0.5.
     """
     ranks = [_centred(_ranks(values)) for values in (first, second)]
     both = math.prod(math.sqrt(math.fsum(rank * rank for rank in centred)) for centred in ranks)

@@ -1,7 +1,4 @@
-"""Events and commands of the coordinator's state machine: values only.
-
-Of the best result, of weights fetched ahead, of moves, of recovery, and of the run itself.
-"""
+"""Events and commands of the coordinator's state machine, as values."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from ringtune.techniques.replicas import CopyDigest
 
 
 class CollectBest(NamedTuple):
-    """Ask a node for what it trained up to ``step``, after the best evaluation so far; ``BestSent`` answers.
+    """Ask a node for its tensors trained up to ``step``, that of the best evaluation; ``BestSent`` answers.
 
     ``number`` counts the requests; all other fields are those of ``Collect``.
     """
@@ -31,14 +28,14 @@ class CollectBest(NamedTuple):
 
 
 class BestSent(NamedTuple):
-    """A node has sent what it was asked for with this number."""
+    """A node has sent the tensors of the ``CollectBest`` with this number."""
 
     node: str
     number: int
 
 
 class LogBest(NamedTuple):
-    """Log that every node has sent its part of the best result, which is that of ``step``."""
+    """Log that every node has sent its part of the best result, that after ``step``."""
 
     step: int
     number: int
@@ -48,13 +45,12 @@ class LogBest(NamedTuple):
 
 
 class Replanned(NamedTuple):
-    """The driver found another placement that the run shall move to, as soon as it may.
+    """The driver has found a better placement; the run moves to it after its nodes have the base weights.
 
     Attributes:
-        placement: the other one.
-        stays_s: predicted seconds of the steps that are left, on the present placement.
-        moves_s: on the other one.
-        cost_s: of the move.
+        stays_s: predicted seconds of the steps that are left, in the present placement.
+        moves_s: the same in the new placement.
+        cost_s: predicted seconds of the move.
     """
 
     placement: Placement
@@ -64,7 +60,7 @@ class Replanned(NamedTuple):
 
 
 class FetchedAhead(NamedTuple):
-    """A node has the base weights that the placement with this number wants from it; ``problem`` says why it has not.
+    """A node has the base weights of its slice in the placement with this number, or ``problem`` says why not.
 
     ``num_bytes`` arrived from other nodes, in ``seconds``.
     """
@@ -80,20 +76,19 @@ class FetchedAhead(NamedTuple):
 
 
 class FetchAhead(NamedTuple):
-    """Let a node fetch the base weights of its slice in this part of the plan; ``FetchedAhead`` answers."""
+    """Make a node fetch the base weights of its slice in this part of the plan; ``FetchedAhead`` answers."""
 
     node: str
     part: Plan
 
 
 class LogFetched(NamedTuple):
-    """Log what nodes have fetched of base weights, while the run trained, for the placement with this number.
+    """Log the base weights that nodes have fetched in training for the placement with this number.
 
     Attributes:
-        placement_number: to which the run is to move.
         fetched_bytes: by node.
-        seconds: until the last one had all.
-        problems: by node, why it has not; it fetches them in the move, if the run moves.
+        seconds: until the last node had all.
+        problems: by node without its weights, the reason; it fetches them in the move, if the run moves.
     """
 
     placement_number: int
@@ -106,16 +101,16 @@ class LogFetched(NamedTuple):
 
 
 class Rested(NamedTuple):
-    """A node of the placement with this number keeps what it has trained, and offers it to the others."""
+    """A node of the placement with this number keeps its trained tensors in memory and serves them to other nodes."""
 
     node: str
     placement_number: int
 
 
 class Moved(NamedTuple):
-    """A node has built what the placement with this number wants from it.
+    """A node has built its part of the placement with this number.
 
-    ``fetched_bytes`` arrived from other nodes: what they have trained.
+    ``fetched_bytes`` are trained tensors from other nodes.
     """
 
     node: str
@@ -124,7 +119,7 @@ class Moved(NamedTuple):
 
 
 class MoveFailed(NamedTuple):
-    """A node can't rest, or move to the placement with this number; the error's class and message say why."""
+    """A node can't rest, stop, or move to the placement with this number; ``error`` is the class of the error."""
 
     node: str
     placement_number: int
@@ -136,21 +131,21 @@ class MoveFailed(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Let a node keep what it has trained and offer it to the others; ``Rested`` or ``MoveFailed`` answers."""
+    """Make a node keep its trained tensors and serve them to other nodes; ``Rested`` or ``MoveFailed`` answers."""
 
     node: str
 
 
 class Move(NamedTuple):
-    """Let a node move to another placement, or go back to the one it had; ``Moved`` or ``MoveFailed`` answers.
+    """Make a node move to another placement, or back to its former one; ``Moved`` or ``MoveFailed`` answers.
 
     Attributes:
-        part: of the plan, with the placement; a node that is not in it only stops.
+        part: of the plan, with the placement; a node without a place in it only stops.
         start: where the run continues.
-        from_placement_number: in which the trained blocks were hosted as ``sources`` says.
+        from_placement_number: the placement to which ``sources`` refer.
         sources: the trained blocks that the node takes over, perhaps from itself.
-        from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
-        head_from: from whom it fetches the head as it was kept then; empty = from no node.
+        from_step: in a recovery: take blocks and head as kept after this step; None = as they are now.
+        head_from: the node that serves the head as kept then; empty = no head is fetched.
     """
 
     node: str
@@ -163,21 +158,21 @@ class Move(NamedTuple):
 
 
 class LogPlan(NamedTuple):
-    """Log that the plan has another placement from now on, to which the run moves, and why."""
+    """Log that the plan has a further placement, to which the run will move, and why."""
 
     plan: Plan
     why: Replanned
 
 
 class LogMove(NamedTuple):
-    """Log that the run has moved after ``step`` steps, or has stayed and why.
+    """Log that the run has moved after ``step`` steps, or why it has not.
 
     Attributes:
-        placement_number: to which it was to move.
+        placement_number: of the target.
         part: of the plan that holds from here on.
         seconds: from the last turn before to the first one after.
-        fetched_bytes: by node, of what others had trained.
-        problem: why it stays; empty = it has moved.
+        fetched_bytes: by node, trained tensors from other nodes.
+        problem: why the run did not move; empty = it has moved.
     """
 
     step: int
@@ -192,21 +187,21 @@ class LogMove(NamedTuple):
 
 
 class Halted(NamedTuple):
-    """A node has stopped, to recover in the placement with this number; it has what it kept of committed turns."""
+    """A node has stopped for the recovery with this placement number; it still keeps the ends of committed turns."""
 
     node: str
     placement_number: int
 
 
 class PlacementFound(NamedTuple):
-    """There is a placement without the lost nodes; it shall have this number."""
+    """Answer to ``FindPlacement``: a placement without the lost nodes, which will have this number."""
 
     placement_number: int
     placement: Placement
 
 
 class NoPlacementFound(NamedTuple):
-    """There is no placement without the lost nodes; the error's class and message say why."""
+    """Answer to ``FindPlacement``: no placement without the lost nodes exists; ``error`` is the class of the error."""
 
     placement_number: int
     error: str
@@ -214,9 +209,9 @@ class NoPlacementFound(NamedTuple):
 
 
 class NodeJoined(NamedTuple):
-    """A lost node has returned, or a new one has joined: it may have a place from now on.
+    """A lost node has returned, or a new one has joined: later placements may contain it.
 
-    The driver has seen that its model, and its rows if it owns some, are those of the plan.
+    The driver has checked that its model, and its rows if it is an owner, are those of the plan.
     """
 
     node: str
@@ -226,12 +221,12 @@ class NodeJoined(NamedTuple):
 
 
 class AwaitNodes(NamedTuple):
-    """Tell people that the run waits for nodes, why, and until when.
+    """Show that the run waits for nodes.
 
     Attributes:
-        nodes: with whose return the run continues, as far as they have names.
-        why: it can't continue without them.
-        until_s: on the clock of the state machine.
+        nodes: the awaited nodes that are known by name.
+        why: the reason why the run can't continue without them.
+        until_s: deadline on the clock of the state machine.
     """
 
     nodes: tuple[str, ...]
@@ -240,14 +235,14 @@ class AwaitNodes(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Let a node stop, to recover in the placement with this number; ``Halted`` or ``MoveFailed`` answers."""
+    """Make a node stop for the recovery with this placement number; ``Halted`` or ``MoveFailed`` answers."""
 
     node: str
     placement_number: int
 
 
 class FindPlacement(NamedTuple):
-    """Find a placement without the lost nodes, after ``step``: ``PlacementFound`` or ``NoPlacementFound``."""
+    """Find a placement without the lost nodes from ``step`` on; ``PlacementFound`` or ``NoPlacementFound`` answers."""
 
     placement_number: int
     part: Plan
@@ -256,10 +251,7 @@ class FindPlacement(NamedTuple):
 
 
 class ShowStep(NamedTuple):
-    """Show people an item that is done for the first time; its line is logged once its turn is committed.
-
-    Fields are those of ``LogStep``.
-    """
+    """Show an item that is done for the first time; ``LogStep`` follows once its turn is committed."""
 
     turn: Turn
     seq: int
@@ -269,17 +261,17 @@ class ShowStep(NamedTuple):
 
 
 class LogRecovery(NamedTuple):
-    """Log that the run continues without a lost node, or after a bad step, from the end of ``step`` on.
+    """Log that the run continues from the end of ``step``, after a lost node or a bad step.
 
     Attributes:
-        step: the last one of the turn to which all went back.
+        step: the last one of the committed turn.
         lost: nodes that were lost in this recovery.
         plan: of the run from now on.
         part: of the plan that holds from here on.
         seconds: from the loss to the first turn that is granted again.
-        fetched_bytes: by node, of what others had kept.
-        bad_step: what was not finite, where all since ``step`` is repeated; else empty.
-        left_out: those of ``lost`` that owned rows, and whose turns are left out from here on.
+        fetched_bytes: by node, kept tensors from other nodes.
+        bad_step: the value that was not finite; empty = no bad step.
+        left_out: owners among ``lost`` without turns from here on.
         back: those of ``lost`` that have returned meanwhile.
     """
 
@@ -311,27 +303,27 @@ class Inspected(NamedTuple):
 
 
 class PlanMade(NamedTuple):
-    """The plan is made; ``start`` is the point where a run continues that began with it before."""
+    """The plan of the run; ``start`` is where a resumed run continues."""
 
     plan: Plan
     start: StartPoint | None = None
 
 
 class PlanFailed(NamedTuple):
-    """There is no plan; the error's class and message say why."""
+    """No plan can be made; ``error`` is the class of the error."""
 
     error: str
     message: str
 
 
 class Prepared(NamedTuple):
-    """A node has built what the plan wants from it."""
+    """A node has built its part of the plan."""
 
     node: str
 
 
 class StepReported(NamedTuple):
-    """An owner reports a finished item of its own (``events.ReportStep``)."""
+    """An owner has finished one of its items (``events.ReportStep``)."""
 
     node: str
     seq: int
@@ -343,7 +335,7 @@ class StepReported(NamedTuple):
 class TurnReported(NamedTuple):
     """A node has done all its actions of a turn.
 
-    ``scores`` are those of its slice if it is a score turn, ``copies`` the digests of its copies of embedding and head.
+    ``scores`` are of its slice after a score turn, ``copies`` the digests of its copies of embedding and head.
     """
 
     node: str
@@ -353,21 +345,21 @@ class TurnReported(NamedTuple):
 
 
 class TechniqueFailed(NamedTuple):
-    """A node goes on without a technique, with the reason; sent before the end of the turn in which that was."""
+    """A node continues without a technique; sent before the end of the turn in which the technique failed."""
 
     node: str
     problem: str
 
 
 class OperationsChosen(NamedTuple):
-    """The operation table is chosen that holds from the train turn on that begins at ``step``."""
+    """The operation table for the train turns from ``step`` on."""
 
     step: int
     operations: Operations
 
 
 class OperationsFailed(NamedTuple):
-    """There is no operation table for ``step``; the error's class and message say why."""
+    """No operation table for ``step`` can be chosen; ``error`` is the class of the error."""
 
     step: int
     error: str
@@ -375,7 +367,7 @@ class OperationsFailed(NamedTuple):
 
 
 class Progressed(NamedTuple):
-    """Bytes of a result arrived from a node, or went to it: neither it nor the link has stopped."""
+    """Bytes of a result arrived from a node or at it: neither the node nor its link has stopped."""
 
     node: str
 
@@ -387,7 +379,10 @@ class Collected(NamedTuple):
 
 
 class NodeFailed(NamedTuple):
-    """A call to a node failed, it reported an error, or its lease ran out; ``lost`` is a peer that it can't reach."""
+    """A call to a node failed, the node reported an error, or its lease ran out.
+
+    ``lost`` is a peer that the node can't reach.
+    """
 
     node: str
     error: str
@@ -402,7 +397,7 @@ class RunStopRequested(NamedTuple):
 
 
 class DrainRequested(NamedTuple):
-    """The user stops the run after the turns that were granted, with a checkpoint."""
+    """The user stops the run after the granted turns, with a checkpoint."""
 
     reason: str
 
@@ -452,26 +447,26 @@ class Inspect(NamedTuple):
 
 
 class MakePlan(NamedTuple):
-    """Make the plan from the nodes' facts, by name; answered by ``PlanMade`` or ``PlanFailed``."""
+    """Make the plan from the facts of each node; ``PlanMade`` or ``PlanFailed`` answers."""
 
     facts: Mapping[str, Any]
 
 
 class Prepare(NamedTuple):
-    """Hand a node the plan."""
+    """Send a node its part of the plan; ``Prepared`` answers."""
 
     node: str
     plan: Plan
 
 
 class Grant(NamedTuple):
-    """Tell every node that these consecutive turns may be worked on."""
+    """Permit every node to work on these consecutive turns."""
 
     turns: tuple[Turn, ...]
 
 
 class LogStep(NamedTuple):
-    """Log a finished item: its numbers, with its turn, step and depth."""
+    """Log the values of a finished item."""
 
     turn: Turn
     seq: int
@@ -481,22 +476,22 @@ class LogStep(NamedTuple):
 
 
 class LogTurn(NamedTuple):
-    """Log a turn that every node has done; its bytes and times are complete."""
+    """Log a turn that every node has done: its bytes and spans are complete."""
 
     turn: Turn
 
 
 class LogUnfreeze(NamedTuple):
-    """Log the decision, when its turn is granted, that from ``step`` on ``depth`` blocks train."""
+    """Log, as the turn of ``step`` is granted, that ``depth`` blocks train from ``step`` on."""
 
     step: int
     depth: int
 
 
 class ChooseOperations(NamedTuple):
-    """Choose the operation table that holds from ``step`` on; ``OperationsChosen`` or ``OperationsFailed`` answers.
+    """Choose the operation table from ``step`` on; ``OperationsChosen`` or ``OperationsFailed`` answers.
 
-    ``scores`` are all that were gathered, in order; none where the choice needs none.
+    ``scores`` are all scores so far, in order; empty where the choice needs none.
     """
 
     step: int
@@ -504,21 +499,21 @@ class ChooseOperations(NamedTuple):
 
 
 class LogOperations(NamedTuple):
-    """Log the decision that from ``step`` on this operation table holds."""
+    """Log that this operation table holds from ``step`` on."""
 
     step: int
     operations: Operations
 
 
 class LogTechniqueFailed(NamedTuple):
-    """Log that a node goes on without a technique, and why."""
+    """Log that a node continues without a technique, and why."""
 
     node: str
     problem: str
 
 
 class LogCheckpoint(NamedTuple):
-    """Log a checkpoint: every node saved what it trained up to ``step``, and ``holder`` the head."""
+    """Log a checkpoint: every node saved its tensors trained up to ``step``, and ``holder`` the head."""
 
     step: int
     holder: str
@@ -528,14 +523,14 @@ class LogCheckpoint(NamedTuple):
 
 
 class LogStop(NamedTuple):
-    """Log the decision that the run ends with ``step``, because its evaluations did not get better."""
+    """Log that the run ends early, with ``step``: its evaluations did not improve."""
 
     step: int
     evaluations: Evaluations
 
 
 class LogKept(NamedTuple):
-    """Log that every node keeps in memory what it has trained up to ``step``, and ``holder`` the head."""
+    """Log that every node keeps in memory its tensors trained up to ``step``, and ``holder`` the head."""
 
     step: int
     holder: str
@@ -544,7 +539,10 @@ class LogKept(NamedTuple):
 
 
 class LogEvaluation(NamedTuple):
-    """Log a complete evaluation: counts summed over the owners; and whether it is the best, where that is kept."""
+    """Log a complete evaluation: values summed over the owners.
+
+    ``is_best`` says whether it is the best so far; None where no best result is kept.
+    """
 
     step: int
     values: tuple[tuple[str, float], ...]
@@ -560,7 +558,7 @@ class Collect(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Tell a node that the run is over for it; ``is_finished`` if it ended well and every result is collected."""
+    """End the run on a node; ``is_finished`` if it ended well and every result is collected."""
 
     node: str
     reason: str
@@ -568,7 +566,7 @@ class Release(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The run is over; ``error`` is empty if it was good."""
+    """End the run; ``error`` is the class of the error, empty if there was none."""
 
     error: str
     message: str

@@ -1,18 +1,18 @@
-"""Migration on the coordinator: moves of a run to its next placement between two turns, with weights fetched ahead.
+"""Migration on the coordinator: moves of a run to its next placement between two turns, with prefetch of base weights.
 
 ::
 
-    every turn is done -> resting -> moving -> training goes on in the next placement
+    every turn is done -> resting -> moving -> training in the next placement
                              |          |
-                             '----------'--> going back -> training goes on where it was, and the log says why
+                             '----------'--> going back -> training in the former placement; the log has the reason
 
-*Resting* nodes keep what they have trained in memory, and offer it to one another. Then each builds its next slice,
-takes over what others trained of it, and opens its links. No node forgets what it kept before all have moved: where one
-node fails or is late, all go back to the placement that they had.
+*Resting* nodes keep their trained tensors in memory and serve them to one another. Then each builds its next slice,
+fetches the trained blocks of it from other nodes, and opens its links. No node drops kept tensors before all have
+moved: where one node fails or is late, all go back to the former placement.
 
 Nodes fetch the base weights of the next placement while the present one trains. A placement of the plan holds from its
-turn on, and weights that are missing then are fetched in the move. A placement that was found in mid-run has no turn
-yet: the run moves to it once every node has what it needs, and stays where it is if one can't get it.
+turn on; weights that are missing then are fetched in the move. A replanned placement, found during the run, has no turn
+yet: the run moves to it once every node has its weights, and does not move if a node can't get them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, Turn
 
 
 class WeightPrefetch:
-    """The base weights that nodes of one run fetch while it trains.
+    """Prefetch of base weights, for one placement at a time.
 
     Attributes:
-        placement_number: for which nodes have fetched last.
+        placement_number: of the last placement with a prefetch; -1 = none yet.
     """
 
     def __init__(self) -> None:
@@ -55,20 +55,20 @@ class WeightPrefetch:
         self._answers: list[FetchedAhead] = []
 
     def prefetch_next(self, plan: Plan, tried: int, lost: Collection[str]) -> list[FetchAhead]:
-        """Ask the nodes of the placement after that of number ``tried``, once."""
+        """Start the prefetch for the first planned placement after number ``tried``, unless it was asked for before."""
         following = next((one.placement_number for one in plan.placements if one.placement_number > tried), None)
         if following is None or following in self._asked:
             return []
         return self._ask(plan.at(following), lost)
 
     def find(self, found: Replanned, plan: Plan) -> list[FetchAhead]:
-        """Ask the nodes of a placement that was found; ``plan`` is the one that ends with it."""
+        """Start the prefetch for the last placement of ``plan``, which the driver has found."""
         asked = self._ask(plan.at(plan.placements[-1].placement_number))
         self._found = found
         return asked
 
     def take(self, event: FetchedAhead) -> LogFetched | None:
-        """Take a node's answer; the last one sums all up."""
+        """Take a node's answer; return the totals with the last answer, else None."""
         if event.placement_number != self.placement_number or event.node not in self._waiting:
             return None
         self._waiting.discard(event.node)
@@ -83,19 +83,19 @@ class WeightPrefetch:
         )
 
     def found(self) -> Replanned | None:
-        """Return the placement that was found, once no node is waited for."""
+        """Return the replanned placement once every node has answered, and forget it; else None."""
         if self._waiting:
             return None
         found, self._found = self._found, None
         return found
 
     def lose(self, node: str) -> None:
-        """Forget the placement that was found, if this node is waited for."""
+        """Drop the prefetch if a lost node has not answered yet."""
         if node in self._waiting:
             self.forget()
 
     def forget(self) -> None:
-        """Forget the placement that was found, and wait for no node."""
+        """Drop the replanned placement, and ignore all later answers."""
         self._found, self._waiting, self._answers = None, set(), []
 
     def _ask(self, part: Plan, lost: Collection[str] = ()) -> list[FetchAhead]:
@@ -110,16 +110,15 @@ _RESTING, _MOVING, _BACK = "to rest", "to move", "to go back"
 
 
 class Migration:
-    """The moves of one run.
+    """Moves of one run, and the placement that holds.
 
     Args:
-        plan: of the run.
-        start: where the run continues; None = it begins.
-        wait_s: longest time that nodes may take to rest, to move, or to go back.
+        start: where a resumed run continues; None = at the plan's beginning.
+        wait_s: time limit for all nodes together to rest, to move, or to go back.
 
     Attributes:
         part: of the plan that is carried out now.
-        plan: of the run, with the placements that were found.
+        plan: of the run, with the replanned placements.
     """
 
     def __init__(self, plan: Plan, start: StartPoint | None, *, wait_s: float) -> None:
@@ -143,23 +142,23 @@ class Migration:
 
     @property
     def stage(self) -> str:
-        """The stage of the move that is waited for; empty between moves."""
+        """``to rest``, ``to move`` or ``to go back``; empty between moves."""
         return self._stage
 
     def is_due(self, turn: Turn) -> bool:
-        """Whether a turn is of a later placement, to which the run has not tried to move yet."""
+        """Whether a turn belongs to a later placement that the run has not tried yet."""
         return due(self.plan.course, self.plan.placements, turn) > self._tried
 
-    # ---- what comes -------------------------------------------------------------------------------
+    # ---- next placements --------------------------------------------------------------------------
 
     def prefetch_next(self) -> list[Command]:
-        """Let the nodes of the plan's next placement fetch its base weights, while the present one trains."""
+        """Start the prefetch for the plan's next placement."""
         return [*self._ahead.prefetch_next(self.plan, self._tried, self._lost)]
 
     def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
-        """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.
+        """Prefetch a replanned placement; add it to the plan from the turn after ``last``, once its nodes have it.
 
-        It is dropped where no turn is left, a node of the placement is lost, or the run is there by then anyway.
+        It is dropped where no turn is left, a node of it is lost, or it equals the placement that holds by then.
         """
         if isinstance(event, Replanned):
             plan = self._extended(event, last)
@@ -197,13 +196,10 @@ class Migration:
     # ---- one move ---------------------------------------------------------------------------------
 
     def begin(self, turn: Turn, last: Turn | None, decided: tuple[int, ...], now_s: float) -> list[Command]:
-        """Begin to move to the placement of ``turn``, the next one; every turn before it is done.
+        """Begin the move to the placement of ``turn``; every turn before it must be done.
 
-        Args:
-            turn: the next one.
-            last: the turn before it; None = the run continues with ``turn``.
-            decided: the run's decisions so far (``Turn.unfreeze_at``).
-            now_s: the time.
+        ``last`` is the turn before it; None = a resumed run continues with ``turn``. ``decided`` are the unfreezing
+        decisions so far (``Turn.unfreeze_at``).
         """
         self._ahead.forget()
         self._tried = due(self.plan.course, self.plan.placements, turn)
@@ -226,7 +222,7 @@ class Migration:
         return [Rest(node) for node in self.part.nodes]
 
     def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
-        """Take a node's answer; one that is not waited for any more changes nothing.
+        """Take a node's answer; stale and repeated answers change nothing.
 
         Raises:
             RingTuneError: a node can't go back.
@@ -253,7 +249,7 @@ class Migration:
         return self._end(self._problem, now_s)
 
     def lose(self, node: str, message: str, now_s: float) -> list[Command]:
-        """Go on without a node that the present placement does not need."""
+        """Continue without a node that the present placement does not need; a move that needs it goes back."""
         self._lost.add(node)
         self._ahead.lose(node)
         self._waiting.discard(node)
@@ -264,11 +260,11 @@ class Migration:
         return []
 
     def join(self, node: str) -> None:
-        """Let placements have a node that has joined, or returned."""
+        """Permit a node that has joined or returned in later placements."""
         self._lost.discard(node)
 
     def late(self, now_s: float) -> list[Command]:
-        """Give up, because nodes did not answer in time.
+        """Go back after the time limit.
 
         Raises:
             DeadlineError: they can't go back either.
@@ -279,16 +275,16 @@ class Migration:
         return self.give_up(overdue, now_s)
 
     def give_up(self, problem: str, now_s: float) -> list[Command]:
-        """Go back to the placement that held before."""
+        """Go back to the placement before the move."""
         self._problem = problem
         if self._stage == _RESTING:  # nothing was let go of yet
             return self._end(problem, now_s)
         return self._tell_all(_BACK, self.part)
 
     def recover(self, plan: Plan | None, step: int, decided: tuple[int, ...]) -> None:
-        """Give up a move under way; follow a plan with a last placement that holds now, after ``step`` steps.
+        """Drop a move under way; adopt a plan with its last placement after ``step`` steps.
 
-        With ``plan`` None the placement that holds is not known yet.
+        ``plan`` None: the placement is not known yet.
         """
         self._ahead.forget()
         self._stage, self._waiting = "", set()
@@ -306,7 +302,7 @@ class Migration:
         return part.placement.placement_number
 
     def _tell_all(self, stage: str, part: Plan) -> list[Command]:
-        """Send every node of both placements to one of them; a node without a place there only stops, some time."""
+        """Send every node of both placements to ``part``; nodes outside ``part`` only stop and are not waited for."""
         nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
         self._stage, self._waiting = stage, set(part.nodes)
         course = self.plan.course.decided(self._decided)

@@ -1,32 +1,32 @@
 """Recovery of a run on the coordinator: after a lost host, after a bad step, and the wait for a node.
 
-Its parts and rules; the state machine that owns them is ``state_machine.RunStateMachine``.
+These are the parts and rules; the state machine is ``state_machine.RunStateMachine``.
 
 ::
 
     training -- a host is lost --> halting -----------> moving -------> training, from the last committed turn on
-                                  all others stop,     all load what
-                                  a placement without  was kept then
+                                  all others stop,     all load their
+                                  a placement without  kept tensors
                                   it is found
 
-A turn is *committed* when every node has done it and keeps what it has trained, at two places. At most two turns are
-granted, so a node needs to keep three: the committed one, and those that it may have done since. A turn is logged when
-it is committed, so that no repeated turn is logged twice; progress is shown at once, and once.
+A turn is *committed* when every node has done it and its trained tensors are kept at two places. At most two turns are
+granted, so a node keeps three: the committed one, and those that it may have done since. A turn is logged when it is
+committed, so that no repeated turn is logged twice; progress is shown at once, and once.
 
 After a bad step, one with a loss, hidden state, gradient or weight that is not finite, all stop and go back in the same
-way, in the placement that they have. No node applies an update that it sees to be bad; others may have applied theirs
-by then, so every turn since the last committed one is done once more::
+way, in the same placement. A node does not apply an update that it sees to be bad; others may have applied theirs, so
+every turn since the last committed one is repeated::
 
     turn        0          1          2  (bad)
     committed   yes        no         no        all go back to the end of turn 0
     again                  3          4         bad once more, in 3 or 4: the run ends
 
-A transient fault, as of a memory chip, leaves no trace: the result is that of the undisturbed run. A step that is bad
-again is a fault of the training and would repeat for ever. Once turn 4 is committed, another bad step has a second try
-of its own.
+A transient fault, as of a memory chip, leaves no trace: the result is that of the undisturbed run. A bad step that is
+bad again is a fault of the training and would repeat for ever. Once turn 4 is committed, another bad step has a second
+try of its own.
 
-Where the run can't continue without a node, an owner of rows or any node with room for what is left, it waits. The
-others have stopped and keep what they had at the end of the last committed turn::
+Where the run can't continue without a node, an owner of rows or any node with room for the rest, it waits. The others
+have stopped and keep the tensors of the last committed turn::
 
     halting -- an owner is lost, or nothing fits --> waiting -- it joins --> placing, moving, training
                                                         |
@@ -67,12 +67,12 @@ RESUME: Final = "start it again and --resume the run"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoveryPolicy:
-    """How a run recovers whose nodes keep copies of what they have trained.
+    """Settings of a run that recovers.
 
     Attributes:
-        begins_anew: whether the weights at step 0 are those that every node makes by itself.
+        begins_anew: whether every node can make the weights of step 0 by itself, so that the run may go back to step 0.
         leaves_out: whether the run continues without a lost owner, and without its rows.
-        awaits_s: longest time to wait for a node that the run can't continue without, in seconds; 0 = it ends at once.
+        awaits_s: time limit of the wait for an indispensable node, in seconds; 0 = the run ends at once.
     """
 
     begins_anew: bool = True
@@ -81,13 +81,9 @@ class RecoveryPolicy:
 
 
 def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPolicy) -> str:
-    """The reason why the run can't continue without a node; empty if it can.
+    """Say why the run ends with the loss of a node; empty if it can continue.
 
-    Args:
-        lost: the node, which keeps nothing any more.
-        course: of the run.
-        kept: who keeps what.
-        policy: of the run.
+    ``kept`` must already be without the tensors of the lost node.
     """
     if course.owner(lost) is not None and not policy.awaits_s:
         if not policy.leaves_out:
@@ -105,9 +101,9 @@ def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPol
 
 
 class UncommittedLog:
-    """The log entries of one run's turns, which are held until their turn is committed.
+    """Log entries of turns that are not committed; each is passed on with the commit of its turn.
 
-    An item is shown to people as soon as it is done, and once, however often it is repeated.
+    An item is shown as soon as it is done, and once, however often it is repeated.
     """
 
     def __init__(self) -> None:
@@ -115,7 +111,7 @@ class UncommittedLog:
         self._shown: set[tuple[StepKind, str, int, int]] = set()
 
     def pass_on(self, command: Command, passed: list[Command]) -> Turn | None:
-        """Append to ``passed`` what a command becomes; return the turn that is committed with it, if one is."""
+        """Append to ``passed`` the commands that replace ``command``; return the turn that it commits, or None."""
         match command:
             case LogStep(turn, seq):
                 self._held.append(command)
@@ -140,7 +136,6 @@ class UncommittedLog:
         return None
 
     def _commit(self, ended: Turn, passed: list[Command]) -> Turn:
-        """Log the held entries of the turns up to this one: they are never repeated."""
         committed = [each for each in self._held if each.turn.index <= ended.index]
         self._shown.difference_update(_item_of(each.turn, each.seq) for each in committed if isinstance(each, LogStep))
         passed += committed
@@ -148,16 +143,16 @@ class UncommittedLog:
         return ended
 
     def forget_held(self) -> None:
-        """Drop the entries of turns that are not committed: these are repeated, or may be of a bad step."""
+        """Drop the entries of uncommitted turns: these are repeated, or may be of a bad step."""
         self._held = []
 
     def forget_shown(self) -> None:
-        """Show every item once more: steps have other numbers from now on."""
+        """Show every item again: from now on steps have other numbers."""
         self._shown.clear()
 
 
 def _item_of(turn: Turn, seq: int) -> tuple[StepKind, str, int, int]:
-    """By what a step is known that is done again with another number."""
+    """Identify an item across repetitions, which change turn index and ``seq``."""
     return turn.kind, turn.owner, turn.first_step, seq - turn.first_seq
 
 
@@ -165,27 +160,23 @@ NOTHING_KEPT: Final = "it was not done once more, because the plan keeps no turn
 
 
 def is_bad_step(event: NodeFailed) -> bool:
-    """Whether a node tells of numbers that are not finite."""
+    """Whether a node reports a value that is not finite."""
     return event.error == DivergedError.__name__ and not event.lost
 
 
 class BadSteps:
-    """The turns of one run that are repeated because of a bad step."""
+    """The limit of one repetition for turns with a bad step."""
 
     def __init__(self) -> None:
         self._is_going_back = False
         self._committed = self._last_again = -1
 
     def commit(self, index: int) -> None:
-        """Note that every turn up to this one is committed."""
+        """Note that all turns up to ``index`` are committed."""
         self._committed = index
 
     def end_reason(self, step: int | None) -> str:
-        """Why a run does not go back because of a bad step; empty if it does.
-
-        Args:
-            step: to whose end it would go back; None = to none.
-        """
+        """Say why the run ends with a bad step; empty if it goes back to ``step`` (None: no turn is kept)."""
         if step is None:
             return "no turn has ended since the run was resumed or loaded, so there is nothing to go back to"
         if self._committed < self._last_again:
@@ -193,11 +184,11 @@ class BadSteps:
         return ""
 
     def rewind(self) -> None:
-        """All nodes go back because of a bad step."""
+        """Note that all nodes go back because of a bad step."""
         self._is_going_back = True
 
     def note_rewind(self, last: int) -> None:
-        """Note up to which turn everything is done again, of whatever reason all went back."""
+        """Note that all turns up to ``last`` are repeated, after a bad step or a loss."""
         if self._is_going_back or self._committed < self._last_again:
             self._last_again = last
         self._is_going_back = False
@@ -207,10 +198,10 @@ _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 
 class AwaitedNodes:
-    """The nodes that one recovery waits for, with deadlines; true while there is one.
+    """The nodes that one recovery waits for, with deadlines.
 
     Args:
-        wait_s: longest time to wait for a node, in seconds; 0 = for none.
+        wait_s: time limit for each, in seconds; 0 = none is awaited.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -226,34 +217,30 @@ class AwaitedNodes:
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """The owners that are awaited, sorted."""
+        """The awaited owners, sorted."""
         return tuple(sorted(self._owners))
 
     @property
     def needs_room(self) -> bool:
-        """Whether any node is awaited that has room for what does not fit."""
+        """Whether any node with enough memory or disk is awaited."""
         return bool(self._problem)
 
     @property
     def until_s(self) -> float:
-        """The earliest deadline; on the clock of the state machine."""
+        """The earliest deadline, on the clock of the state machine."""
         room = [self._room_until_s] if self._problem and self._room_until_s is not None else []
         return min([*self._owners.values(), *room])
 
-    # ---- what happens -----------------------------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------------------
 
     def for_owner(self, node: str, now_s: float) -> None:
-        """Wait for an owner that is lost just now."""
+        """Wait for an owner that was just lost."""
         self._owners[node] = now_s + self.wait_s
 
     def for_room(self, error: str, problem: str, lost: Iterable[str], now_s: float) -> bool:
-        """Wait for any node because nothing fits; False if that was waited for long enough, or no node would help.
+        """Wait for any node with room; False after the time limit, or where more room would not help.
 
-        Args:
-            error: class of the error with which the run would end.
-            problem: why nothing fits.
-            lost: who is lost.
-            now_s: the time.
+        ``error`` is the class of the error with which the run would end, ``problem`` why nothing fits.
         """
         if error not in _OF_ROOM:
             return False
@@ -265,19 +252,19 @@ class AwaitedNodes:
         return True
 
     def came(self, node: str) -> None:
-        """Note that a node has joined: one owner less is awaited, and there may be room."""
+        """Remove a node that has joined from the awaited owners, and assume that there is room now."""
         self._owners.pop(node, None)
         self._problem = ""
 
     def end(self) -> None:
-        """Wait for no node any more: the run continues."""
+        """Wait for no node any more."""
         self._owners, self._problem, self._room_until_s = {}, "", None
 
-    # ---- what is said -----------------------------------------------------------------------------
+    # ---- texts ------------------------------------------------------------------------------------
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The names of all that are awaited: owners, and hosts of blocks that there is no room for."""
+        """Names of the awaited owners, and of the lost hosts if room is awaited."""
         return tuple(dict.fromkeys((*self.owners, *(self._lost if self._problem else ()))))
 
     @property
@@ -288,37 +275,37 @@ class AwaitedNodes:
         return "; ".join([*parts, self._problem] if self._problem else parts)
 
     def told(self) -> AwaitNodes:
-        """The text for people."""
+        """Make the command that shows the wait."""
         others = "; another node with room does as well" if self._problem else ""
         return AwaitNodes(self.awaited, self.why + others, self.until_s)
 
     def late(self) -> tuple[str, str]:
-        """The class and the message of the error with which the run ends when time is up."""
+        """The class and the message of the error with which the run ends after the deadline."""
         waited = f"waited {self.wait_s:g} s (recovery.wait_s) for node {', '.join(self.awaited)}"
         error = PeerLostError.__name__ if self._owners else self._error
         return error, f"{waited}: {self.why}; {RESUME}"
 
 
 class Recovery:
-    """A recovery that is under way.
+    """One recovery under way.
 
     Args:
-        placement_number: of the next placement; no recovery that was given up had it.
-        lost: nodes that are lost with it.
-        nodes: all that live.
-        began_s: when it began.
-        step: to whose end the run goes back.
-        bad_step: what was not finite, if the run goes back because of that.
-        course: of the run from then on, if owners are left out of it; None = it stays.
-        before: the recovery under way that it follows: its losses and its bad step are repaired with it.
+        placement_number: of the next placement; unique among all recoveries of the run.
+        lost: nodes whose loss began it.
+        nodes: all living nodes.
+        began_s: time of its start.
+        step: the end of the committed turn to which the run goes back.
+        bad_step: the value that was not finite; empty = no bad step.
+        course: the course without lost owners; None = unchanged.
+        before: the recovery that it replaces: it inherits the losses and the bad step.
 
     Attributes:
-        lost: nodes that are lost since it began, or the one that it follows.
+        lost: nodes that were lost since its start, or the start of ``before``.
         back: those of ``lost`` that have returned.
-        start: where the nodes continue, once they are sent there.
+        start: where the nodes continue; None until they are sent.
         plan: with the placement that was found; None while it is searched.
-        sources: the blocks that nodes take over.
-        problem: why a node can't move, while it may be that another one is lost.
+        sources: by node, the blocks that it takes over.
+        problem: why a node can't move; another loss may be the cause.
         is_old: whether a node has joined since the last search for a placement.
     """
 
@@ -348,26 +335,21 @@ class Recovery:
         self._bytes: dict[str, int] = {}
 
     def halt(self) -> list[Command]:
-        """Let every living node stop."""
+        """Make every living node stop."""
         return [Halt(node, self.placement_number) for node in self._nodes]
 
     def find_placement(self, part: Plan, gone: tuple[str, ...]) -> Command:
-        """Ask for a placement without all that are gone."""
+        """Ask for a placement without the nodes ``gone``."""
         self.is_old = False
         asked = part if self.course is None else Plan(self.course, part.placements)
         return FindPlacement(self.placement_number, asked, gone, self.step)
 
     def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
-        """Take a placement in which the run continues.
-
-        Args:
-            before: the plan until now.
-            placement: that was found, or the present one.
-            gone: nodes that are lost.
+        """Take the placement in which the run continues.
 
         Raises:
-            CapacityError: it needs one of them.
-            PlanError: the run can't move to it.
+            CapacityError: the placement has a node of ``gone``.
+            PlanError: the placement breaks a rule of the plan.
         """
         course = self.course or before.course
         plan = Plan(course, before.placements).extended(
@@ -378,14 +360,14 @@ class Recovery:
         self.plan = plan
 
     def join(self, node: str) -> None:
-        """Add a node that has joined: it is sent where all are sent, unless they are on their way already."""
+        """Add a node that has joined; once the others have been sent ``Move``, it has no part in this recovery."""
         if not self._moves:
             self._nodes, self.is_old = (*self._nodes, node), True
         if node in self.lost:
             self.back = (*self.back, node)
 
     def answered(self, node: str, answer: Halted | Moved) -> None:
-        """Note that a node has stopped, or moved; an answer to another question changes nothing."""
+        """Note that a node has stopped or moved; a stale answer changes nothing."""
         if isinstance(answer, Moved) is not self._moves or node not in self._waiting:
             return
         self._waiting.discard(node)
@@ -394,12 +376,12 @@ class Recovery:
 
     @property
     def may_move(self) -> bool:
-        """Whether all have stopped, and there is a placement to which no node was sent yet."""
+        """Whether all have stopped and the placement is found, and no node has been sent yet."""
         return not self._moves and not self._waiting and self.plan is not None
 
     @property
     def has_moved(self) -> bool:
-        """Whether all have moved."""
+        """Whether all nodes of the placement have moved."""
         return self._moves and not self._waiting
 
     @property
@@ -409,16 +391,14 @@ class Recovery:
 
     @property
     def moved_at(self) -> StartPoint:
-        """The point where the nodes that were sent continue."""
+        """The point where the nodes continue."""
         return needed(self.start, "a recovery sends its nodes somewhere and has sent nobody")
 
     def move(self, kept: CopyHolders, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
         """Send every living node to the placement; one without a place in it only stops.
 
-        Args:
-            kept: who keeps what.
-            last: the turn that was granted last; None = there is none.
-            repeats: kinds of turns that are repeated before the next train turn.
+        ``last`` is the turn that was granted last, ``repeats`` the kinds of turns that are repeated before the next
+        train turn.
         """
         part = self.moved_to.parts[-1]
         if self.course is not None and self.course.checkpoint_every and self.step:
@@ -441,14 +421,14 @@ class Recovery:
         ]
 
     def log(self, plan: Plan, now_s: float) -> LogRecovery:
-        """The log entry once all have moved."""
+        """Make the log entry after all have moved."""
         fetched = tuple(sorted(self._bytes.items()))
         out = tuple(one.owner.node for one in plan.course.left_out if one.owner.node in self.lost)
         part, seconds = plan.parts[-1], now_s - self.began_s
         return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out, self.back)
 
     def overdue(self, wait_s: float) -> str:
-        """Say for what the coordinator has waited too long."""
+        """Describe the missing answers, or the missing placement, after ``wait_s``."""
         if self._waiting:
             what = "to move" if self._moves else "to stop"
             why = "a node was lost" if self.lost else "a bad step"

@@ -1,4 +1,4 @@
-r"""The coordinator's state machine of one run: phases, requests to nodes and their deadlines. No clock, no socket.
+r"""The coordinator's state machine of one run: phases, requests to nodes, deadlines. No clock, no socket.
 
 A run goes through the phases ::
 
@@ -7,19 +7,19 @@ A run goes through the phases ::
           \                                 moving                 /
            \__________ any error: every node is released _________/ failed
 
-In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next initiator
-already, but only so far that any later decision can still take effect at a turn boundary.
+In training the coordinator *grants* turns: ahead, so that frozen blocks can already work for the next initiator, but
+only so far that every decision can still take effect at a turn boundary.
 
 A run may keep its best result (``train.keep_best``)::
 
-    evaluation is the best so far --> every node sends what it trained --> the next turns are granted
+    evaluation is the best so far --> every node sends its tensors   --> the next turns are granted
                                       (CollectBest, BestSent)              (LogBest)
 
-The phase is "training" meanwhile: nodes may be lost, return or pause as at any other time. A run that goes back then
-goes back to the end of the step that was evaluated, and the nodes are asked anew.
+The phase is "training" meanwhile: nodes may be lost or return as at any other time. A run that goes back then goes back
+to the evaluated step, and the nodes are asked anew.
 
-A run that recovers, in whose plan nodes keep copies, goes through "moving" after a loss or a bad step as well, and
-through "waiting" where it can't continue without a node: ``run_control.recovery``.
+A run that recovers, with copies in its plan, goes through "moving" after a loss or a bad step as well, and through
+"waiting" where it can't continue without a node: ``run_control.recovery``.
 
 Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
 """
@@ -60,7 +60,7 @@ from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKi
 from ringtune.schedule.versions import unfreezing_steps
 
 TRAINING_PATIENCE: Final = 1.5
-"""The coordinator's wait in training over a node's wait; the node reports first what it misses."""
+"""The coordinator's time limit in training, as a multiple of a node's: the node reports first what it misses."""
 
 
 def overdue(
@@ -72,15 +72,10 @@ def overdue(
     wait_s: float,
     plan_s: float,
 ) -> str:
-    """Say what is overdue in a phase.
+    """Describe the missing answers after the time limit of a phase.
 
-    Args:
-        phase: of the run.
-        waiting: nodes that have not answered in it.
-        oldest: the oldest turn that is granted and not done.
-        chooses_for: the step for which an operation table is being chosen.
-        wait_s: longest time without progress, in seconds.
-        plan_s: longest time that planning takes beyond it, in seconds.
+    ``waiting`` are nodes without an answer in the phase, ``oldest`` is the oldest open turn, ``chooses_for`` the step
+    for which an operation table is being chosen. Planning has ``wait_s + plan_s`` seconds.
     """
     if phase == "planning":
         return f"planning took more than {wait_s + plan_s:g} s; lower runtime.plan_s or ask for less"
@@ -102,26 +97,24 @@ _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineEr
 
 
 class RunStateMachine:
-    """The coordinator's state machine of one run.
+    """The phases of one run; ``handle`` is the only way in.
 
     Args:
-        planner: facts by node -> plan, or that of an earlier run and where it continues; may raise errors of ours.
-            None = the driver plans: ``MakePlan`` asks for it, and the answer may take time.
-        plan_only: stop after planning.
-        plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
-        wait_s: longest time without progress in a phase, in seconds; in training one half more: nodes speak first.
-        start: where the run continues; by default the plan's very beginning.
+        planner: facts by node -> plan, or (plan, start) of a run that continues; may raise errors of
+            ``ringtune.errors``. None = the driver plans, as ``MakePlan`` asks.
+        plan_only: end the run after planning.
+        plan_s: planning time of the driver beyond ``wait_s``, in seconds.
+        wait_s: time limit without progress in a phase, in seconds; in training ``TRAINING_PATIENCE`` times as long.
+        start: where the run continues; by default at the plan's beginning.
         patience_evals: as for ``TurnGrants``.
-        keeps_best: whether it keeps the result of its best evaluation.
-        items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
-            Where the run can go back, at most two turns are granted, whatever this says.
-        recovery: how the run continues after a loss or a bad step, where nodes keep copies, and takes in nodes that
-            join; None = it ends with the loss of a node that it needs, and takes none in.
+        keeps_best: as for ``TurnGrants``.
+        items_ahead: as for ``TurnGrants``. Where the run can go back, at most two turns are granted instead.
+        recovery: settings for losses, bad steps and nodes that join, where nodes keep copies; None = the run ends with
+            the loss of a node that it needs, and no node can join.
 
     Attributes:
-        phase: of the run.
-        plan: of the run; None = there is none yet.
-        awaited: the nodes that the run waits for because it can't continue without them.
+        plan: of the run; None before planning.
+        awaited: the nodes that the run can't continue without.
     """
 
     def __init__(
@@ -159,9 +152,9 @@ class RunStateMachine:
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
-        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order.
+        """Take one event at time ``now_s`` (monotonic seconds); return the commands in order.
 
-        Where the run can go back, log entries of turns follow when these are committed.
+        Where the run can go back, log entries of a turn are returned once it is committed.
         """
         if self.phase in ("done", "failed"):
             return []
@@ -329,7 +322,7 @@ class RunStateMachine:
 
     @property
     def _goes_back(self) -> bool:
-        """Whether the run can go back to the end of a turn: its nodes keep copies then."""
+        """Whether the run can go back to the end of a turn, because its nodes keep copies."""
         return self._recovers and self.plan is not None and self.plan.placement.copies
 
     @property
@@ -351,7 +344,7 @@ class RunStateMachine:
 
     @property
     def unfreeze_at(self) -> tuple[int, ...]:
-        """The steps at which one more block began to train, up to the last turn that was granted."""
+        """The steps at which one more block began to train, up to the last granted turn."""
         return unfreezing_steps(self._required_plan.course.decided(self._decided))
 
     @property
@@ -362,7 +355,7 @@ class RunStateMachine:
     # ---- moving -----------------------------------------------------------------------------------
 
     def _move_if_due(self, now_s: float, commands: list[rd.Command]) -> None:
-        """Begin to move, once every turn of the present placement is done."""
+        """Begin a move, once every turn of the present placement is done."""
         grants = self._required_grants
         turn = grants.moves_before
         if turn is not None:
@@ -371,7 +364,7 @@ class RunStateMachine:
             self._on_moving(found, now_s, commands)
 
     def _on_moving(self, found: list[rd.Command], now_s: float, commands: list[rd.Command]) -> None:
-        """Send the nodes the next stage of a move; once it is over, training continues."""
+        """Append the commands of the move; train once it is over."""
         commands += found
         moving, grants = self._required_migration, self._required_grants
         if moving.is_under_way:
@@ -382,7 +375,7 @@ class RunStateMachine:
         self._train_on(now_s, commands)
 
     def _train_on(self, now_s: float, commands: list[rd.Command]) -> None:
-        """Grant turns in the placement that holds now, or drain the run if the user has stopped it meanwhile."""
+        """Grant turns in the present placement, or drain the run if the user has stopped it meanwhile."""
         self._enter("training", now_s, commands)
         if self._drain_reason:
             reason, self._drain_reason = self._drain_reason, ""
@@ -392,7 +385,7 @@ class RunStateMachine:
             self._end_training(now_s, commands)
 
     def _on_replanned(self, event: rd.Replanned | rd.FetchedAhead, now_s: float, commands: list[rd.Command]) -> None:
-        """Take one more placement into the plan, for the turns that are not granted yet, once its nodes can have it."""
+        """Prefetch a replanned placement, and take it into the plan for turns that are not granted yet."""
         if isinstance(event, rd.Replanned) and any(piece.node in self._gone for piece in event.placement.slices):
             return
         if self.phase == "training" and not self._drain_reason:
@@ -403,7 +396,7 @@ class RunStateMachine:
     # ---- losses -----------------------------------------------------------------------------------
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Continue without a lost host, if another node keeps what it has trained; go back after a bad step."""
+        """Recover from a lost host or a bad step where nodes keep copies; else end the run if it needs the node."""
         if self._recovers and is_bad_step(event):
             self._on_bad_step(event, now_s, commands)
             return
@@ -424,7 +417,7 @@ class RunStateMachine:
             self._recover(lost, event.message, now_s, commands)
 
     def _continue_without(self, lost: str, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """End the run, unless it can continue without this node: the present placement does not need it."""
+        """End the run, unless the present placement does not need this node."""
         moving = self._migration
         if moving is None or lost in moving.part.nodes:
             self._fail(event.error, event.message, commands)
@@ -437,7 +430,7 @@ class RunStateMachine:
                 self._on_moving(found, now_s, commands)
 
     def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Do the turns that are not committed once more, unless they are done for the second time already."""
+        """Repeat the uncommitted turns, unless they are a repetition themselves."""
         if self._recovery is not None:
             return  # all go back anyway
         if self.phase != "training":
@@ -454,7 +447,7 @@ class RunStateMachine:
         commands += recovery.halt()
 
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let placements have a node; continue a run that waited for it, or for any node with room."""
+        """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
         if not self._recovers or self._migration is None or self.phase not in _RECOVERS_IN or node in self._nodes:
             return
         self._gone.discard(node)
@@ -471,19 +464,18 @@ class RunStateMachine:
 
     @property
     def _course(self) -> Course:
-        """The course of the run, or the one with which it continues after the recovery under way."""
+        """The course of the run, or of the recovery under way."""
         found = self._recovery.course if self._recovery else None
         return found or self._required_plan.course
 
     def _commit(self, turn: Turn) -> None:
-        """Never go back to the turns up to this one."""
         self._required_grants.commit(turn.index)
         self._bad.commit(turn.index)
         if turn.kind is StepKind.TRAIN:
             self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let all other nodes stop, and search a placement without the one that is lost."""
+        """Make all other nodes stop, and search a placement without the lost one."""
         self._nodes = tuple(node for node in self._nodes if node != lost)
         commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
@@ -504,7 +496,7 @@ class RunStateMachine:
         commands: list[rd.Command],
         course: Course | None = None,
     ) -> Recovery:
-        """Begin to bring all living nodes back to the end of the committed turn, in a placement of its own."""
+        """Begin to bring all living nodes back to the end of the committed turn, with a new placement number."""
         self._grants = self._grants or self._new_granting()
         self._newest_placement_number = (
             max(self._newest_placement_number, *(one.placement_number for one in self._required_plan.placements)) + 1
@@ -527,7 +519,7 @@ class RunStateMachine:
         return self._recovery
 
     def _find_placement(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Search a placement on the present nodes, once no other is awaited."""
+        """Search a placement on the present nodes, unless a node is awaited."""
         if self.awaited:
             if self._drain_reason:
                 self._fail("InterruptedRunError", self._drain_reason, commands)
@@ -549,7 +541,7 @@ class RunStateMachine:
             commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
 
     def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
-        """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
+        """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
             case rd.MoveFailed(_, placement_number, error, message) if placement_number == recovery.placement_number:
                 if error not in _UNREACHED:
@@ -585,7 +577,7 @@ class RunStateMachine:
             self._end_recovery(recovery, now_s, commands)
 
     def _end_recovery(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
-        """Train on from the committed turn, in the placement that all have moved to."""
+        """Train from the committed turn, in the placement to which all have moved."""
         plan, moving, grants = recovery.moved_to, self._required_migration, self._required_grants
         self._recovery, self.plan = None, plan
         self.awaited.end()
@@ -646,7 +638,7 @@ class RunStateMachine:
             commands += found
 
     def _close_turns(self, now_s: float, commands: list[rd.Command]) -> None:
-        """Close finished turns in order, so that whatever is logged is complete up to there."""
+        """Close done turns in order, so that the log is complete up to each."""
         grants = self._required_grants
         while (oldest := grants.open.oldest) is not None:
             turn = oldest.turn
@@ -668,7 +660,7 @@ class RunStateMachine:
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
-        """Collect, or end a run that was stopped, once every turn is closed; a resumed run may have none left."""
+        """Collect, or end a drained run, once every turn is closed; a resumed run may have none."""
         grants = self._required_grants
         if grants.open or not grants.is_exhausted:
             return
@@ -678,9 +670,9 @@ class RunStateMachine:
             self._collect(now_s, commands)
 
     def _drain(self, reason: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Let the granted turns end, then save; turns that are not granted yet are left for a resumed run.
+        """Let the granted turns end, then save; a resumed run does the rest.
 
-        Where no open turn trains or saves, nothing is waited for: a resumed run gathers scores and evaluates again.
+        Where no open turn trains or saves, the run ends at once: a resumed run repeats scores and evaluations.
         """
         last = self._grants.last if self._grants else None
         if self.phase == "moving" and last is not None and not self._drain_reason:
@@ -702,17 +694,14 @@ class RunStateMachine:
 
     @property
     def _senders(self) -> list[tuple[str, bool, bool]]:
-        """Every node, and whether it sends the head and private blocks: the owner that has the head does."""
+        """(node, sends the head, sends private blocks) of every node; the owner with the head sends both."""
         part, holder = self._required_migration.part, self._holder
         has_private = part.placement.private_blocks > 0
         return [(node, node == holder, node == holder and has_private) for node in part.nodes]
 
     @property
     def _holder(self) -> str:
-        """The owner that has the head once every turn is done.
-
-        After a recovery that no turn follows, it is the one that had it at the turn to which the run went back.
-        """
+        """The owner with the head after the last turn, or after the committed turn if a recovery ended the training."""
         last = self._required_grants.last
         if last is not None and last is self._before:
             return self._kept.holder
@@ -722,13 +711,13 @@ class RunStateMachine:
 
     @property
     def best(self) -> Evaluations | None:
-        """The state of the evaluations of a run that keeps the best result and has one; None otherwise."""
+        """State of the evaluations; None where no best result is kept or none exists."""
         found = self._grants.stopping.evaluations if self._grants and self._keeps_best else None
         return found if found and found.best is not None else None
 
     @property
     def last_step(self) -> int:
-        """Steps that are done when every granted turn is."""
+        """Number of steps after the last granted turn."""
         last = self._grants.last if self._grants else None
         return last.end_step if last else self._start_point.step if self._start_point else 0
 
@@ -737,7 +726,7 @@ class RunStateMachine:
         return self._grants.stopping.best.asked if self._grants else ()
 
     def _collect_best(self, now_s: float, commands: list[rd.Command]) -> None:
-        """Ask every node for the best result, once no turn is open; that of the last turn is collected anyway."""
+        """Ask every node for the best result, once no turn is open; the last turn is collected anyway."""
         grants = self._required_grants
         best = grants.stopping.best
         if best.wanted is None or grants.is_exhausted or self._drain_reason:

@@ -1,15 +1,15 @@
-"""Grants of turns on the coordinator: ahead of those at work, but no further than every decision allows.
+"""Grants of turns on the coordinator: ahead of the current turn, but only after the decisions on which they depend.
 
-A decision (what trains, which operations hold) takes effect at a turn boundary. A turn is granted when all is known on
-which it depends, and not before, so that no timing changes its work.
+A decision (depth, operation table) takes effect at a turn boundary. A turn is granted only when all its decisions are
+made, so that no timing changes its work.
 
 Unfreezing under ``auto``: the loss of a train turn counts when the turn is closed, with all its steps reported, and
 turn t is granted only when t - 2 is closed.
 
-Evaluations: every owner with evaluation rows carries its part out in a turn of its own. Without patience and
-``train.keep_best`` turns are granted beyond an evaluation. With ``keep_best`` nothing is granted beyond the best one so
-far until every node has sent what it trained, so that they send what was evaluated. After the last turn no node is
-asked: the results that are collected then are of the same step ::
+Evaluations: every owner with evaluation rows has a turn of its own. Without patience and ``train.keep_best`` turns are
+granted beyond an evaluation. With ``keep_best`` nothing is granted beyond a best evaluation until every node has sent
+its trained tensors, so that the evaluated ones are sent. After the last turn no node is asked: the collected results
+are of the same step ::
 
     evaluation after step    10        20       30        40, the last one
     loss                     0.7       0.5      0.6       0.4
@@ -53,21 +53,21 @@ Values = tuple[tuple[str, float], ...]
 
 
 class EvaluationSums:
-    """The figures of the evaluation that is under way."""
+    """The values of the evaluation under way."""
 
     def __init__(self) -> None:
         self._by_seq: dict[int, Values] = {}
         self._done: set[str] = set()
 
     def note(self, seq: int, values: Values) -> None:
-        """Take the figures of one item."""
+        """Take the values of one item."""
         self._by_seq[seq] = values
 
     def close(self, turn: Turn, owners: Iterable[Owner]) -> Values | None:
-        """Note that a turn is closed; return the sums with the last owner's turn, else None.
+        """Note that an owner's turn is closed; return the sums with the last owner's turn, else None.
 
-        A run that is drained may stop between two owners: that evaluation is never logged, a resumed run repeats it.
-        A fast owner may have reported of the next evaluation already; its values stay for that one.
+        A drained run may stop between two owners: that evaluation is never logged, and a resumed run repeats it. Values
+        that a fast owner has reported for the next evaluation are kept for that one.
         """
         self._done.add(turn.owner)
         if self._done != {each.node for each in owners if each.eval_rows}:
@@ -77,12 +77,12 @@ class EvaluationSums:
         return _summed(mine)
 
     def forget(self) -> None:
-        """Forget the evaluation that is under way: it is begun anew."""
+        """Drop the evaluation under way: it is repeated."""
         self._by_seq, self._done = {}, set()
 
 
 def _summed(values: Mapping[int, Values]) -> Values:
-    """Sum values by name, in the order of ``seq``: arrival must not change the last bits."""
+    """Sum values by name, in the order of ``seq``, so that the order of arrival does not change the last bits."""
     sums: dict[str, float] = {}
     for seq in sorted(values):
         for name, value in values[seq]:
@@ -91,17 +91,17 @@ def _summed(values: Mapping[int, Values]) -> Values:
 
 
 class OpenTurn(NamedTuple):
-    """The oldest open turn, and the nodes that it waits for."""
+    """The oldest open turn, and the nodes that have not done it."""
 
     turn: Turn
     waits_for: tuple[str, ...]
 
 
 class OpenTurns:
-    """The open turns of one run.
+    """The turns that are granted and not done by every node.
 
     Args:
-        items_ahead: grant turns until at least so many items are granted beyond the finished ones.
+        items_ahead: minimum number of granted items that are not finished.
     """
 
     def __init__(self, items_ahead: int) -> None:
@@ -116,13 +116,13 @@ class OpenTurns:
 
     @property
     def needs_more(self) -> bool:
-        """Whether to grant more turns: fewer than two are open, or too few items are ahead."""
+        """Whether to grant more turns: fewer than two are open, or fewer than ``items_ahead`` items."""
         ahead = sum(turn.num_items - len(self._reported_items[turn.index]) for turn in self._turns.values())
         return len(self._turns) < 2 or ahead < self._items_ahead
 
     @property
     def change_anything(self) -> bool:
-        """Whether an open turn trains or saves; scores and evaluations leave nothing behind."""
+        """Whether an open turn trains or saves; score and evaluation turns change no state."""
         return any(turn.kind.has_update or turn.kind is StepKind.CHECKPOINT for turn in self._turns.values())
 
     @property
@@ -144,14 +144,14 @@ class OpenTurns:
         return self._turns.get(index)
 
     def of_item(self, seq: int) -> Turn | None:
-        """Find the open turn that has an item."""
+        """Find the open turn of the item ``seq``."""
         return next((turn for turn in self._turns.values() if turn.first_seq <= seq < turn.end_seq), None)
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
-        """Note that an item of an open turn is finished; False if that was known.
+        """Note that an item of an open turn is finished; False for a repeated report.
 
         Raises:
-            IntegrityError: another node than its owner reports it, or with the step of another turn.
+            IntegrityError: the report is not of the turn's owner, or its step not of the turn.
         """
         if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
             raise IntegrityError(
@@ -168,11 +168,11 @@ class OpenTurns:
         self._waits[turn.index].discard(node)
 
     def close(self, turn: Turn) -> None:
-        """Forget a turn that is done everywhere."""
+        """Remove a turn that every node has done."""
         del self._turns[turn.index], self._waits[turn.index], self._reported_items[turn.index]
 
     def cleared(self) -> OpenTurns:
-        """The same with no turn open."""
+        """Return a copy without open turns."""
         return OpenTurns(self._items_ahead)
 
 
@@ -180,14 +180,13 @@ class TurnDepths:
     """The unfreezing decisions of one run.
 
     Args:
-        course: of the run.
-        start: where it continues; None = it begins.
+        start: where a resumed run continues; None = at its beginning.
 
     Attributes:
-        unfreezing: what is known of the closed turns.
+        unfreezing: state of the rule after the closed turns.
 
     Raises:
-        PlanError: what ``start`` knows is not of this course and step.
+        PlanError: ``start.unfreezing`` does not fit the course and step.
     """
 
     def __init__(self, course: Course, start: StartPoint | None) -> None:
@@ -197,15 +196,15 @@ class TurnDepths:
         self._losses: dict[int, dict[int, tuple[float, float]]] = {}
 
     def may_grant(self, turn: Turn) -> bool:
-        """Whether all losses are known on which the depth of this turn may depend."""
+        """Whether the losses are known on which the depth of this turn may depend."""
         if not self._course.decides or turn.kind is not StepKind.TRAIN:
             return True
         return turn.first_step // self._course.local_iterations < self.unfreezing.num_turns + TURNS_AHEAD
 
     def decided(self, turn: Turn, last: Turn | None) -> Turn:
-        """The turn with the decisions that hold for it.
+        """Return the turn with its unfreezing decisions.
 
-        A turn between train turns takes the decisions of the turn before it, ``last``.
+        A turn between train turns takes those of ``last``, the turn before it.
         """
         if not self._course.decides:
             return turn
@@ -215,20 +214,20 @@ class TurnDepths:
         return dataclasses.replace(turn, unfreeze_at=self.unfreezing.holding(step))
 
     def note(self, turn: Turn, seq: int, values: tuple[tuple[str, float], ...]) -> None:
-        """Note the loss of a finished item of an open turn; a second report of an item changes nothing."""
+        """Note the loss of a finished item; a second report of an item changes nothing."""
         if self._course.decides and turn.kind is StepKind.TRAIN:
             found = dict(values)
             sums = (found.get("loss_sum", math.nan), found.get("count", 0.0))
             self._losses.setdefault(turn.index, {}).setdefault(seq, sums)
 
     def is_complete(self, turn: Turn) -> bool:
-        """Whether every loss of the turn that counts is here."""
+        """Whether the losses of all items of the turn are reported."""
         if not self._course.decides or turn.kind is not StepKind.TRAIN:
             return True
         return len(self._losses.get(turn.index, ())) == turn.num_items
 
     def close(self, turn: Turn) -> None:
-        """Add a closed turn's mean loss; turns are closed in order."""
+        """Add a closed turn's mean loss; turns must be closed in order."""
         losses = self._losses.pop(turn.index, None)
         if losses is None:
             return
@@ -237,17 +236,17 @@ class TurnDepths:
         self.unfreezing = self.unfreezing.after(self._course, loss_sum / count if count else math.nan)
 
     def forget_open(self) -> None:
-        """Forget the losses of turns that are not closed: they are begun anew."""
+        """Drop the losses of open turns: these are repeated."""
         self._losses.clear()
 
 
 class BestResults:
-    """The results that the nodes of one run send of the best evaluation.
+    """Requests to the nodes for the result of the best evaluation.
 
     Attributes:
-        wanted: after which step that evaluation was; None = nothing is wanted.
-        asked: nodes that were asked and have not sent all yet.
-        num_asks: how often the nodes were asked; an answer to an older request counts for nothing.
+        wanted: the step of that evaluation; None = no result is to be sent.
+        asked: nodes that have not answered the last request.
+        num_asks: number of the last request; answers to older ones are ignored.
     """
 
     def __init__(self) -> None:
@@ -256,19 +255,19 @@ class BestResults:
         self.num_asks = 0
 
     def ask(self, nodes: Iterable[str]) -> int:
-        """Note that the nodes are asked; return the number of the request."""
+        """Begin a request to these nodes; return its number."""
         self.asked, self.num_asks = set(nodes), self.num_asks + 1
         return self.num_asks
 
     def answered(self, node: str, number: int) -> bool:
-        """Take the answer of a node; return whether it was the last one that lacked."""
+        """Note a node's answer; return whether it was the last missing one of the last request."""
         if number != self.num_asks or node not in self.asked:
             return False
         self.asked.discard(node)
         return not self.asked
 
     def reset_requests(self) -> None:
-        """Count on no answer any more: nodes have to be asked anew."""
+        """Drop the request: nodes have to be asked anew."""
         self.asked = set()
 
 
@@ -276,15 +275,15 @@ class EarlyStopping:
     """Decisions of one run by its evaluations: its end, and its best result.
 
     Args:
-        patience_evals: evaluations without a better loss after which the run ends; 0 = it does not.
-        start: where the run continues; None = it begins.
+        patience_evals: number of evaluations without a better loss that ends the run; 0 = never.
+        start: where a resumed run continues; None = at its beginning.
         keeps_best: whether the result of the best evaluation is kept.
 
     Attributes:
-        evaluations: what is known of them.
-        settled: what a resumed run may count on: the same, or, while a best result is not sent yet,
-            what was known before its evaluation, which is repeated then.
-        best: the result that is wanted.
+        evaluations: losses so far.
+        settled: the state for a resumed run: ``evaluations``, or, while a best result is being sent, the state before
+            that evaluation, which a resumed run repeats.
+        best: requests for the best result.
     """
 
     def __init__(self, patience_evals: int, start: StartPoint | None, *, keeps_best: bool = False) -> None:
@@ -299,11 +298,11 @@ class EarlyStopping:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run ends with the last evaluation that was judged."""
+        """Whether the run ends with the last judged evaluation."""
         return self.evaluations.stops_run(self._patience)
 
     def may_grant(self, turn: Turn) -> bool:
-        """Whether every evaluation is judged, and its result sent, on which it depends whether a turn is granted."""
+        """Whether no evaluation to be judged, and no best result to be sent, holds this turn back."""
         if self.best.wanted is not None:
             return False
         if not self._waits or turn.kind is StepKind.EVALUATE:
@@ -330,17 +329,17 @@ class EarlyStopping:
         return self.has_ended
 
     def is_best(self, step: int) -> bool | None:
-        """Whether the evaluation after a step is the best one so far; None where no best result is kept."""
+        """Whether the evaluation at ``step`` is the best so far; None where no best result is kept."""
         if not self._keeps_best:
             return None
         return self.evaluations.best is not None and self.evaluations.best_step == step
 
     def sent(self) -> None:
-        """Note that the best result is where it is kept."""
+        """Note that every node has sent the best result."""
         self.best.wanted, self.settled = None, self.evaluations
 
     def forget_open(self) -> None:
-        """Wait for no evaluation that is not complete: the turns that are not closed are begun anew."""
+        """Forget an incomplete evaluation: its open turns are repeated."""
         self._waits = False
         self.best.reset_requests()
 
@@ -349,22 +348,20 @@ class TurnGrants:
     """The turns of one run, in their order.
 
     Args:
-        plan: of the run.
         nodes: that work on every turn.
-        items_ahead: grant turns until at least so many items are granted beyond the finished ones.
-        start: where the run continues; None = it begins.
-        patience_evals: evaluations without a better loss after which nothing more is granted; 0 = however many.
-        keeps_best: whether the result of the best evaluation is kept.
-        moving: knows to which placement a turn belongs.
+        items_ahead: as for ``OpenTurns``.
+        start: where a resumed run continues; None = at its beginning.
+        patience_evals: as for ``EarlyStopping``.
+        keeps_best: as for ``EarlyStopping``.
+        moving: the run's placements; None = it never moves.
 
     Attributes:
         nodes: that work on every turn now.
-        open: turns that are granted and not done by every node.
-        depths: what trains when.
-        tables: which operations hold when.
-        stopping: whether the run ends early.
-        rules: what the techniques of the placement decide.
-        copies: whether the owners' copies of embedding and head are equal.
+        depths: unfreezing decisions.
+        tables: operation tables.
+        stopping: decisions by evaluations.
+        rules: decisions of the techniques of the placement.
+        copies: comparison of the owners' copies of embedding and head.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
 
@@ -403,16 +400,16 @@ class TurnGrants:
 
     @property
     def chooses_for(self) -> int | None:
-        """The step whose operation table is waited for; None if none is, as in a run that grants nothing more."""
+        """The step for which an operation table is being chosen; None if none is, or no turn is left."""
         return None if self.is_exhausted else self.tables.chooses_for
 
     def place(self, part: Plan) -> None:
-        """Grant in another placement from now on, in which nothing is kept yet; no turn is open."""
+        """Grant in another placement from now on; no turn may be open."""
         self.nodes, self.copies, self.rules = part.nodes, CopyComparison(part), turn_rules(part, self._rules_ahead)
 
     @property
     def moves_before(self) -> Turn | None:
-        """The next turn, if the run has to move before it and every turn before it is done; else None."""
+        """The next turn, if the run has to move before it and all turns before it are done; else None."""
         if self.open or self.is_exhausted or self._next is None or not self.stopping.may_grant(self._next):
             return None
         return self._next if self._is_elsewhere(self._next) else None
@@ -421,11 +418,11 @@ class TurnGrants:
         return self._migration is not None and self._migration.is_due(turn)
 
     def depth(self, turn: Turn, step: int) -> int:
-        """How many blocks train at a step of a turn."""
+        """Number of blocks that train at a step of a turn."""
         return depth(self._plan.course.decided(turn.unfreeze_at, turn.operations), step)
 
     def ahead(self) -> list[Command]:
-        """Grant the turns that may be granted now, with the decisions that are made by that."""
+        """Grant all turns that may be granted now; log the decisions that they carry."""
         commands: list[Command] = []
         granted: list[Turn] = []
         while not self.is_exhausted and self.open.needs_more:
@@ -449,11 +446,11 @@ class TurnGrants:
         return [*commands, Grant(tuple(granted))] if granted else commands
 
     def _ruled(self, turn: Turn) -> Turn:
-        """The turn with what the techniques of the placement decide of it."""
+        """Return the turn with the decisions of the techniques."""
         return functools.reduce(lambda turn, rule: rule.decided(turn), self.rules, turn)
 
     def _has_table(self, turn: Turn, commands: list[Command]) -> bool:
-        """Whether the table is chosen that a turn carries; if nothing but the choice is missing, it is asked for."""
+        """Whether the turn's operation table is chosen; appends ``ChooseOperations`` if only the choice is missing."""
         if self.tables.may_grant(turn):
             return True
         given = self.tables.given(turn)
@@ -468,25 +465,25 @@ class TurnGrants:
     # ---- recovery ---------------------------------------------------------------------------------
 
     def commit(self, index: int) -> None:
-        """Never go back to a turn up to this one: it is closed, and what it changed is kept twice."""
+        """Note that the run never goes back before the end of this turn: it is closed, and its state kept twice."""
         self._since = [turn for turn in self._since if turn.index > index]
 
     @property
     def repeats(self) -> tuple[StepKind, ...]:
-        """Kinds of the turns before the next train turn to which the run would go back."""
+        """Kinds of the turns since the last commit, up to the next train turn."""
         before = itertools.takewhile(lambda turn: turn.kind is not StepKind.TRAIN, self._since)
         return tuple(dict.fromkeys(turn.kind for turn in before))
 
     def halt(self) -> None:
-        """Hear no more of the turns that are open: the run goes back."""
+        """Drop the open turns: the run goes back."""
         self.open = self.open.cleared()
         self.depths.forget_open()
         self.stopping.forget_open()
 
     def rewind(self, part: Plan) -> list[Command]:
-        """Grant in another placement, once more, every turn that is not committed.
+        """Grant every uncommitted turn once more, in another placement.
 
-        Turns and items are numbered on, so that nothing that is still under way of the old ones is taken for theirs.
+        Turns and items get new numbers, so that late messages of the old ones are not taken for theirs.
         """
         self.place(part)
         again, self._since = self._since, []
@@ -502,9 +499,9 @@ class TurnGrants:
         return [Grant(tuple(granted))]
 
     def leave_out(self, plan: Plan, part: Plan, start: StartPoint) -> None:
-        """Go on at a start point with a plan in which fewer owners have turns, in its last placement.
+        """Continue at ``start`` with a plan in which fewer owners have turns, in its last placement.
 
-        What is not committed is granted again as far as it is of the plan, and as the plan has it then.
+        Uncommitted turns are granted again as far as the new plan has them.
         """
         unfreezing = self.depths.unfreezing.without(self._plan.course, plan.course)
         start = dataclasses.replace(start, unfreezing=unfreezing)
@@ -517,7 +514,7 @@ class TurnGrants:
         return None if turn is None else _shifted(turn, *self._ahead_of)
 
     def chosen(self, step: int, operations: Operations) -> list[Command]:
-        """Take a chosen table, and grant the turns that waited for it; none if none waits any more.
+        """Take a chosen table, and grant the turns that waited for it; no commands if none waits.
 
         Raises:
             PlanError: the table does not fit the course.
@@ -527,21 +524,21 @@ class TurnGrants:
         return [LogOperations(step, operations), *self.ahead()]
 
     def technique_failed(self, node: str, problem: str) -> list[Command]:
-        """Count on a node for a technique no longer, from the next turn on; nothing if that is no news."""
+        """Stop using a technique on a node from the next turn on; no commands if that was known."""
         is_news = [rule.lose(node, problem) for rule in self.rules]
         return [LogTechniqueFailed(node, problem)] if any(is_news) else []
 
     def judge(self, step: int, values: Values) -> list[Command]:
-        """Take a complete evaluation: what waited for it may be granted now, or nothing if the run ends with it."""
+        """Take a complete evaluation; grant nothing more if the run ends with it."""
         ends = self.stopping.judge(step, values) and step < self._plan.course.num_steps and not self.is_exhausted
         self.is_exhausted = self.is_exhausted or ends
         told = LogEvaluation(step, values, self.stopping.is_best(step))
         return [told, *([LogStop(step, self.stopping.evaluations)] if ends else [])]
 
     def drain(self, last: Turn) -> list[Command]:
-        """Grant nothing more but a checkpoint after ``last``, the last turn, if any step was done.
+        """Grant only a checkpoint after ``last``, the last turn, if any step was done.
 
-        What has a checkpoint already is not saved again: another holder would write over its shards.
+        A step that has a checkpoint is not saved again: another holder would overwrite its shards.
         """
         self.is_exhausted = True
         if last.end_step in (0, self._saved_step):
@@ -562,7 +559,7 @@ class TurnGrants:
             rule.granted(turn)
 
     def close(self, turn: Turn) -> None:
-        """Close a turn that every node has done; turns are closed in their order."""
+        """Close a turn that every node has done; turns must be closed in order."""
         self.open.close(turn)
         self.depths.close(turn)
         self.tables.close(turn)
@@ -571,7 +568,7 @@ class TurnGrants:
 
 
 def _shifted(turn: Turn, turns: int, items: int) -> Turn:
-    """The turn, so many turns and items later, with nothing of it in a cache."""
+    """Return the turn with index and items moved on, and without cached passages."""
     if not turns and not items:
         return turn
     return dataclasses.replace(turn, index=turn.index + turns, first_seq=turn.first_seq + items, passages=())

@@ -23,10 +23,10 @@ TECHNIQUES: Final[list[Technique]] = [
     replicas.TECHNIQUE,
     activation_cache.TECHNIQUE,
 ]
-"""Every technique, in the order in which it is asked."""
+"""Every technique, in the order in which planner and driver ask them."""
 
 
 def turn_rules(part: Plan, items_ahead: int) -> tuple[TurnRule, ...]:
-    """What the techniques that a placement uses decide of its turns; see ``Technique.turn_rule``."""
+    """Collect the rules of all techniques that a placement uses; see ``Technique.turn_rule``."""
     rules = (technique.turn_rule(part, items_ahead) for technique in TECHNIQUES)
     return tuple(rule for rule in rules if rule is not None)

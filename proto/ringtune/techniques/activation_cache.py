@@ -1,12 +1,12 @@
-"""The activation cache: ``[cache]`` of a job, later visits of batches, and the boundary where an item enters the ring.
+"""The activation cache: ``[cache]`` of a job, later visits of batches, and the boundaries where items enter the ring.
 
-Hosts keep hidden states of rows that return, in files. With ``float32`` no result depends on it.
+Hosts keep hidden states of rows that return, in files. With ``float32`` the cache changes no result.
 
-``frozen_prefix``: blocks without an update so far. A batch's composition is fixed for the run, so the same rows return
-in every pass over the rows of its owner, and in every evaluation; as long as no block below a boundary was trained, the
-same hidden state enters there. Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3,
-23, 43 and 53. Below the lowest trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves
-3 blocks at three visits.
+``frozen_prefix``: number of lowest blocks without an update so far. Batches have fixed rows, so the same rows return in
+every pass over the rows of their owner, and in every evaluation; while no block below a boundary has trained, the same
+hidden state enters there. Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3, 23,
+43 and 53. Below the lowest trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves 3
+blocks at three visits.
 
 ``later_visits``: the steps at which a batch returns, by the order of turns and batches. An owner with three batches,
 turns of two steps, two owners that take turns::
@@ -15,15 +15,15 @@ turns of two steps, two owners that take turns::
     batch                         1  0    2  2    0  1      each pass over the rows in an order of its own
     step                          0  1    4  5    8  9
 
-``CachedBatches``: a batch is read only where it was kept in a turn that every node has done before the reading turn is
-granted; a host that could not keep it, or found it damaged, has reported that by then. So a turn is granted only when
-those are done that end so many items before it::
+``CachedBatches``: a batch is read only if every node has done the turn that kept it before the reading turn is granted;
+a host that could not keep it, or found it damaged, has reported that by then. So a turn is granted only after the end
+of all turns that end ``items_ahead`` items before it::
 
     items ahead 16    turn 0 [0,10)  turn 1 [10,20)  turn 2 [20,30)  turn 3 [30,40)
                       kept in 0 -------------------------> may be read from turn 3 on, which waits for the end of 0
 
-``expected_cache_use``: the savings that a planner expects, by the coordinator's own decisions, as if every turn were
-done at once.
+``expected_cache_use``: the savings that a planner expects: the coordinator's decisions, as if every turn were done at
+once.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CacheSettings:
         check_fields(self, where="cache", error=JobError)
 
     def of_placement(self, computed: str) -> ActivationCacheSettings | None:
-        """The settings of hosts that keep hidden states, computed in a type; None if they do not."""
+        """The settings for hosts that compute in the type ``computed``; None with ``prefix`` off."""
         if self.prefix == OFF:
             return None
         return ActivationCacheSettings(
@@ -102,26 +102,22 @@ class CacheSettings:
 
 
 VISITS_AHEAD: Final = 64
-"""Visits of a batch that count for the choice of its boundary."""
+"""Number of later visits that count for the choice of a boundary."""
 
 _CACHED: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _HEADER_BYTES: Final = 4096
 
 
 def is_cacheable(kind: StepKind) -> bool:
-    """Whether items of this kind are kept, and read."""
+    """Whether items of this kind are kept and read."""
     return kind in _CACHED
 
 
 def frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
-    """How many of the lowest blocks get no gradient in an item and have had no update; the highest block never counts.
+    """Count the lowest blocks that have had no update and get no gradient in an item; the highest block never counts.
 
-    Example: of six blocks the upper two train. Then this is 4, also for an evaluation.
-
-    Args:
-        course: in which the run's decisions are settled.
-        kind: of the item.
-        step: of the item.
+    The course must contain the run's decisions. Example: of six blocks the upper two train. Then this is 4, also for an
+    evaluation.
     """
     return _frozen_prefix(course.plain, kind, step)
 
@@ -133,13 +129,9 @@ def _frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
 
 
 def prefix_after(course: Course, turn: Turn) -> int:
-    """The highest boundary at which a batch is of use after a turn; hidden states kept above it are deleted then.
+    """The highest boundary at which a batch can be read after a turn; hidden states above it are deleted.
 
-    Example: of six blocks the upper two train in the last step of a turn. Then this is 4; it never grows.
-
-    Args:
-        course: of the run.
-        turn: as it was granted.
+    It never grows. Example: of six blocks the upper two train in the last step of a turn. Then this is 4.
     """
     if not is_cacheable(turn.kind):
         return course.num_blocks
@@ -148,13 +140,11 @@ def prefix_after(course: Course, turn: Turn) -> int:
 
 
 def boundary_to_keep(prefixes: Sequence[int]) -> int:
-    """The boundary at which to keep a batch that is embedded now; 0 if that is of no use.
+    """The boundary at which to keep a batch that is embedded now; 0 if that saves nothing.
 
-    A batch that enters at a boundary can't be kept below it, so a later visit that trains a lower block has to begin at
-    the embedding again, and is then kept anew. The boundary is that by which all visits together save the most blocks.
-
-    Args:
-        prefixes: the frozen prefix at this visit and at later ones; it never grows.
+    It is the boundary with which all visits save the most blocks together. A batch that enters at a boundary can't be
+    kept below it: a later visit that trains a lower block begins at the embedding again, and is kept anew. ``prefixes``
+    are the frozen prefixes of this visit and of later ones; they never grow.
     """
     found, _ = _best(tuple(prefixes))
     return found
@@ -162,7 +152,7 @@ def boundary_to_keep(prefixes: Sequence[int]) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _best(prefixes: tuple[int, ...]) -> tuple[int, int]:
-    """The boundary for the first visit, and the blocks that all visits save with the best one at each whole visit."""
+    """The boundary for the first visit, and the blocks that all visits save with the best boundaries."""
     count = len(prefixes)
     ends = [at for at in range(count) if at + 1 == count or prefixes[at + 1] < prefixes[at]]
     saved = [0] * (count + 1)
@@ -178,16 +168,10 @@ def _best(prefixes: tuple[int, ...]) -> tuple[int, int]:
 
 
 def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> int:
-    """Bytes that a host keeps at most of a batch of so many rows: with hidden state, mask and header of each file.
+    """Upper bound of a host's bytes for a batch of so many rows: hidden state, mask and header of each file.
 
-    Rows are counted with ``max_length`` tokens; what is kept is shorter where the longest row of the batch is. Of
-    replicas each keeps the micro-batches that pass it.
-
-    Args:
-        course: of the run.
-        placement: that has a cache.
-        host: of the boundary where the batch is kept.
-        rows: of the batch.
+    Rows count with ``max_length`` tokens; kept ones are padded to the longest row only. Each replica keeps the
+    micro-batches that pass it. 0 without a cache.
     """
     if placement.cache is None:
         return 0
@@ -201,7 +185,7 @@ def _passes(placement: Placement, host: str, micro: int) -> bool:
 
 
 def max_kept_bytes(course: Course, placement: Placement, host: str) -> int:
-    """Bytes that a host keeps at most: no more than the limit, and than all batches of all owners take."""
+    """Upper bound of a host's bytes: the limit, or all batches of all owners if these are less."""
     if placement.cache is None:
         return 0
     whole = 0
@@ -214,16 +198,15 @@ def max_kept_bytes(course: Course, placement: Placement, host: str) -> int:
 
 
 def hosts_at(placement: Placement, boundary: int) -> tuple[str, ...]:
-    """The hosts of the block at a boundary, which keep the hidden state that enters it; none if it is private."""
+    """The hosts of the block above a boundary, which keep the hidden state there; none for a private block."""
     return tuple(piece.node for piece in placement.hosts if piece.start <= boundary < piece.stop)
 
 
 class BatchKey(NamedTuple):
-    """The name of a batch with later visits.
+    """A batch with later visits.
 
     Attributes:
         owner: of the rows.
-        is_evaluated: whether it is a batch of an evaluation.
         batch: its id, or its index among the batches of an evaluation.
     """
 
@@ -233,13 +216,13 @@ class BatchKey(NamedTuple):
 
 
 def key_of(course: Course, item: Item) -> BatchKey:
-    """The batch of an item."""
+    """Return the key of an item's batch."""
     is_evaluated = item.kind is StepKind.EVALUATE
     return BatchKey(item.owner, is_evaluated, item.batch if is_evaluated else course.batch_id(item.owner, item.batch))
 
 
 def later_visits(course: Course, item: Item) -> Iterator[int]:
-    """Yield the steps of later visits of the batch of a train or evaluation item, in ascending order."""
+    """Yield the steps of later visits of an item's batch, ascending; train and evaluation items only."""
     if item.kind is StepKind.EVALUATE:
         boundaries = range(_next_boundary(course, item.step), course.num_steps, course.local_iterations)
         yield from (step for step in boundaries if evaluation_is_due(course, step))
@@ -268,9 +251,9 @@ def _next_boundary(course: Course, step: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _turn_of(course: Course, owner: str, count: int) -> int:
-    """The number, among all owners' train turns, of the owner's turn after ``count`` others of its own.
+    """Index among all train turns of the owner's turn number ``count``.
 
-    Turns of an owner that was left out came before it.
+    Turns of an owner that was left out precede it.
     """
     left_out = sum(one.turns for one in course.left_out)
     at = next(index for index, one in enumerate(course.owners) if one.node == owner)
@@ -288,10 +271,7 @@ def _turn_of(course: Course, owner: str, count: int) -> int:
 
 
 class _Entry(NamedTuple):
-    """A batch that is kept: with how many bytes at most by whom, where, and since when.
-
-    Replicas of a stage keep the micro-batches that pass them.
-    """
+    """A kept batch: upper bound of its bytes by host, boundary, and end of the turn that kept it."""
 
     size_bytes: Mapping[str, int]
     boundary: int
@@ -299,12 +279,12 @@ class _Entry(NamedTuple):
 
 
 class CachedBatches:
-    """The hidden states that hosts of one run keep, by the passages of granted turns.
+    """The kept hidden states of one run, derived from the passages of granted turns.
 
     Args:
         plan: of the run, in one placement.
         cache: of this placement.
-        items_ahead: so many items before a turn that reads, the turn that kept has to be done.
+        items_ahead: minimum number of items between the end of the keeping turn and the start of a reading turn.
     """
 
     def __init__(self, plan: Plan, cache: ActivationCacheSettings, *, items_ahead: int) -> None:
@@ -318,16 +298,16 @@ class CachedBatches:
 
     @staticmethod
     def of(plan: Plan, items_ahead: int) -> CachedBatches | None:
-        """Those of a placement, with empty caches at its hosts; None where they keep nothing."""
+        """Make those of a placement, with empty caches; None if it has no cache."""
         cache = plan.placement.cache
         return None if cache is None else CachedBatches(plan, cache, items_ahead=items_ahead)
 
     def may_grant(self, turn: Turn) -> bool:
-        """Whether every turn is done in which what the turn may read was kept."""
+        """Whether every node has done the turns that kept the batches of this turn."""
         return not self._open or self._open[0].end_seq > turn.first_seq - self._items_ahead
 
     def decided(self, turn: Turn) -> Turn:
-        """The turn with the passages of its items; the very turn where all of them are whole."""
+        """Return the turn with the passages of its items; the same object if all are whole."""
         passages: tuple[Passage, ...] = ()
         if is_cacheable(turn.kind):
             course = self._plan.course.decided(turn.unfreeze_at, turn.operations)
@@ -337,7 +317,7 @@ class CachedBatches:
         return turn
 
     def granted(self, turn: Turn) -> None:
-        """Note a turn that was granted; hosts delete at its end what no later turn can read."""
+        """Note a granted turn; at its end hosts delete hidden states that no later turn can read."""
         self._open.append(turn)
         prefix = prefix_after(self._plan.course, turn)
         if prefix < self._prefix:
@@ -346,13 +326,13 @@ class CachedBatches:
                 self._give_up(key, turn)
 
     def close(self, turn: Turn) -> None:
-        """Note that every node has done a turn; turns are closed in their order."""
+        """Note that every node has done a turn; turns are closed in order."""
         self._open.popleft()
         for entry in self._useless.pop(turn.index, ()):
             self._hold(entry, -1)
 
     def lose(self, node: str, problem: str) -> bool:
-        """Count on a host no longer, which could not keep a batch or found it damaged; whether that is news."""
+        """Stop using a host that could not keep a batch or found it damaged; return False if that was known."""
         if node in self._lost:
             return False
         self._lost[node] = problem
@@ -368,7 +348,7 @@ class CachedBatches:
         return self._keep(course, turn, item, prefix)
 
     def _keep(self, course: Course, turn: Turn, item: Item, prefix: int) -> Passage:
-        """Keep a batch that has to begin at the embedding, if it has later visits and its host has room."""
+        """Keep a batch that begins at the embedding, if it has later visits and its hosts have room."""
         if prefix <= 0:
             return WHOLE
         boundary = boundary_to_keep([prefix, *itertools.islice(self._later(course, turn, item), VISITS_AHEAD)])
@@ -386,14 +366,14 @@ class CachedBatches:
         return Passage(keeps=boundary)
 
     def _later(self, course: Course, turn: Turn, item: Item) -> Iterator[int]:
-        """Yield the frozen prefixes of the later visits that may read hidden states of a turn."""
+        """Yield the frozen prefixes of later visits that may read hidden states of a turn."""
         first = turn.end_step + self._items_ahead if item.kind.has_update else 0
         steps = (step for step in later_visits(course, item) if step - step % course.local_iterations >= first)
         prefixes = (frozen_prefix(course, item.kind, step) for step in steps)
         return itertools.takewhile(lambda prefix: prefix > 0, prefixes)
 
     def _give_up(self, key: BatchKey, turn: Turn) -> None:
-        """Stop reading the kept hidden state of a batch; its bytes are free when the turn is done."""
+        """Stop reading a kept batch; its bytes are free when the turn is done."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._useless.setdefault(turn.index, []).append(entry)
@@ -404,18 +384,18 @@ class CachedBatches:
 
 
 MAX_ITEMS: Final = 100_000
-"""About so many items from the beginning are counted, which takes seconds; of a longer run these stand for all."""
+"""Number of items that are counted, which takes seconds; in a longer run they stand for all."""
 
 
 @dataclass(slots=True)
 class ExpectedCacheUse:
-    """The expected savings of a run by items that enter above the embedding.
+    """Expected savings of a run by the cache.
 
     Attributes:
         items: passes of batches through the ring.
-        entering: of these, those that enter where they were kept.
-        blocks: forwards of blocks that these spare, of one batch through one block each.
-        kept: host -> batches that it keeps, counted as often as they are kept anew.
+        entering: those that enter at a kept boundary.
+        blocks: saved forwards of one batch through one block.
+        kept: host -> kept batches, counted each time they are kept.
     """
 
     items: int = 0
@@ -425,9 +405,9 @@ class ExpectedCacheUse:
 
 
 def expected_cache_use(plan: Plan, *, start: StartPoint | None = None) -> ExpectedCacheUse:
-    """Decide the turns of a run from its beginning, up to ``MAX_ITEMS``, and count.
+    """Decide the turns of a run from its beginning, up to ``MAX_ITEMS`` items, and count the savings.
 
-    Where the losses of the run decide what trains, nothing more trains in this expectation.
+    Where losses decide the depth, the depth is assumed not to grow.
     """
     found, part = ExpectedCacheUse(), plan.at(plan.placement.placement_number)
     prefixes = CachedBatches.of(part, ITEMS_AHEAD)
@@ -454,7 +434,7 @@ def expected_cache_use(plan: Plan, *, start: StartPoint | None = None) -> Expect
 
 
 class JobSections(Protocol):
-    """The sections of a job that have to do with the cache."""
+    """Sections of a job that the cache depends on."""
 
     @property
     def model(self) -> Model:
@@ -466,10 +446,10 @@ class JobSections(Protocol):
 
 
 def with_prefix_cache(job: JobSections, plan: Plan) -> Plan:
-    """Return a plan with the cache that its job asks for.
+    """Add to a plan the cache for which its job asks.
 
     Raises:
-        PlanError: no batch would be read.
+        PlanError: helpers or the course exclude a cache, or no batch would be read.
     """
     cache = job.cache.of_placement(job.model.dtype)
     if cache is None or not plan.course.num_steps:
@@ -486,15 +466,15 @@ def with_prefix_cache(job: JobSections, plan: Plan) -> Plan:
 
 
 def cache_terms(plan: Plan, node: str) -> list[DiskTerm]:
-    """What a host keeps in its folder."""
+    """List the disk term of a host."""
     return [DiskTerm("hidden states", max_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")]
 
 
 def check_given_cache(job: JobSections, plan: Plan) -> None:
-    """Refuse a given plan with hosts that keep what the job does not ask for.
+    """Refuse a given plan with another cache than the job's.
 
     Raises:
-        PlanError: says what the plan has and what the job says.
+        PlanError: names both settings.
     """
     wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
     for cache in (one.cache for one in plan.placements if one.cache is not None):
@@ -508,7 +488,7 @@ def _text(cache: ActivationCacheSettings) -> str:
 
 
 def cache_lines(plan: Plan) -> list[str]:
-    """Describe what hosts keep, and what that saves; nothing without a cache."""
+    """Describe the kept hidden states and the savings; empty without a cache."""
     return [] if plan.placement.cache is None else [_saving(plan, expected_cache_use(plan))]
 
 
@@ -523,7 +503,7 @@ def _saving(plan: Plan, expected: ExpectedCacheUse) -> str:
 
 
 def cache_price(plan: Plan, _: Sequence[object]) -> list[str]:
-    """Say what it means that hosts keep hidden states; nothing without a cache, and with one node."""
+    """Warn that hosts keep hidden states of others' rows; empty without a cache, or with one node."""
     cache = plan.placement.cache
     if cache is None or len(plan.nodes) == 1:
         return []

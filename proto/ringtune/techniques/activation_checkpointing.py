@@ -24,11 +24,11 @@ POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePolicy:
-    """The policy of the blocks of one slice for saving activations.
+    """The activation policy of one slice.
 
     Attributes:
-        recomputed: those that run again for their backward.
-        projected: those whose linear layers keep projections (VeLoRA).
+        recomputed: blocks that run again for their backward.
+        projected: blocks with linear layers that keep projections (VeLoRA).
     """
 
     recomputed: tuple[Range, ...] = ()
@@ -36,7 +36,7 @@ class SlicePolicy:
 
     @staticmethod
     def of(plan: Plan, start: int, stop: int) -> SlicePolicy:
-        """The policy of a plan's blocks [start, stop)."""
+        """Read the policy of blocks [start, stop) from a plan."""
         velora = plan.course.velora
         return SlicePolicy(
             recomputed=within(plan.placement.recompute, start, stop),
@@ -45,7 +45,7 @@ class SlicePolicy:
 
     @property
     def name(self) -> str:
-        """One of ``POLICIES``; a slice with the policy on some of its blocks only has the name of that."""
+        """One of ``POLICIES``, even if it holds for some blocks of the slice only."""
         if self.recomputed:
             return BOTH if self.projected else RECOMPUTE
         return VELORA if self.projected else NONE
@@ -58,7 +58,7 @@ class SlicePolicy:
         return ", ".join(said)
 
     def to_json(self) -> dict[str, Any]:
-        """Write the policy with its ranges as a JSON-able table."""
+        """Return a JSON-able table."""
         return {
             "policy": self.name,
             "recomputed": ranges_to_json(self.recomputed),
@@ -76,7 +76,7 @@ ACTIVATIONS: Final = (*POLICIES, AUTO)
 MAX_PARTS: Final = 1 << 20
 ADAPTER_DOWN: Final = "adapter_down"
 PAPER_LAYERS: Final = ("value", "down", ADAPTER_DOWN)
-"""The layers for which the paper found VeLoRA best: on value and down projections, and those of adapters."""
+"""The layers for which the paper found VeLoRA best: value and down projections, and adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +121,7 @@ class VeloraSettings:
             raise JobError(f"velora.layers names a layer twice: {', '.join(self.layers)}; keep one")
 
     def check_trained(self, adapter: Adapter) -> None:
-        """Refuse layers of which no model has one that trains with an adapter.
+        """Refuse layers that do not train with an adapter configuration.
 
         Raises:
             JobError: names the layer and what trains.
@@ -138,10 +138,10 @@ class VeloraSettings:
 
 
 def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> VeloraSettings | None:
-    """The settings of VeLoRA that a job has: those given, or the defaults where its policy needs some.
+    """Return the VeLoRA settings of a job: the given ones, or the defaults where its policy needs some.
 
     Raises:
-        JobError: they are given and its policy has no use for them, or their layers do not train.
+        JobError: settings are given without such a policy, or their layers do not train.
     """
     if memory.activations in (NONE, RECOMPUTE) and velora is not None:
         raise JobError(
@@ -156,7 +156,7 @@ def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> 
 
 
 def smaller_settings(memory: Memory) -> Iterator[tuple[str, object]]:
-    """What makes each slice fit, for a job of which blocks keep everything or projections."""
+    """Yield ``auto`` for a job with a policy that keeps everything or projections."""
     if memory.activations in (NONE, VELORA):
         yield "memory.activations", AUTO
 

@@ -1,7 +1,7 @@
-"""A technique as planner, driver, screen and simulator see it: one record of what it says at each of their questions.
+"""A technique as planner, driver, screen and simulator see it: one record with a function for each question.
 
-A technique is one module with one record, ``TECHNIQUE``, which ``ringtune.techniques`` lists. Others ask every record
-in the order of that list. What a record leaves out says nothing::
+Each technique is one module with one record, ``TECHNIQUE``, in the list of ``ringtune.techniques``. Others ask every
+record in the order of that list. A field that a record leaves out has no effect::
 
     a job is read, compared      check_job, later_keys
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
@@ -10,7 +10,7 @@ in the order of that list. What a record leaves out says nothing::
     turns are granted            turn_rule
     a node reports its totals    totals
 
-A job, facts of nodes and sizes are passed as ``Any``: they are made of what is here, above this room.
+A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ringtune.schedule.turns import Turn
 
 
 class DiskTerm(NamedTuple):
-    """What a run keeps in a node's folder.
+    """Bytes that a run keeps in a node's folder.
 
     Attributes:
         what: in words, in the plural.
-        size_bytes: at most.
+        size_bytes: upper bound.
         remedy: how to do without.
     """
 
@@ -39,12 +39,12 @@ class DiskTerm(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Copies that some nodes of a plan hold alike.
+    """Tensors of which several nodes of a plan hold equal copies.
 
     Attributes:
         what: in words.
         nodes: that update a copy each; at least two.
-        remedy: what else the user can do.
+        remedy: an alternative for the user.
     """
 
     what: str
@@ -53,13 +53,13 @@ class Copies(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """The largest message of a kind that nodes send each other in one piece.
+    """The largest message of a kind that nodes send in one piece.
 
     Attributes:
         what: in words, with a verb: ``the gradient of blocks [0, 2), which nodes a, b send each other, has``.
         nodes: that send it.
-        size_bytes: at most.
-        remedy: what can be done where a link does not take it.
+        size_bytes: upper bound.
+        remedy: what to do where a link does not take it.
     """
 
     what: str
@@ -69,22 +69,22 @@ class Parcel(NamedTuple):
 
 
 class TurnRule(Protocol):
-    """What a technique decides of the turns of one placement as they are granted."""
+    """Decisions of a technique about the turns of one placement."""
 
     def may_grant(self, turn: Turn) -> bool:
-        """Whether all is known on which this turn may depend."""
+        """Whether everything is known on which the decisions for this turn may depend."""
 
     def decided(self, turn: Turn) -> Turn:
-        """The turn with what is decided of it."""
+        """Return the turn with the decisions."""
 
     def granted(self, turn: Turn) -> None:
-        """Note a turn that was granted."""
+        """Note that a turn is granted."""
 
     def close(self, turn: Turn) -> None:
-        """Note that every node has done a turn; turns are closed in their order."""
+        """Note that every node has done a turn; turns are closed in order."""
 
     def lose(self, node: str, problem: str) -> bool:
-        """Count on a node no longer, which has reported why it can't do its part; whether that is news."""
+        """Stop using a node, which has reported why it can't do its part; return False if that was known."""
 
 
 def _nothing(*_: Any) -> tuple[()]:
@@ -109,31 +109,32 @@ def _no_rule(*_: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Technique:
-    """What a technique says.
+    """The answers of one technique.
 
     Attributes:
         name: of its module.
-        later_keys: its keys of a job that the first version did not have, each with the value that stands for the
-            behaviour before; a job with that value has the digest of one without the key.
-        check_job: refuses a job that the technique can't go with; raises ``JobError``.
-        courses: the ways of carrying a course out on the nodes with these facts, the preferred first, each next one in
-            less memory; the planner takes the first that fits.
+        later_keys: its job keys that the first version did not have, each with the value that means the former
+            behaviour; a job with that value has the digest of one without the key.
+        check_job: refuses a job that does not permit the technique as set; raises ``JobError``.
+        courses: variants of a course for nodes with these facts, the preferred first, each next one in less memory; the
+            planner takes the first that fits.
         smaller_settings: keys and values with which a job takes less memory, the mildest first; of the keys that
             ``coordinator.planner.draft.as_job_says`` follows.
-        placed: the plan with the technique as its job asks for it; raises ``PlanError`` with the reason where the plan
-            can't have it and the run goes on without.
-        left_out: text before that reason.
-        disk_terms: what a node keeps in its folder under a plan, beside what ``costs.memory_estimate`` counts.
-        parcels: that nodes send each other under a plan, with the sizes of its course at any node.
-        copies: what several nodes of a plan hold alike and update each by itself.
-        check_plan: refuses a given plan that has the technique otherwise than the job says; raises ``PlanError``.
-        timing_mismatch: how a node, by its facts, was timed otherwise than a course needs; empty if it was not.
+        placed: adds the technique to a plan as its job asks; raises ``PlanError`` with the reason where the plan can't
+            have it, and the run continues without.
+        left_out: text that precedes that reason.
+        disk_terms: bytes in a node's folder beyond those that ``costs.memory_estimate`` counts.
+        parcels: of a plan, with the sizes of its course at any node.
+        copies: of a plan: tensors that several nodes hold alike and update each by itself.
+        check_plan: refuses a given plan with other settings of the technique than the job's; raises ``PlanError``.
+        timing_mismatch: how the timing of a node, by its facts, differs from the course; empty if it does not.
         course_lines: lines of a text about training.
         plan_lines: lines of a plan's text.
-        notes: of a plan and the facts of its nodes: what a reader has to know before the run.
-        turn_rule: of a placement: what is decided of its turns, with how many items lie at least between a turn that
-            decides and the turn that depends on it; None where the placement does not use the technique.
-        totals: figures that a node reports at the end of a placement, each with how those of two placements make one.
+        notes: warnings before the run, from a plan and the facts of its nodes.
+        turn_rule: decisions about the turns of a placement; the number is the minimum of items between a turn and a
+            turn that depends on it. None where the placement does not use the technique.
+        totals: figures that a node reports at the end of a placement, each with the function that combines two
+            placements.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Frozen weights held small: ``runtime.frozen`` of a job, the forms that a planner may choose, and their bytes.
+"""Frozen weights in small types: ``runtime.frozen`` of a job, the types that a planner may choose, and their bytes.
 
-The type follows from the job, from what the nodes can compute and from their memory. ``auto`` rounds as little as it
-can: float32 where a plan fits, else bfloat16, else int8. Products are computed in bfloat16 only where every node that
-takes part does so fast, whoever hosts which blocks in the end.
+The type follows from the job, and from processors and memory of the nodes. ``auto`` takes the first type that fits:
+float32, bfloat16, int8. Products are computed in bfloat16 only if every node multiplies bfloat16 fast, so that the
+result does not depend on the placement.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ringtune.techniques.operations import OperationsSettings
 
 
 class JobSections(Protocol):
-    """The sections of a job that have to do with frozen weights."""
+    """Sections of a job that frozen weights depend on."""
 
     @property
     def model(self) -> Model:
@@ -56,31 +56,31 @@ class JobSections(Protocol):
 
 
 class Shape(Protocol):
-    """How a node was timed."""
+    """The settings with which a node was timed."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it was."""
+        """Whether the node was timed."""
 
     @property
     def frozen(self) -> str:
-        """How frozen weights were held, as ``name_of`` says."""
+        """The type of frozen weights, as written by ``name_of``."""
 
 
 class Node(Protocol):
-    """The facts of a node that have to do with frozen weights."""
+    """Facts of a node that frozen weights depend on."""
 
     @property
     def fast_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 fast."""
+        """Whether the node multiplies bfloat16 fast."""
 
     @property
     def shape(self) -> Shape:
-        """How it was timed."""
+        """The settings with which the node was timed."""
 
 
 def check_frozen(job: JobSections) -> None:
-    """Refuse small frozen weights where the rest of a job can't go with them.
+    """Refuse small frozen weights where the other sections of a job exclude them.
 
     Raises:
         JobError: names both keys, and the remedy.
@@ -91,7 +91,7 @@ def check_frozen(job: JobSections) -> None:
 
 
 def not_small_reason(job: JobSections) -> str:
-    """Say why the frozen weights of a job can't be held small, and the remedy; empty if they can."""
+    """Say why a job can't have frozen weights in a small type, and the remedy; empty if it can."""
     if job.model.dtype != AS_COMPUTED:
         return f"rounds weights that model.dtype = {job.model.dtype!r} wants exact; remove one of them"
     if method_class(job.train.method).full_parameters:
@@ -106,14 +106,9 @@ def not_small_reason(job: JobSections) -> str:
 
 
 def frozen_choices(job: JobSections, *, is_native: bool) -> tuple[FrozenWeights | None, ...]:
-    """The ways of holding frozen weights that a planner may take: the first for which a plan fits.
+    """List the types of frozen weights that a planner tries in order; None for float32.
 
-    Args:
-        job: with its wish.
-        is_native: whether every node multiplies bfloat16 fast.
-
-    Returns:
-        None for float32. Example: ``auto`` gives None, bfloat16, and int8 last.
+    ``is_native`` says whether every node multiplies bfloat16 fast. Example: ``auto`` gives None, bfloat16, int8.
     """
     wish = job.runtime.frozen
     if wish == AS_COMPUTED:
@@ -126,7 +121,7 @@ def frozen_choices(job: JobSections, *, is_native: bool) -> tuple[FrozenWeights 
 
 
 def _score_by_gradient(operations: OperationsSettings) -> str:
-    """The first score of frozen weights' gradients that operations may be chosen by; empty if there is none."""
+    """The first score that needs gradients of frozen weights; empty if there is none."""
     match operations.policy:
         case Policy.MAGNITUDE_GRADIENT:
             return Score.GRADIENT_MAGNITUDE.value
@@ -138,18 +133,18 @@ def _score_by_gradient(operations: OperationsSettings) -> str:
 
 
 def frozen_of(job: JobSections, nodes: Iterable[Node]) -> tuple[FrozenWeights | None, ...]:
-    """The ways of holding frozen weights to be tried on these nodes, in order; None is float32."""
+    """List the types of frozen weights to try on these nodes, in order; None for float32."""
     is_native = all(node.fast_bfloat16 for node in nodes)
     return frozen_choices(job, is_native=is_native)
 
 
 def courses(job: JobSections, course: Course, nodes: Sequence[Node]) -> tuple[Course, ...]:
-    """The course with frozen weights held in each of these ways."""
+    """Copy the course once for each type of frozen weights."""
     return tuple(dataclasses.replace(course, frozen=frozen) for frozen in frozen_of(job, nodes))
 
 
 def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
-    """Smaller types than the job's."""
+    """Yield the types smaller than the job's."""
     if job.runtime.frozen == AS_COMPUTED and not not_small_reason(job):
         yield "runtime.frozen", BFLOAT16
     if job.runtime.frozen in (AS_COMPUTED, BFLOAT16) and not not_small_reason(job):
@@ -157,9 +152,9 @@ def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
 
 
 def check_given_frozen(job: JobSections, plan: Plan) -> None:
-    """Refuse a given plan with frozen weights in another type than the job asks for.
+    """Refuse a given plan with another type of frozen weights than the job's.
 
-    How they are multiplied is the plan's matter: every node can do both.
+    Native or widened products are not compared: every node can do both.
 
     Raises:
         PlanError: names both types.
@@ -173,13 +168,13 @@ def check_given_frozen(job: JobSections, plan: Plan) -> None:
 
 
 def timing_mismatch(course: Course, node: Node) -> str:
-    """Say how a node was timed with frozen weights held in another way; empty if it was not."""
+    """Say that a node was timed with another type of frozen weights; empty if it was not."""
     timed, wanted = node.shape.frozen, name_of(course.frozen)
     return "" if timed == wanted else f"frozen weights in {timed}, the run has them in {wanted} (runtime.frozen)"
 
 
 def rough_times(plan: Plan, nodes: Iterable[Node]) -> list[str]:
-    """Say that nodes were timed with frozen weights held in another way; nothing if they were not."""
+    """Warn that nodes were timed with another type of frozen weights; empty if they were not."""
     timed = {node.shape.frozen for node in nodes if node.shape.is_measured} - {name_of(plan.course.frozen)}
     if not timed:
         return []
@@ -190,7 +185,7 @@ def rough_times(plan: Plan, nodes: Iterable[Node]) -> list[str]:
 
 
 def frozen_lines(course: Course) -> list[str]:
-    """Say how frozen weights are held, if not as computed."""
+    """Describe the type of frozen weights; empty for float32."""
     frozen = course.frozen
     if frozen is None:
         return []
@@ -200,7 +195,7 @@ def frozen_lines(course: Course) -> list[str]:
 
 
 def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) -> str:
-    """Say why ``auto`` took a type: what the types before it lacked. Empty where there was nothing to choose."""
+    """Say why ``auto`` took a type, with what the former types lacked; empty where there was no choice."""
     if too_large is None:
         return ""
     why = "; ".join(f"in {name_of(way.frozen)} {lacking}" for way, lacking in too_large) or "they fit unrounded"
@@ -208,21 +203,21 @@ def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) 
 
 
 MAX_WIDENED_BYTES: Final = 64 << 20
-"""Bytes that a widened matrix may take; a larger one is widened and multiplied so many rows at a time."""
+"""Limit of a widened matrix in bytes; a larger one is widened and multiplied by parts of this size."""
 
 _NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
 _SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
 
 
 def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None) -> int:
-    """Bytes of weights of which the frozen matrices are held small.
+    """Bytes of weights with their frozen matrices in a small type.
 
     Args:
         whole_bytes: of all these weights in the type of the computation.
         params: numbers in their frozen matrices.
-        rows: of these matrices together.
+        rows: of these matrices together; int8 has a scale for each.
         item_bytes: of a number in the type of the computation.
-        frozen: how they are held; None = as computed.
+        frozen: the small type; None = none.
     """
     if frozen is None:
         return whole_bytes
@@ -231,12 +226,12 @@ def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, f
 
 
 def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
-    """Bytes of the room in which a frozen matrix is widened; 0 where it is multiplied as it is held.
+    """Bytes of the buffer for a widened frozen matrix; 0 where it is multiplied natively in bfloat16.
 
     Args:
         largest_params: numbers of the largest frozen matrix.
         item_bytes: of a number in the type of the computation.
-        frozen: how frozen weights are held.
+        frozen: their type.
     """
     if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
         return 0

@@ -30,7 +30,7 @@ from ringtune.techniques.base import Copies, Technique
 from ringtune.techniques.operations import OperationsSettings
 
 MAX_UNITS = MAX_BLOCKS + 2
-"""Most units of a group: all blocks, embedding and head."""
+"""Limit of units in a group: all blocks, embedding and head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class HiftSettings:
 
 
 def with_adapter(tables: Mapping[str, object]) -> dict[str, object]:
-    """The sections of a job in which ``adapter.config`` is ``full`` if the method asks for it and none is given."""
+    """Add ``adapter.config = "full"`` to the sections of a job where the method needs it and no ``config`` is given."""
     train, adapter = tables.get("train"), tables.get("adapter", {})
     method = train.get("method") if isinstance(train, Mapping) else None
     if not isinstance(adapter, Mapping) or "config" in adapter or _default(method) == Adapter().config:
@@ -67,7 +67,7 @@ def with_adapter(tables: Mapping[str, object]) -> dict[str, object]:
 
 
 def without_default(adapter: Mapping[str, object], method: str) -> dict[str, object]:
-    """The keys of ``[adapter]`` without ``config`` where that is what the method has anyway; another may have another.
+    """Remove ``config`` from ``[adapter]`` where it is the method's default, so that the job may change its method.
 
     Example: a job of ringada with its ``seq_bn`` may become one of hift, a job with ``lora`` may not.
     """
@@ -80,7 +80,7 @@ def _default(method: object) -> str:
 
 
 def check_full_parameters(*, train: Train, adapter: Adapter, operations: OperationsSettings, privacy: Privacy) -> None:
-    """Refuse what does not go with a method that trains all parameters.
+    """Refuse a job that combines a method for all parameters with adapters, operations or private blocks.
 
     Raises:
         JobError: names both keys, and the remedy.
@@ -106,7 +106,7 @@ def check_full_parameters(*, train: Train, adapter: Adapter, operations: Operati
 
 
 def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
-    """Refuse groups that are larger than the units of a model which take turns.
+    """Refuse groups of more units than take turns.
 
     Raises:
         JobError: names the key, and the number of units.
@@ -122,12 +122,10 @@ def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
 
 
 def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
-    """Refuse a warm-up that is longer than the run, or with which no step has a learning rate above 0.
+    """Refuse a warm-up longer than the run, or one with which the learning rate is 0 at every step.
 
-    Args:
-        train: with the warm-up, which counts sweeps.
-        num_steps: of the run.
-        num_sweeps: that the run begins; as many as steps where each step has its own learning rate.
+    The warm-up counts sweeps; ``num_sweeps`` is the number that the run begins, or that of the steps where each step
+    has its own learning rate.
 
     Raises:
         JobError: names the key, and both numbers.
@@ -149,7 +147,7 @@ _MAX_FOLLOWED = 20_000
 
 
 def lone_groups(course: Course) -> dict[str, tuple[int, ...]]:
-    """Owner -> the places in a sweep that its steps train, for owners that would never train all, however long the run.
+    """Owner -> places in a sweep that it trains, for owners that never train all groups, however long the run.
 
     Empty where every owner trains every group in the end, and where blocks have adapters.
     """
@@ -163,7 +161,7 @@ def lone_groups(course: Course) -> dict[str, tuple[int, ...]]:
 
 
 def mixing_iterations(course: Course) -> int | None:
-    """The next longer turn with which every owner trains every group; None if none of twice a sweep does."""
+    """The next longer turn, in steps, with which every owner trains every group; None if none within two sweeps."""
     period = course.method.period(course)
     for steps in range(course.local_iterations + 1, course.local_iterations + 2 * period + 1):
         if not lone_groups(dataclasses.replace(course, local_iterations=steps)):
@@ -172,19 +170,19 @@ def mixing_iterations(course: Course) -> int | None:
 
 
 def _horizon(course: Course, period: int) -> int:
-    """Steps after which owners and groups meet again as at the beginning, at most ``_MAX_FOLLOWED``."""
+    """Number of steps until owners and groups coincide as at the beginning, at most ``_MAX_FOLLOWED``."""
     turns = turns_until_repeat(weights(course.owners, course.turns))
     return min(_MAX_FOLLOWED, turns * course.local_iterations * period)
 
 
 def _owners(course: Course) -> Iterator[str]:
-    """The owner of each step for ever."""
+    """Yield the owner of each step, without end."""
     for index in owner_indices(weights(course.owners, course.turns), 0):
         yield from itertools.repeat(course.owners[index].node, course.local_iterations)
 
 
 def smaller_settings(settings: HiftSettings | None) -> Iterator[tuple[str, object]]:
-    """State on the disk, and one unit a step."""
+    """Yield state on disk, then groups of one unit."""
     if settings is not None and settings.state == MEMORY:
         yield "hift.state", DISK
     if settings is not None and settings.group_size > 1:
@@ -192,7 +190,7 @@ def smaller_settings(settings: HiftSettings | None) -> Iterator[tuple[str, objec
 
 
 def copies(plan: Plan) -> Iterator[Copies]:
-    """Embedding and head of several owners."""
+    """Yield embedding and head where there are several owners."""
     owners = tuple(owner.node for owner in plan.course.owners)
     if plan.course.method.full_parameters and plan.course.num_steps and len(owners) > 1:
         yield Copies("embedding and head", owners, "let one node own all rows (data.owners = 1)")

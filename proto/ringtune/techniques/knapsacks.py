@@ -1,9 +1,9 @@
-"""Knapsacks (D2FT): operations of subnets by their scores, within the capacities of boards; needs numpy.
+"""Knapsacks (D2FT): operations of subnets by their scores, within the capacities of boards.
 
-Arrays are K knapsacks by N items, an item is a micro-batch. All costs and capacities are whole numbers; values are made
-whole too, so that sums are exact and a tie is a tie on every machine. The rule for ties: of all best choices the one
-that leaves out the latest item in the order of preference, then the next latest one, and so on. Items of value 0 are
-taken last, in that order, as long as they fit.
+Arrays are K knapsacks by N items, an item is a micro-batch. Costs and capacities are whole numbers, values are made
+whole, so that sums are exact and ties are equal on every machine. Ties: of all best choices the one without the latest
+item in the order of preference, then without the next latest, and so on. Items of value 0 are taken last, in that
+order, as long as they fit.
 
 ``two_stage``: stage one takes full operations by their backward scores under C^pf, at c^f + c^b each. Stage two takes
 forward-only ones by their forward scores under C^po, at c^f each, among the micro-batches that stage one left, because
@@ -59,7 +59,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SUM_BITS: Final = 62
-"""All values of a knapsack together have at most so many bits; each is rounded to its share of them."""
+"""Bits of the sum of all values of a knapsack; each value is rounded to its share of them."""
 _NEVER: Final = -(2**62)
 """A value below that of every choice."""
 _CELLS: Final = 16_000_000
@@ -67,7 +67,7 @@ _CELLS: Final = 16_000_000
 
 
 def whole_values(values: NDArray[np.float64]) -> Ints:
-    """Values as whole numbers, each knapsack in its own unit, which is a power of two."""
+    """Convert values to whole numbers, each knapsack in its own unit, a power of two, within ``SUM_BITS``."""
     largest = values.max(axis=tuple(range(1, values.ndim)), initial=0.0, keepdims=True)
     bits = SUM_BITS - (values.shape[-1] - 1).bit_length() if values.size else 0
     whole: Ints = np.rint(np.ldexp(values, bits - np.frexp(largest)[1])).astype(np.int64)
@@ -75,17 +75,9 @@ def whole_values(values: NDArray[np.float64]) -> Ints:
 
 
 def packed(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
-    """Solve all knapsacks exactly.
+    """Solve all knapsacks exactly; return K by N which items are taken.
 
-    Args:
-        values: of each item, at least 0.
-        costs: of each item, at least 0.
-        capacity: of each knapsack.
-        order: the items of each knapsack in the order of preference.
-        allowed: which items may be taken.
-
-    Returns:
-        Which items are taken.
+    ``order`` has the items of each knapsack in the order of preference; values and costs are at least 0.
     """
     taken = np.zeros(values.shape, dtype=bool)
     if not values.size:
@@ -100,7 +92,7 @@ def packed(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bool
 
 
 def take_in_order(order: Ints, costs: Ints, capacity: Ints, allowed: Bools) -> Bools:
-    """Take items in an order, each that still fits what those before it left."""
+    """Take items in an order, each that fits into the capacity that is left."""
     taken = np.zeros(costs.shape, dtype=bool)
     at, left = np.arange(len(costs)), capacity.copy()
     for item in order.T:
@@ -112,18 +104,15 @@ def take_in_order(order: Ints, costs: Ints, capacity: Ints, allowed: Bools) -> B
 
 
 def in_parts(rows: NDArray[Any], items: int, capacity: int) -> list[NDArray[Any]]:
-    """The knapsacks in parts, such that the search table of each has not too many cells."""
+    """Split knapsacks into parts with search tables of at most ``_CELLS`` cells."""
     each = max(1, _CELLS // (items * (capacity + 1)))
     return [rows[at : at + each] for at in range(0, len(rows), each)]
 
 
 def after(best: Ints, cost: Ints, value: Ints) -> Ints:
-    """The value of each knapsack at each capacity with one more item; impossible below the item's cost.
+    """The value of each knapsack at each capacity with one more item; ``_NEVER`` below the item's cost.
 
-    Args:
-        best: without the item, for each capacity from 0 on, K by W.
-        cost: of the item in each knapsack.
-        value: of the item in each knapsack.
+    ``best`` is the same without the item, for capacities from 0, K by W.
     """
     if (cost == cost[0]).all():  # one shift for all knapsacks
         least = min(int(cost[0]), best.shape[1])
@@ -136,13 +125,13 @@ def after(best: Ints, cost: Ints, value: Ints) -> Ints:
 
 
 def _sorted(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
-    """Items of equal cost: the most valuable ones, those in front where values tie."""
+    """Take items of equal cost: the most valuable first, by preference where values tie."""
     ranked = np.argsort(-np.take_along_axis(values, order, axis=1), axis=1, kind="stable")
     return take_in_order(np.take_along_axis(order, ranked, axis=1), costs, capacity, allowed)
 
 
 def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
-    """Items of any cost: Algorithm 2 over the items in their order of preference."""
+    """Take items of any cost: Algorithm 2 over the items in their order of preference."""
     at = np.arange(len(values))
     best = np.zeros((len(values), int(capacity.max()) + 1), dtype=np.int64)
     better = np.zeros((order.shape[1], *best.shape), dtype=bool)
@@ -159,18 +148,18 @@ def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: B
 
 
 Codes = NDArray[np.uint8]
-"""Operations as the numbers of their characters."""
+"""Operations as codes of their characters."""
 
 
 class Knapsacks(NamedTuple):
     """K knapsacks over N micro-batches, in whole numbers.
 
     Attributes:
-        full_costs: of a full operation for each micro-batch, K by N.
-        forward_costs: of a forward-only one.
-        full_capacity: C^pf of each knapsack, K.
-        forward_capacity: C^po of each.
-        order: the micro-batches of each in the order of preference where scores tie, K by N.
+        full_costs: of full operations, K by N.
+        forward_costs: of forward-only operations, K by N.
+        full_capacity: C^pf, K.
+        forward_capacity: C^po, K.
+        order: micro-batches in the order of preference where scores tie, K by N.
     """
 
     full_costs: Ints
@@ -181,13 +170,7 @@ class Knapsacks(NamedTuple):
 
 
 def two_stage(knapsacks: Knapsacks, backward: NDArray[np.float64], forward: NDArray[np.float64]) -> Codes:
-    """The operations of each knapsack, by D2FT's two stages.
-
-    Args:
-        knapsacks: costs, capacities, and order.
-        backward: what a full operation is worth for each micro-batch, K by N.
-        forward: what a forward-only one is worth.
-    """
+    """Choose operations by D2FT's two stages; ``backward`` and ``forward`` are values of the operations, K by N."""
     full_costs, forward_costs, full_capacity, forward_capacity, order = knapsacks
     every = np.ones(order.shape, dtype=bool)
     full = packed(whole_values(backward), full_costs, full_capacity, order, every)
@@ -196,7 +179,7 @@ def two_stage(knapsacks: Knapsacks, backward: NDArray[np.float64], forward: NDAr
 
 
 def codes_of(full: NDArray[np.bool_], forward_only: NDArray[np.bool_]) -> Codes:
-    """The operations where these are full, those forward-only, and all others shortcuts."""
+    """Combine two masks into codes; items in neither are shortcuts."""
     rest = np.where(forward_only, ord(FORWARD_ONLY), ord(SHORTCUT))
     return np.where(full, ord(FULL), rest).astype(np.uint8)
 
@@ -204,13 +187,10 @@ def codes_of(full: NDArray[np.bool_], forward_only: NDArray[np.bool_]) -> Codes:
 def joint(
     knapsacks: Knapsacks, backward: NDArray[np.float64], forward: NDArray[np.float64], score_scale: float = 1.0
 ) -> Codes:
-    """The operations of each knapsack, by one search over both kinds.
+    """Choose operations by one search over both kinds; both kinds of costs must have the same unit.
 
-    Args:
-        knapsacks: costs, capacities, and order; both kinds of costs in the same unit.
-        backward: what a full operation is worth for each micro-batch, K by N.
-        forward: what a forward-only one is worth, before it is scaled.
-        score_scale: what a forward score counts against a backward score.
+    ``backward`` and ``forward`` are values of the operations, K by N, ``forward`` before it is multiplied by
+    ``score_scale``.
 
     Raises:
         PlanError: a scaled forward score is too large for a float.
@@ -264,9 +244,9 @@ def _filled(full: Bools, forward_only: Bools, left: Ints, values: Ints, costs: I
 
 
 def drawn(knapsacks: Knapsacks, *, seed: int, owner: str, step: int) -> Codes:
-    """The operations that each subnet draws for one owner's batches.
+    """Draw the operations of each subnet for one owner's batches.
 
-    The lots are keyed by seed, owner and step of the decision, and counted on by batch, subnet and micro-batch.
+    The random numbers have a key of seed, owner and step, and are counted by batch, subnet and micro-batch.
     """
     digest = hashlib.sha256(f"operations/{seed}/{owner}/{step}".encode()).digest()
     lots = np.random.Philox(key=int.from_bytes(digest[:16], "big")).random_raw(knapsacks.order.size)
@@ -278,15 +258,13 @@ def drawn(knapsacks: Knapsacks, *, seed: int, owner: str, step: int) -> Codes:
 
 
 def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) -> Bools:
-    """The choosers that pruning keeps.
+    """Choose the choosers that pruning keeps.
 
-    Args:
-        choosers: all that choose.
-        scores: of each chooser by each of the policy's scores, summed over its blocks and all micro-batches.
-        most: subnets that may stay; each block of a group counts as one.
+    ``scores`` are of each chooser by each score of the policy, summed over its blocks and all micro-batches; ``most``
+    is the number of subnets to keep, each block of a group counting as one.
 
     Raises:
-        PlanError: none may stay.
+        PlanError: ``most`` is less than every chooser.
     """
     blocks = np.array([chooser.stop - chooser.start for chooser in choosers])
     each = scores / blocks[:, None]
@@ -301,17 +279,11 @@ def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) 
 
 
 Scores = NDArray[np.float64]
-"""Batches by micro-batches by blocks by scores by subnets."""
+"""Shape: batches, micro-batches, blocks, scores, subnets."""
 
 
 class Batches(NamedTuple):
-    """The batches of one owner.
-
-    Attributes:
-        owner: whose.
-        num_batches: how many it has.
-        sizes: rows of each micro-batch.
-    """
+    """The batches of one owner, with the rows of each micro-batch."""
 
     owner: str
     num_batches: int
@@ -319,7 +291,7 @@ class Batches(NamedTuple):
 
 
 def batches_of(course: Course) -> list[Batches]:
-    """The batches of each owner of a course, in the order of its owners."""
+    """List the batches of each owner of a course."""
     return [
         Batches(
             owner=owner.node,
@@ -331,11 +303,11 @@ def batches_of(course: Course) -> list[Batches]:
 
 
 def scores_by_owner(course: Course, choosers: Sequence[Chooser], scores: Sequence[BlockScores]) -> dict[str, Scores]:
-    """The scores of each owner, as an array; 0 for blocks that choose nothing.
+    """Sort scores into one array for each owner, with 0 for blocks that choose nothing.
 
     Raises:
-        PlanError: a score is missing, stands twice, is of no batch or block of the course, or is no number of at least
-            0; names owner, batch, micro-batch, block and subnet.
+        PlanError: a score is missing, doubled, of an unknown batch or block, negative or not finite; names owner,
+            batch, micro-batch, block and subnet.
     """
     needed = sorted({block for chooser in choosers for block in range(chooser.start, chooser.stop)})
     rows: dict[str, list[BlockScores]] = {owner.node: [] for owner in course.owners}
@@ -378,7 +350,7 @@ def _check_entry(entry: BlockScores, choice: Choice, limits: tuple[int, int, int
 
 
 def _scored(course: Course, node: str) -> list[int]:
-    """The batches of an owner that are scored."""
+    """The batch ids of an owner that are scored."""
     owner = course.owner(node)
     return sorted(course.batch_id(node, at) for at in range(course.num_scored(owner) if owner else 0))
 
@@ -411,21 +383,17 @@ def _name(entry: BlockScores) -> str:
 
 
 MAX_UNITS = 100
-"""Units of one row's full operation in the joint choice, at most."""
+"""Upper bound of the units of one row's full operation in the joint choice."""
 
 
 def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -> Operations:
-    """The table of a course's policy; blocks that may not train are full, which is forward-only there.
+    """Choose the table by the course's policy; blocks that never train are full, which is forward-only there.
 
-    Args:
-        course: with a choice.
-        scores: of every micro-batch of each batch that is scored (``Course.num_scored``) and every block that may
-            train; not asked for where the policy needs none.
-        step: of the decision; the policy random draws another table at each.
+    ``scores`` are of every micro-batch of each scored batch (``Course.num_scored``) and every block that may train;
+    empty where the policy needs none. ``step`` is that of the decision; the policy random draws another table at each.
 
     Raises:
-        PlanError: the course chooses nothing, scores are missing, twice, or no number of at least 0, or nothing
-            would ever be full.
+        PlanError: the course chooses nothing, scores are refused (``scores_by_owner``), or nothing would ever be full.
     """
     if course.choice is None:
         raise PlanError("this run chooses no operations; give its job [operations] with a policy")
@@ -475,7 +443,7 @@ def _chosen(
 
 
 def _full_where_all_fits(knapsacks: Knapsacks, codes: Codes) -> Codes:
-    """Leave nothing out for a score where nothing has to be left out."""
+    """Make all operations of a knapsack full where their costs fit its capacity."""
     all_fits = knapsacks.full_capacity >= knapsacks.full_costs.sum(axis=1)
     return np.where(all_fits[:, None], ord(FULL), codes).astype(np.uint8)
 
@@ -490,7 +458,7 @@ def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Score
 
 
 def _in_means(choosers: Sequence[Chooser], given: dict[str, Scores]) -> dict[str, Scores]:
-    """Each kind of score as a share of its mean over all blocks that choose, to compare them in one scale."""
+    """Divide each kind of score by its mean over all blocks that choose, so that kinds can be compared."""
     found = {owner: scores.copy() for owner, scores in given.items()}
     for kind in range(next(iter(given.values())).shape[3]):
         every = np.concatenate([scores[:, :, choosers[0].start :, kind].ravel() for scores in given.values()])
@@ -513,7 +481,7 @@ def _choice(course: Course) -> Choice:
 
 
 class _Units(NamedTuple):
-    """The costs of one row, in whole numbers."""
+    """The costs of one row, in whole units."""
 
     full: int
     forward: int
@@ -549,7 +517,7 @@ def _knapsacks(course: Course, choosers: Sequence[Chooser], batches: Batches, un
 
 
 def _order(choosers: Sequence[Chooser], batches: int, microbatches: int) -> Ints:
-    """As ``Chooser.order`` for all batches and choosers."""
+    """The orders of ``Chooser.order`` for all batches and choosers."""
     firsts = np.array([chooser.first for chooser in choosers])[None, :, None] + np.arange(batches)[:, None, None]
     return ((firsts + np.arange(microbatches)) % microbatches).reshape(-1, microbatches)
 
@@ -558,7 +526,7 @@ def _order(choosers: Sequence[Chooser], batches: int, microbatches: int) -> Ints
 
 
 def _by_chooser(choosers: Sequence[Chooser], scores: Scores) -> NDArray[np.float64]:
-    """Batches by choosers by scores by micro-batches: the sums over the blocks of each chooser."""
+    """Sum scores over the blocks of each chooser; shape: batches, choosers, scores, micro-batches."""
     found = [scores[:, :, each.start : each.stop, :, each.subnet].sum(axis=2) for each in choosers]
     return np.stack(found, axis=1).transpose(0, 1, 3, 2)
 

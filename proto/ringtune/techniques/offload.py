@@ -1,7 +1,7 @@
 """Offload (ColA): the section of a job, the helpers of a plan, and the rows of users with adapters of their own.
 
-An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So the user
-of a row follows from its index, on every node from the course alone, and no message has it.
+An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So every
+node derives the user of a row from the course, and no message names it.
 
 Source: ColA, section 4.3 and Table 4 (joint, alone, collaboration).
 """
@@ -96,7 +96,7 @@ class OffloadSettings:
             _ = self.manner
             for user in self.chosen_adapters:
                 check_user_name(user)
-        except PlanError as error:  # users whose adapters can't be merged, or have to be; a name that none may have
+        except PlanError as error:  # users exclude or need merged adapters, or a user name is invalid
             raise JobError(str(error)) from error
         if self.adapters is not None and not self.adapters:
             raise JobError("offload.adapters is an empty table; name an adapter for a user, or remove it")
@@ -113,24 +113,24 @@ class OffloadSettings:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the result is that of a run without helpers."""
+        """Whether the result equals that of a run without helpers."""
         return self.manner.is_exact
 
     @property
     def manner(self) -> HelperSettings:
-        """The settings of helpers."""
+        """The settings that change how helpers fit."""
         return HelperSettings(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
         )
 
     @property
     def chosen_adapters(self) -> Mapping[str, str]:
-        """The adapter configuration of each user with another one than ``adapter.config``."""
+        """User -> adapter configuration, where it differs from ``adapter.config``."""
         return self.adapters or {}
 
     @property
     def helpers(self) -> Mapping[str, str]:
-        """The helper of each host that the job names; none with off and auto."""
+        """Host -> helper as named in the job; empty with off and auto."""
         return {} if isinstance(self.mode, str) else self.mode
 
 
@@ -144,7 +144,7 @@ def check_offload(
     memory: Memory,
     velora: VeloraSettings | None,
 ) -> None:
-    """Refuse helpers where the rest of a job can't go with them.
+    """Refuse helpers where the other sections of a job exclude them.
 
     Raises:
         JobError: names both keys, and the remedy.
@@ -194,7 +194,7 @@ def _problem(
 
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
-    """Refuse adapters that a helper can't fit in a model with query, key and value in one matrix.
+    """Refuse adapters that a helper can't fit in a model with a fused query, key and value matrix.
 
     Raises:
         JobError: names the adapter, and the remedy.
@@ -207,7 +207,7 @@ def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fu
 
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
-    """The adapter configurations of a job, by what names them in messages.
+    """The adapter configurations of a job, by their name in messages.
 
     Raises:
         JobError: one of a user is not readable.
@@ -241,23 +241,18 @@ def _check_map(helpers: Mapping[str, str]) -> None:
 
 
 NOBODY: Final = "off"
-"""The word for a plan without helpers."""
+"""The text for a plan without helpers."""
 
 
 def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN_STEP) -> Plan:
-    """Make the plan in which each named host has its helper for every block of its slice that may train.
+    """Set the helper of each named host for every block of its slice that may train; others have none.
 
-    Each block is a range of its own, so that pairs of upper blocks travel, and their weights come back, while blocks
-    below still go backward. Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the
-    ranges [0, 1) and [1, 2). A host whose blocks never train, or that hosts none, gets no helper.
-
-    Args:
-        plan: whose helpers are replaced.
-        helper_of: host -> helper; none = each host fits its own adapters.
-        manner: how they fit.
+    Each block is a range of its own, so that pairs of upper blocks travel, and their weights return, while lower blocks
+    still go backward. Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the
+    ranges [0, 1) and [1, 2).
 
     Raises:
-        PlanError: helpers do not go with the course, or a host would help itself.
+        PlanError: the course excludes helpers, or a host would help itself.
     """
     helpers = tuple(
         Helper(node=helper_of[piece.node], start=block, stop=block + 1)
@@ -277,21 +272,18 @@ def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN
 
 
 def helpers_by_host(plan: Plan) -> dict[str, str]:
-    """The helper of each host that has one, as ``helped`` takes it; of several helpers of a host the lowest."""
+    """Host -> helper, as ``helped`` takes it; of several helpers of a host that of its lowest blocks."""
     placement = plan.placement
     return {placement.host_of(one.start): one.node for one in reversed(placement.helpers)}
 
 
 def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str, str]:
-    """Read helpers and hosts from one word: ``pi-1=laptop+pi-2=laptop``, or ``off`` for none.
+    """Parse ``pi-1=laptop+pi-2=laptop`` (host = helper), or ``off`` for none.
 
-    Args:
-        text: of the user.
-        known: the nodes that there are.
-        where: the option, for messages.
+    ``known`` are the names of all nodes, ``where`` is the option for messages.
 
     Raises:
-        PlanError: another form, a host twice, or an unknown name; named with the nearest.
+        PlanError: another form, a host twice, or an unknown name; suggests the nearest.
     """
     if text == NOBODY:
         return {}
@@ -310,11 +302,11 @@ def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str,
 
 
 class UserRowUse(NamedTuple):
-    """The use that training made of one user's rows.
+    """The use of one user's rows in training.
 
     Attributes:
-        trained_rows: rows of all batches, each time counted.
-        updates: of the user's adapters; one with no row of the user in its steps leaves them alone.
+        trained_rows: rows of all batches, counted each time.
+        updates: of the user's adapters; steps without a row of the user do not update them.
     """
 
     trained_rows: int
@@ -322,17 +314,17 @@ class UserRowUse(NamedTuple):
 
 
 RowsOfUser = tuple[str, tuple[int, ...]]
-"""A user, and the positions of their rows in a micro-batch, ascending."""
+"""A user, and the ascending positions of their rows in a micro-batch."""
 
 
 @functools.lru_cache(maxsize=256)
 def users_of(course: Course) -> tuple[str, ...]:
-    """Every user of a run, in the order of owners and rows; one with rows at several owners is one user."""
+    """List the users of a run, in the order of owners and rows; a user with rows at several owners is listed once."""
     return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
 
 
 def rows_by_user(course: Course) -> tuple[UserRows, ...]:
-    """How many rows each user of a run has at all owners together, in the order of ``users_of``."""
+    """Count the rows of each user at all owners together, in the order of ``users_of``."""
     found = {name: [0, 0] for name in users_of(course)}
     for owner in course.owners:
         for user in owner.user_rows:
@@ -342,13 +334,13 @@ def rows_by_user(course: Course) -> tuple[UserRows, ...]:
 
 
 def user_sets(course: Course) -> tuple[str, ...]:
-    """The users that have adapters of their own; none where all users train the same."""
+    """List the users with adapters of their own; empty where all users train the same."""
     offload = course.offload
     return users_of(course) if offload is not None and offload.has_users else ()
 
 
 def max_changed(course: Course) -> int:
-    """At most so many users' adapters change at one update: of an owner one a row, for each step of an interval."""
+    """Upper bound of the users with adapters that one update changes: one for each row, in each step of an interval."""
     offload = course.offload
     if offload is None or not offload.has_users:
         return 1
@@ -357,9 +349,9 @@ def max_changed(course: Course) -> int:
 
 
 def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
-    """The use by the first ``steps`` steps of the rows of each user with adapters of their own, in their order.
+    """Count the use of rows in the first ``steps`` steps, for each user with adapters of their own.
 
-    Steps of an interval that is not over yet have trained rows, and made no update but at the end of the run.
+    Steps of an unfinished interval count rows but no update, except at the end of the run.
     """
     offload, users = course.offload, user_sets(course)
     if offload is None or not users:
@@ -380,15 +372,9 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
-    """The users of the rows of a micro-batch.
+    """List the users of a micro-batch with the positions of their rows, in the order of ``users_of``.
 
-    Args:
-        course: of the run.
-        item: of one of its owners.
-        micro: which micro-batch of the item.
-
-    Returns:
-        Each user with rows in it, in the order of ``users_of``; every position is of one user.
+    Every position belongs to one user.
     """
     return _rows_of_users(course.plain, item, micro)
 
@@ -408,14 +394,14 @@ def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, 
 
 
 def _rows(course: Course, item: Item, owner: Owner) -> Sequence[int]:
-    """The owner's rows of an item."""
+    """The row numbers of an item at its owner."""
     if item.kind is StepKind.EVALUATE:
         return eval_rows(owner.eval_rows, course.batch_size, item.batch)
     return stream_of(course, owner.node).rows(item.batch)
 
 
 def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[str]:
-    """The user of each of these rows."""
+    """The user of each row number."""
     ends: list[tuple[int, str]] = []
     for user in owner.user_rows:
         before = ends[-1][0] if ends else 0

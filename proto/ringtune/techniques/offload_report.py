@@ -16,12 +16,12 @@ from ringtune.techniques.offload import rows_by_user, user_sets, uses_of_users
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A host with a helper, as the planner tried it.
+    """A helper for a host, as the planner tried it.
 
     Attributes:
-        host: whose adapters are fitted elsewhere.
-        helper: where.
-        with_s: seconds of all steps by the simulator; None if it was not asked.
+        host: the node with the blocks.
+        helper: the node that fits their adapters.
+        with_s: predicted seconds of all steps; None = not predicted.
         without_s: the same without this helper, but with those that were taken before.
         full: why it does not fit; empty if it does.
         is_taken: whether the plan has it.
@@ -37,11 +37,11 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HelpersReason:
-    """The planner's trials of helpers under ``offload.mode = "auto"``, and its reason.
+    """The planner's trials of helpers under ``offload.mode = "auto"``.
 
     Attributes:
-        trials: in the order in which they were made.
-        note: what else there is to say: that nothing fitted without helpers, or that nothing could be tried.
+        trials: in order.
+        note: that nothing fitted without helpers, or that nothing could be tried.
         is_needed: whether every host needs a helper, so that there is no trial without helpers.
     """
 
@@ -51,7 +51,7 @@ class HelpersReason:
 
 
 def helper_reason_lines(found: HelpersReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write the reason as lines of an explanation."""
+    """Write the trials as lines of an explanation."""
     lines = ['  helpers (offload.mode = "auto"):' + (f" {found.note}" if found.note else "")]
     say = _needed_line if found.is_needed else _line
     return lines + [f"    {say(one, seconds)}" for one in found.trials]
@@ -83,7 +83,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 class ParcelBytes:
-    """Bytes of parcels by kind and link."""
+    """Sent bytes of parcels by kind and link."""
 
     __slots__ = ("_links",)
 
@@ -91,21 +91,19 @@ class ParcelBytes:
         self._links: dict[str, dict[str, int]] = {payload: defaultdict(int) for payload in _NAMES}
 
     def add(self, payload: str, link: str, sent_bytes: int) -> None:
-        """Count bytes of a parcel; other messages are left out."""
+        """Count sent bytes; messages other than parcels are ignored."""
         if payload in self._links:
             self._links[payload][link] += sent_bytes
 
     def to_json(self, what: str) -> dict[str, dict[str, int]]:
-        """Write each kind that there is under its name, as ``pair_links`` with the word ``links``."""
+        """Return each kind with bytes under its name, such as ``pair_links`` for ``what`` = ``links``."""
         return {f"{_NAMES[kind]}_{what}": dict(sorted(found.items())) for kind, found in self._links.items() if found}
 
 
 def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
-    """Say who helped whom, and what of it the result depends on; nothing of a run without helpers.
+    """Describe the helpers of a run and their settings; empty for a run without helpers.
 
-    Args:
-        plan: of the run.
-        steps: that it has done since its beginning.
+    ``steps`` is the number of steps done since the beginning of the run.
     """
     placement, offload = plan.placement, plan.course.offload
     manner = offload.manner if offload else IN_STEP
@@ -125,7 +123,7 @@ def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
 
 
 def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
-    """The rows of each user and their use, where each has adapters of their own."""
+    """Rows of each user and their use, where users have adapters of their own."""
     if not user_sets(plan.course):
         return {}
     rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}

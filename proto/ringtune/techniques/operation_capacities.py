@@ -1,8 +1,7 @@
-"""Capacities of boards (D2FT): the numbers of micro-batches for which a subnet is full, or does the forward only.
+"""Capacities of boards (D2FT): numbers of micro-batches for which a subnet is full or forward-only.
 
-Counts are chosen such that all boards are busy for nearly the same time in a step, and that all together do as much as
-equal counts would let them. Example: two boards with equal slices, one twice as fast, 8 micro-batches, 60 % of the
-compute, a forward is 0.4 of full::
+Counts give all boards nearly the same busy time in a step, with the same total as equal counts. Example: two boards
+with equal slices, one twice as fast, 8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
 
     board    full   forward-only   busy, in full operations of the slow board
     slow     2      3              3.2
@@ -26,22 +25,19 @@ from ringtune.techniques.operations import OperationsSettings, whole
 
 
 class OperationCounts(NamedTuple):
-    """Operations of one subnet for the micro-batches of one batch; the others pass it by."""
+    """Numbers of full and forward-only operations of one subnet in one batch; all others are shortcuts."""
 
     full: int
     forward_only: int
 
 
 def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float, float]) -> OperationCounts:
-    """The counts of a job: its own, or as many whole full operations as fit ``compute``, and forward-only ones.
+    """Counts of a job: its own, or as many whole full operations as fit ``compute``, then forward-only ones.
 
-    Args:
-        settings: ``[operations]`` of the job.
-        microbatches: of a batch.
-        each: cost of a forward and of a backward.
+    ``each`` is the cost of a forward and of a backward.
 
     Raises:
-        JobError: the job says nothing of how much is done.
+        JobError: neither ``compute`` nor ``full`` is set.
     """
     if settings.policy == "standard":
         return OperationCounts(microbatches, 0)
@@ -59,7 +55,7 @@ def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float
 
 
 def check_counts(settings: OperationsSettings, counts: OperationCounts, microbatches: int) -> None:
-    """Refuse counts that do not fit the micro-batches, and such under which nothing is ever full.
+    """Refuse counts above the number of micro-batches, and counts without a full operation.
 
     Raises:
         JobError: with both numbers and the key to change.
@@ -80,18 +76,17 @@ def check_counts(settings: OperationsSettings, counts: OperationCounts, microbat
 
 
 MIN_SHARE: Final = 0.95
-"""The share of the possible compute that has to be done where times are made equal."""
+"""The share of the possible compute below which ``balanced`` accepts no counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCost:
-    """One host: its blocks, and what one micro-batch takes it at all of them.
+    """The costs of one host for one micro-batch, in seconds.
 
     Attributes:
-        node: its name.
-        blocks: that it hosts.
-        full_s: of a full operation of all its blocks.
-        forward_s: of a forward-only one.
+        blocks: number of hosted blocks.
+        full_s: full operations of all its blocks.
+        forward_s: forward-only ones of all its blocks.
     """
 
     node: str
@@ -100,13 +95,13 @@ class HostCost:
     forward_s: float
 
     def busy_s(self, counts: OperationCounts) -> float:
-        """Seconds of so many operations."""
+        """Seconds of these operations."""
         return counts.full * self.full_s + counts.forward_only * self.forward_s
 
     def within(self, limit_s: float, microbatches: int) -> OperationCounts | None:
-        """The counts that fill a time best; at most one full operation is given up for forward-only ones.
+        """The counts with the longest busy time up to ``limit_s``; None if not even one full operation fits.
 
-        None if not even one full operation fits.
+        At most one full operation is exchanged for forward-only ones.
         """
         most = min(microbatches, whole(limit_s, self.full_s))
         found = []
@@ -119,14 +114,11 @@ class HostCost:
 
 
 def balanced(boards: Sequence[HostCost], microbatches: int, most: float) -> dict[str, OperationCounts]:
-    """Counts of each board: of all that do nearly ``most``, those with the smallest spread of busy seconds.
+    """Choose counts for each board with the smallest spread of busy seconds.
 
-    Exact: whichever board is busy longest, all others get what fills that time best.
-
-    Args:
-        boards: with blocks.
-        microbatches: of a batch.
-        most: full operations of one block for a micro-batch that all boards may do together, or their equivalent.
+    They do at least ``MIN_SHARE`` of the possible compute. The choice is exact: for each possible longest busy time all
+    other boards get the counts that fill it best. ``most`` is the limit of all boards together, in full operations of
+    one block for one micro-batch.
 
     Raises:
         JobError: not every board could do one full operation.
@@ -153,13 +145,13 @@ def balanced(boards: Sequence[HostCost], microbatches: int, most: float) -> dict
 
 
 def spread(boards: Sequence[HostCost], counts: dict[str, OperationCounts]) -> float:
-    """The spread of busy seconds, as a share of the longest ones."""
+    """Longest minus shortest busy time, as a share of the longest."""
     busy = [board.busy_s(counts[board.node]) for board in boards]
     return (max(busy) - min(busy)) / max(busy)
 
 
 def _counts(boards: Sequence[HostCost], microbatches: int, limit_s: float) -> dict[str, OperationCounts]:
-    """The counts of all boards within a time; empty if one board could do nothing in full."""
+    """Counts of all boards within a time; empty if a board has no full operation."""
     found = {}
     for board in boards:
         counts = board.within(limit_s, microbatches)
@@ -187,20 +179,20 @@ def choice_of(
     local_iterations: int,
     owners: int,
 ) -> Choice:
-    """The settings by which a run chooses its tables, from its job and the times of its boards.
+    """Make the settings by which a run chooses its tables, from its job and the times of its boards.
 
     Args:
         settings: ``[operations]`` of the job.
         subnets: of each block; with ``by_slice`` blocks have one.
         microbatch_sizes: rows of each micro-batch of a whole batch.
-        hosts: who hosts which blocks.
-        costs: of each host, seconds of a forward and of a backward of one block for one row.
+        hosts: slices; empty ones are ignored.
+        costs: by host, seconds of a forward and of a backward of one block for one row.
         num_blocks: of the model.
         local_iterations: steps of one turn.
         owners: turns of one round.
 
     Raises:
-        JobError: a budget or counts that do not fit the micro-batches, or under which nothing is ever full.
+        JobError: counts do not fit the micro-batches, or nothing would ever be full.
     """
     hosts = [host for host in hosts if host.num_blocks]
     mean, subnets = _mean_cost(hosts, costs), 1 if settings.by_slice else subnets
@@ -258,7 +250,7 @@ def _balanced(
 def _by_block(
     capacities: Mapping[str, BlockCapacity], hosts: Sequence[Slice], num_blocks: int
 ) -> tuple[BlockCapacity, ...]:
-    """The capacity of each block by its host; private blocks, which choose nothing, get that of the first host."""
+    """The capacity of each block by its host; private blocks get the first host's, which is not used."""
     found = [capacities[hosts[0].node]] * num_blocks
     for host in hosts:
         found[host.start : host.stop] = [capacities[host.node]] * host.num_blocks
@@ -268,7 +260,7 @@ def _by_block(
 def _pruning_capacity(
     settings: OperationsSettings, counts: OperationCounts, each: tuple[float, float], sizes: Sequence[int], subnets: int
 ) -> BlockCapacity:
-    """The share of all subnets that may stay, as a capacity of each; pruning has no forward-only operations."""
+    """The share of all subnets to keep, as a capacity of each; pruning has no forward-only operations."""
     count, forward_share = len(sizes), each[0] / sum(each)
     share = (counts.full + counts.forward_only * forward_share) / count
     share = share if settings.compute is None else settings.compute
@@ -289,7 +281,7 @@ def _mean_cost(hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]])
 
 
 def _capacity(counts: OperationCounts, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
-    """So many micro-batches of mean rows."""
+    """The capacity for counts of micro-batches of mean rows."""
     forward, backward = (cost / subnets for cost in each)
     rows = sum(sizes) / len(sizes)
     return BlockCapacity(
@@ -301,7 +293,7 @@ def _capacity(counts: OperationCounts, each: tuple[float, float], sizes: Sequenc
 
 
 def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
-    """A share of a batch's rows: the most rows of full operations that fit it, and forward-only ones of the rest."""
+    """The capacity for a share of a batch's rows: most full rows that fit, forward-only ones of the rest."""
     forward, backward = (cost / subnets for cost in each)
     budget = compute * sum(sizes) * (forward + backward)
     full = _rows(sizes, whole(budget, forward + backward))
@@ -315,7 +307,7 @@ def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[i
 
 
 def _rows(sizes: Sequence[int], most: int) -> int:
-    """The rows of those micro-batches that fill so many rows best."""
+    """The largest sum of micro-batch sizes up to ``most`` rows."""
     found = {0}
     for size in sizes:
         found |= {rows + size for rows in found if rows + size <= most}

@@ -1,11 +1,10 @@
-"""Operations of subnets (D2FT): the section of a job, its choosers, the expected table, and the table of each turn.
+"""Operations of subnets (D2FT): the section of a job, the choosers, the expected table, and the table of each turn.
 
-``operations.table`` of a job names a file; the job holds its text, because it goes to machines without the file, and a
-run's own job has to be complete.
+``operations.table`` of a job names a file; the job object holds its text, because nodes do not have the file.
 
-A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser
-prefers the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch,
-so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-batches full::
+A *chooser* is one subnet of one block, or all blocks of a group with one common code. Where scores tie, a chooser
+prefers the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are equal for all micro-batches, so
+this rule decides there. Example: 6 subnets of one block, 3 of 5 micro-batches full::
 
     micro-batch   0 1 2 3 4
     subnet 0      1 1 1 3 3     first 0
@@ -15,16 +14,16 @@ so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-
     subnet 4      1 3 3 1 1     first 3
     subnet 5      1 1 3 3 1     first 4
 
-Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the last
-and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
-micro-batches have as even a number of full subnets as can be, and each further batch begins one micro-batch later.
+Each subnet is full equally often, each micro-batch has 3 or 4 full subnets, and those are neighbours (cyclically), so
+that their weights are contiguous. Each further block is rotated so that the numbers of full subnets of the
+micro-batches are as even as possible, and each further batch begins one micro-batch later.
 
 With ``ties = "together"`` all choosers have the same first micro-batch, as if the items of Algorithm 2 stood in one
 order: whole micro-batches are full, and others pass all blocks by, without their messages.
 
-``expected_table`` is what predictions assume before any scores: as many operations of each kind as the capacities
-allow, spread as the knapsacks spread them where all scores tie. For a course of three subnets a block that are full for
-3 of 5 micro-batches and forward-only for one::
+``expected_table`` is assumed by predictions before any scores: as many operations of each kind as the capacities allow,
+distributed as by the knapsacks where all scores tie. For a course of three subnets a block that are full for 3 of 5
+micro-batches and forward-only for one::
 
     block     0   1
     micro 0   131 321
@@ -130,16 +129,16 @@ class OperationsSettings:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the run chooses its operations, so that they are neither given nor all full."""
+        """Whether the run chooses its operations: neither given nor all full."""
         return self.policy != Policy.STANDARD
 
     @property
     def is_any(self) -> bool:
-        """Whether anything may be less than full: operations are chosen or given."""
+        """Whether operations are chosen or given, so that some may be less than full."""
         return self.is_chosen or bool(self.table)
 
     def changed(self) -> tuple[str, ...]:
-        """The keys that have another value than their default."""
+        """List the keys with another value than their default."""
         return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
 
 
@@ -147,7 +146,7 @@ _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "refresh_rounds
 
 
 def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train, privacy: Privacy) -> None:
-    """Refuse operations that the rest of a job does not go with.
+    """Refuse operations that the other sections of a job exclude.
 
     Raises:
         JobError: names both keys, and the remedy.
@@ -197,17 +196,13 @@ def _check_budget(operations: OperationsSettings, microbatches: int) -> None:
 
 _MAX_BYTES: Final = 64_000_000
 _MAX_TEXT: Final = 3_000_000
-"""Most characters of tables in a job: with the plan, which has them too, it goes to a node in one message of 8 MiB."""
+"""Limit of characters of tables in a job: job and plan, with the tables each, go to a node in one message of 8 MiB."""
 
 _REMEDY: Final = "give the operations.json of a run, or the operations of its plan.json"
 
 
 def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSettings:
-    """Replace the name of a file in ``operations.table`` by what the file says; all else stays.
-
-    Args:
-        settings: of the job.
-        folder: to which the name is relative.
+    """Replace the file name in ``operations.table``, relative to ``folder``, by the text of the file.
 
     Raises:
         JobError: the file can't be read, or has no table.
@@ -235,7 +230,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
 
 
 def given_tables(settings: OperationsSettings) -> tuple[ScheduledTable, ...]:
-    """The tables that a job is given, each with the step that it holds from; none where it is given none.
+    """Parse the tables of a job, each with its first step; empty where the job has none.
 
     Raises:
         JobError: the job names a file, which is not read, or its text is no table.
@@ -265,18 +260,18 @@ def _tables(text: str, where: str) -> tuple[ScheduledTable, ...]:
 
 
 _SLACK = 1e-9
-"""The share of a row that a capacity may lack by rounding in its last bits."""
+"""The share of a row that a capacity may lack by rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chooser:
-    """One subnet of one block, or one group of blocks, with operations that are chosen together.
+    """One subnet of one block, or one group of blocks with common operations.
 
     Attributes:
         start: the first block.
         stop: the block after the last one.
-        subnet: which subnet of the block; 0 in a group.
-        first: the micro-batch of batch 0 from which on it prefers micro-batches of equal scores.
+        subnet: number of the subnet in the block; 0 in a group.
+        first: the preferred micro-batch of batch 0 where scores tie.
         capacity: of all its blocks together.
     """
 
@@ -287,7 +282,7 @@ class Chooser:
     capacity: BlockCapacity
 
     def first_of(self, batch_id: int, microbatches: int) -> int:
-        """The micro-batch from which on it prefers micro-batches of equal scores in a batch."""
+        """The preferred micro-batch of a batch where scores tie."""
         return (self.first + batch_id) % microbatches
 
     def order(self, batch_id: int, microbatches: int) -> list[int]:
@@ -296,21 +291,21 @@ class Chooser:
         return [(first + at) % microbatches for at in range(microbatches)]
 
     def full_rows(self, share: float = 1.0) -> int:
-        """Rows of full operations that C^pf of a batch allows; ``share`` is of a whole batch's rows."""
+        """Rows of full operations that C^pf allows; ``share`` is of a whole batch's rows."""
         return whole(self.capacity.full * share, self.capacity.forward + self.capacity.backward)
 
     def forward_rows(self, share: float = 1.0) -> int:
-        """Rows of forward-only operations that C^po of a batch allows; ``share`` is of a whole batch's rows."""
+        """Rows of forward-only operations that C^po allows; ``share`` is of a whole batch's rows."""
         return whole(self.capacity.forward_only * share, self.capacity.forward)
 
 
 class Limits(NamedTuple):
-    """The limits of one chooser for the micro-batches of one batch, in whole numbers.
+    """The limits of one chooser for one batch, in whole numbers.
 
     Attributes:
-        costs: of each micro-batch: its rows, or 1 where micro-batches are counted.
-        full: of full operations together; at least one micro-batch fits.
-        forward_only: of forward-only ones.
+        costs: rows of each micro-batch, or 1 where micro-batches are counted.
+        full: sum of costs of full operations; at least one micro-batch fits.
+        forward_only: sum of costs of forward-only ones.
     """
 
     costs: tuple[int, ...]
@@ -319,9 +314,9 @@ class Limits(NamedTuple):
 
 
 def limits_of(course: Course, chooser: Chooser, sizes: tuple[int, ...]) -> Limits:
-    """The limits of a chooser for a batch with micro-batches of so many rows.
+    """The limits of a chooser for a batch with micro-batches of ``sizes`` rows.
 
-    A batch with fewer rows than others has its share, or with fewer micro-batches where these are counted.
+    A smaller batch has its share by rows, or by micro-batches where these are counted.
     """
     if course.choice is not None and course.choice.is_counted:
         rows = course.batch_size / course.microbatches
@@ -333,15 +328,15 @@ def limits_of(course: Course, chooser: Chooser, sizes: tuple[int, ...]) -> Limit
 
 
 def whole(capacity: float, cost: float) -> int:
-    """How many whole times a cost fits a capacity: the rounding of capacities, down to rows; none at no cost."""
+    """How many whole times a cost fits a capacity, with a tolerance for rounding; 0 at no cost."""
     return math.floor(capacity / cost * (1 + _SLACK) + _SLACK) if cost else 0
 
 
 @functools.lru_cache(maxsize=16)
 def choosers_of(course: Course) -> tuple[Chooser, ...]:
-    """All choosers of a course, by block and subnet; none where tables are given.
+    """List the choosers of a course by block and subnet; empty where tables are given.
 
-    Blocks that may not train have none. How long the run is does not matter, so that a longer run has the same ones.
+    Blocks that never train have none. The number of steps does not matter, so that a longer run has the same ones.
     """
     choice, found = course.choice, list[Chooser]()
     if choice is None or choice.tables:
@@ -361,9 +356,9 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
 
 
 def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], list[int]]:
-    """The first micro-batch of each subnet of a block, and the full subnets of each micro-batch up to this block.
+    """The ``first`` of each subnet of a block, and the full subnets of each micro-batch up to this block.
 
-    The block is rotated such that those totals are as even as can be; among equal rotations it takes the lowest.
+    Of all rotations of the block it takes the one with the most even totals, of equal ones the lowest.
     """
     count = len(totals)
     found = []
@@ -403,10 +398,10 @@ def _sum(capacities: Sequence[BlockCapacity]) -> BlockCapacity:
 
 @functools.lru_cache(maxsize=16)
 def expected_table(course: Course) -> Operations:
-    """The table of a course, or what its choice will be like: counts as its capacities allow, evenly spread.
+    """The table of a course, or the one expected before its choice: counts by its capacities, evenly spread.
 
-    Pruning keeps so many whole subnets, here evenly spread over the model; which ones is not known before the scores.
-    A course without table and choice has an empty table: everything is full.
+    For pruning it keeps the expected number of whole subnets, evenly spread over the model. A course without table and
+    choice has an empty table: everything is full.
     """
     choice = course.choice
     if course.operations is not None or choice is None:
@@ -426,11 +421,9 @@ def expected_table(course: Course) -> Operations:
 
 
 def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -> tuple[str, ...]:
-    """The rows of one batch; subnets of choosers that are not named, and micro-batches that are not, are full.
+    """Write the rows of one batch; choosers and micro-batches without a code are full.
 
-    Args:
-        course: with a choice.
-        codes: of some choosers, the operation for each micro-batch.
+    ``codes`` has for some choosers the operation of each micro-batch.
     """
     subnets = course.choice.subnets if course.choice else 1
     rows = [[FULL] * (course.num_blocks * subnets) for _ in range(course.microbatches)]
@@ -442,9 +435,9 @@ def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -
 
 
 def kept_subnets(course: Course) -> float:
-    """How many subnets pruning keeps of those that train: the share that all capacities have of the whole cost.
+    """The number of subnets that pruning keeps: the capacities as shares of the whole cost.
 
-    Each block of a group counts as one.
+    Each block of a group counts as one subnet.
     """
     kept = 0.0
     for chooser in choosers_of(course):
@@ -471,9 +464,9 @@ def _codes(course: Course, chooser: Chooser, sizes: tuple[int, ...], batch_id: i
 
 @functools.lru_cache(maxsize=1024)
 def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The items that a knapsack takes where all are worth the same: as many as fit, and none that can be left out.
+    """The items that a knapsack takes where all have the same value: as many as fit.
 
-    Of all such choices it is the one that leaves out the latest item, then the next latest one, and so on.
+    Of all such choices it is the one without the latest item, then without the next latest, and so on.
     """
     found, needed = [], _most(costs, limit)
     for at in reversed(range(len(costs))):
@@ -484,7 +477,7 @@ def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 
 def _most(costs: Sequence[int], limit: int) -> int:
-    """How many items fit together."""
+    """The largest number of items that fit together."""
     return sum(each <= limit for each in itertools.accumulate(sorted(costs)))
 
 
@@ -503,7 +496,7 @@ def _pruned(course: Course, sizes: tuple[int, ...], _batch_id: int) -> tuple[str
 
 
 class ScoreKey(NamedTuple):
-    """The place of one entry of scores: batch, micro-batch, block."""
+    """The batch, micro-batch and block of one entry of scores."""
 
     batch_id: int
     micro: int
@@ -511,9 +504,9 @@ class ScoreKey(NamedTuple):
 
 
 def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
-    """The scores that a node owes at the end of a turn: each block of its slice, each micro-batch, in order.
+    """The scores that a node owes at the end of a score turn: each block of its slice that may train, each micro-batch.
 
-    Blocks that never train are not scored. At the end of a turn that scores nothing, a node owes nothing.
+    Other turns owe none.
     """
     course, piece = plan.course, plan.slice_of(node)
     if turn.kind is not StepKind.SCORE or course.choice is None:
@@ -530,10 +523,10 @@ def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
 
 
 def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores]) -> None:
-    """Refuse scores that are not just those that a node owes; a number itself may be anything.
+    """Refuse scores that are not exactly those that a node owes; their numbers are not checked.
 
     Raises:
-        IntegrityError: names node, turn, and the entry that is missing, doubled or not asked for.
+        IntegrityError: names node, turn, and the entry that is missing, doubled or not owed.
     """
     choice, owed = plan.course.choice, score_keys(plan, turn, node)
     if not owed and not scores:
@@ -567,12 +560,8 @@ def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores
 class TurnOperations:
     """The operation tables that one run chooses.
 
-    Args:
-        plan: of the run.
-        start: where it continues; None = it begins.
-
     Attributes:
-        in_force: the table that the next turn carries; None as long as there is none.
+        in_force: the table for the next turn; None before the first.
 
     Raises:
         PlanError: the table in force at ``start`` is missing, or not of this course.
@@ -584,22 +573,22 @@ class TurnOperations:
         self._plan = plan
         self._asked_for: int | None = None
         self._chosen_for: int | None = None
-        self._open: dict[int, set[str]] = {}  # score turn -> nodes whose scores are here
+        self._open: dict[int, set[str]] = {}  # score turn -> nodes that have reported scores
         self._scores: list[BlockScores] = []
 
     @property
     def chooses_for(self) -> int | None:
-        """The step for which a table was asked and is not there yet; None if there is none."""
+        """The step for which a table is being chosen; None if there is none."""
         return self._asked_for if self._asked_for != self._chosen_for else None
 
     def may_grant(self, turn: Turn) -> bool:
-        """Whether the table that the turn carries is chosen already."""
+        """Whether the table for the turn is chosen."""
         step = turn.first_step
         is_chosen = self._chosen_for == step or not table_is_due(self._plan.course, step)
         return turn.kind is not StepKind.TRAIN or is_chosen
 
     def given(self, turn: Turn) -> Operations | None:
-        """Take the table that was given for a turn into force; None if the run has to choose."""
+        """Take a given table for a turn into force; None if the run has to choose."""
         choice = self._plan.course.choice
         found = choice.given_at(turn.first_step) if choice is not None else None
         if found is not None:
@@ -608,7 +597,7 @@ class TurnOperations:
         return found
 
     def ask(self, turn: Turn) -> tuple[BlockScores, ...] | None:
-        """The scores by which the table of a turn is to be chosen, in order; None if it can't be, or was asked for."""
+        """Begin the choice of a turn's table: return the scores in order; None if some are missing or it has begun."""
         if self._open or self._asked_for == turn.first_step:
             return None
         self._asked_for = turn.first_step
@@ -616,7 +605,7 @@ class TurnOperations:
         return scores
 
     def chosen(self, step: int, operations: Operations) -> bool:
-        """Take a chosen table into force; False, and nothing changes, if none is waited for at this step.
+        """Take a chosen table into force; False without effect if none is being chosen for this step.
 
         Raises:
             PlanError: the table does not fit the course.
@@ -628,7 +617,7 @@ class TurnOperations:
         return True
 
     def decided(self, turn: Turn) -> Turn:
-        """The turn with the table that holds for it."""
+        """Return the turn with its table."""
         if self._plan.course.choice is None:
             return turn
         return dataclasses.replace(turn, operations=self.in_force)
@@ -636,15 +625,15 @@ class TurnOperations:
     # ---- scores -----------------------------------------------------------------------------------
 
     def granted(self, turn: Turn) -> None:
-        """Expect the scores of a turn that was granted."""
+        """Expect scores for a granted score turn."""
         if turn.kind is StepKind.SCORE:
             self._open[turn.index] = set()
 
     def note(self, node: str, turn: Turn, scores: Sequence[BlockScores]) -> None:
-        """Note the scores with which a node ends an open turn; its second report of a turn changes nothing.
+        """Note the scores with which a node ends a turn; a second report of a turn changes nothing.
 
         Raises:
-            IntegrityError: they are not just those that it owes; names node and turn.
+            IntegrityError: see ``check_scores``.
         """
         nodes = self._open.get(turn.index)
         if nodes is not None and node in nodes:
@@ -655,15 +644,15 @@ class TurnOperations:
             self._scores += scores
 
     def close(self, turn: Turn) -> None:
-        """Note that every node has ended a turn."""
+        """Note that every node has done a turn."""
         self._open.pop(turn.index, None)
 
 
 def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None:
-    """Refuse a table that can't be in force after ``step`` steps of a run.
+    """Refuse a table that can't be in force after ``step`` steps.
 
     Raises:
-        PlanError: there is none where there has to be one, one where there can't be any, or it does not fit.
+        PlanError: a table is missing, or does not fit the course.
     """
     if plan.course.choice is not None and step and operations is None:
         raise PlanError(f"the checkpoint of step {step} has no table of operations; it is of another run")

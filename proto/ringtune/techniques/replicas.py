@@ -1,4 +1,4 @@
-"""Replicas, several hosts of the same blocks: what they send each other and hold alike; digests that compare copies.
+"""Replicas (several hosts of the same blocks): parcels, copies, and comparison of copies by digests.
 
 Blocks of replicas (``schedule.lowering``) are compared after their last update of a turn, copies once a sweep. Where
 all parameters train, every owner does the same update of its own copy (``schedule.stages``). After the last update of a
@@ -37,9 +37,9 @@ class CopyDigest(NamedTuple):
 
 
 def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
-    """The units that ``node`` compares with others at the end of a turn, each with the item of its last update.
+    """The units that ``node`` compares with others at the end of a turn, each with ``seq`` of its last update.
 
-    Blocks of a replica are named by the first one of the range that is updated.
+    A replica's blocks have the number of the first block of the updated range.
     """
     if plan.course.owner(node) is not None and (copies := compared_copies(plan.course, turn)):
         return copies
@@ -58,9 +58,9 @@ def _compared_blocks(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
 
 
 def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
-    """The units with copies that are compared at the end of a turn, each with the item of its last update.
+    """The copied units that are compared at the end of a turn, each with ``seq`` of its last update.
 
-    Nothing where one owner has the only copy.
+    Empty where one owner has the only copy.
     """
     found: dict[int, int] = {}
     if turn.kind is not StepKind.TRAIN or not other_owners(course, turn.owner):
@@ -71,7 +71,7 @@ def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
 
 
 def _is_last(course: Course, unit: int, step: int) -> bool:
-    """Whether a unit that trains at ``step`` trains no more in the sweep of that step."""
+    """Whether a unit that trains at ``step`` does not train again in the sweep of that step."""
     sweep = _sweep(course, step)
     step += 1
     while step < course.num_steps and _sweep(course, step) == sweep:
@@ -82,28 +82,24 @@ def _is_last(course: Course, unit: int, step: int) -> bool:
 
 
 def _sweep(course: Course, step: int) -> int:
-    """The sweep of a step: the learning rate stands still during one."""
+    """The sweep of a step, in which the learning rate is constant."""
     return course.method.rate_at(course, step)[0]
 
 
 class CopyComparison:
-    """Takes the digests that nodes report at the end of turns, and compares them.
-
-    Args:
-        plan: of the run.
-    """
+    """Digests of copies that nodes report at the end of turns."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._found: dict[int, dict[str, tuple[CopyDigest, ...]]] = {}
 
     def note(self, node: str, turn: Turn, digests: Sequence[CopyDigest]) -> None:
-        """Take what a node reports at the end of a turn, and compare it once all have reported that have the same.
+        """Take a node's report at the end of a turn; compare the digests once all nodes with copies have reported.
 
-        A simulator has no copies: it reports nothing for any node, so there is nothing to compare.
+        A simulator has no copies and reports none; then nothing is compared.
 
         Raises:
-            IntegrityError: copies differ, or a node reports others than it owes.
+            IntegrityError: copies differ, or a node reports other units than it owes.
         """
         owed = {name: wanted for name in self._plan.nodes if (wanted := compared_at(self._plan, turn, name))}
         if node not in owed:
@@ -150,15 +146,15 @@ def _check(node: str, turn: Turn, digests: Sequence[CopyDigest], *, owed: tuple[
 
 
 class Sizes(Protocol):
-    """The sizes of a course at a node that have to do with replicas."""
+    """Sizes of a course at a node that replicas depend on."""
 
     @property
     def adapter_bytes(self) -> int:
-        """What trains of a block."""
+        """Bytes of the trained weights of a block."""
 
 
 def parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
-    """The gradients of each stage with several hosts."""
+    """Yield the gradients of each stage with several hosts."""
     for stage in _shared_stages(plan.placement):
         nodes = tuple(piece.node for piece in stage)
         ranges = ever_trained(plan.course).ranges_within(stage[0].start, stage[0].stop)
@@ -172,7 +168,7 @@ def parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
 
 
 def copies(plan: Plan) -> Iterator[Copies]:
-    """The blocks of each stage with several hosts, in every placement."""
+    """Yield the blocks of each stage with several hosts, in every placement."""
     for placement in plan.placements:
         for stage in _shared_stages(placement):
             nodes = tuple(piece.node for piece in stage)
