@@ -13,7 +13,7 @@ from ringtune.run_control import events as rd
 from tests.features.catalog import COUNTS, IN_FLIGHT, IN_ORDER
 from tests.features.feature import Feature, carry_out, each, each_split, each_technique, one_process, run_of, wanted_of
 from tests.features.memory import FROZEN, FROZEN_WAYS, VELORA
-from tests.features.methods import DRAWN
+from tests.features.methods import DRAWN, UNFREEZING
 from tests.features.models import FAMILY
 from tests.features.offload import INTERVALS, OVERLAP
 from tests.features.operations import CHOICES, SUBNETS, TABLES
@@ -92,7 +92,7 @@ def test_comparison_can_fail() -> None:
 EXACT_FROZEN = [feature for feature in FROZEN if feature.bound < 1e-4]
 
 
-@each_technique([*VELORA, *EXACT_FROZEN, *TABLES, *SUBNETS, *CHOICES, *INTERVALS, *OVERLAP, *IN_FLIGHT])
+@each_technique([*VELORA, *EXACT_FROZEN, *TABLES, *SUBNETS, *CHOICES, *INTERVALS, *OVERLAP, *UNFREEZING, *IN_FLIGHT])
 def test_feature_that_changes_the_result_is_seen(feature: Feature) -> None:
     """Negative control: one process without the feature trains something else."""
     plain = dataclasses.replace(feature.case, operations=None, frozen=None)
