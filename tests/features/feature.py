@@ -352,6 +352,14 @@ def run_of(feature: Feature, split: str, seed: int = 0) -> Run:
     return carry_out(feature, feature.plan_on(split), seed)
 
 
+def on_one_node(case: Case, run: Run) -> Wanted:
+    """The run of the same course on one node, for what no plain loop is written; its first table chooses something."""
+    one = carry_out(run.feature, changed(run.plan, slices=ONE))
+    tables = one.logged(rd.LogOperations)
+    assert all(len(set("".join(table.operations.batches[0].rows))) > 1 for table in tables[:1]), "nothing was chosen"
+    return Wanted(tensors=one.tensors, tables=tables)
+
+
 @functools.lru_cache(maxsize=128)
 def wanted_of(feature: Feature, split: str) -> Wanted:
     """What the run of a feature on a split has to equal."""

@@ -23,6 +23,7 @@ from tests.features.feature import (
     Wanted,
     carry_out,
     inputs,
+    on_one_node,
     planned,
 )
 from tests.features.models import of_family
@@ -62,11 +63,6 @@ def literally(case: Case, run: Run) -> Wanted:
     """One process that computes the paper's formulas word by word."""
     assert run.plan.course.velora is not None
     return _literal(case, run.plan.course.velora)
-
-
-def on_one_node(case: Case, run: Run) -> Wanted:
-    """The run of the same course on one node: for what no plain loop is written."""
-    return Wanted(tensors=carry_out(run.feature, changed(run.plan, slices=ONE)).tensors)
 
 
 def velora(name: str, model_type: str, projected: Velora, **more: Any) -> Feature:
@@ -168,7 +164,7 @@ FROZEN_ADAPTERS = {
 
 
 @functools.cache
-def rounded_folder(plain: Path, dtype: str, trained: tuple[str, ...] = ()) -> Path:
+def rounded_folder(plain: Path, dtype: str, trained: tuple[str, ...]) -> Path:
     """The same inputs with weights that were rounded once, but those that train."""
     folder = plain.with_name(f"{plain.name}-{dtype}-{len(trained)}")
     write_rounded(plain / "model", folder / "model", dtype, trained=trained)
@@ -268,7 +264,7 @@ FROZEN = [
             every_steps=1,
             plan=planned(velora=dataclasses.replace(ADAPTER_DOWN, parts=4)),
             reference=lambda case, run: literally(
-                dataclasses.replace(case, folder=rounded_folder(case.folder, "int8"), frozen=None), run
+                dataclasses.replace(case, folder=rounded_folder(case.folder, "int8", ()), frozen=None), run
             ),
         )
         for adapter in ("seq_bn", "lora[r=4]")

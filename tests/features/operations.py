@@ -9,7 +9,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ringtune.run_control import events as rd
 from ringtune.schedule.operation_tables import (
     FORWARD_ONLY,
     FULL,
@@ -22,18 +21,17 @@ from ringtune.schedule.operation_tables import (
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, Turn
 from ringtune.techniques.knapsacks import choose_table
-from tests.features.feature import FOUR, ONE, TWO, Feature, Run, Wanted, carry_out, inputs, one_process, planned
+from tests.features.feature import FOUR, TWO, Feature, Run, Wanted, inputs, on_one_node, one_process, planned
 from tests.features.models import of_family
 from tests.support.choosing import make_choice
 from tests.support.moves import Slices
 from tests.support.operation_masks import Masks, mixed_table
 from tests.support.operation_masks import one_process as masked_process
-from tests.support.plans import changed
+from tests.support.rounded import LORA
 from tests.support.stale_reference import StaleProcess
 from tests.support.tiny_families import MODEL_TYPES, PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier
 
-LORA = "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True, output_lora=True, init_weights='bert']"
 GROUPED = ("llama", "mistral", *PLUGGED)
 
 
@@ -188,14 +186,6 @@ class RealScores:
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
         """What comes of it."""
         return choose_table(self._plan.course, scores, step=step)
-
-
-def on_one_node(case: Case, run: Run) -> Wanted:
-    """The run of the same course on one node; its table chooses something."""
-    one = carry_out(run.feature, changed(run.plan, slices=ONE))
-    tables = one.logged(rd.LogOperations)
-    assert len(set("".join(tables[0].operations.batches[0].rows))) > 1, "nothing was chosen"
-    return Wanted(tensors=one.tensors, tables=tables)
 
 
 TAYLOR = make_choice(subnets=2, refresh_steps=2, backward_score=Score.TAYLOR.value, forward_score=Score.FISHER.value)

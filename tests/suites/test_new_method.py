@@ -80,7 +80,7 @@ def folder() -> Path:
 
 def one_process(case: Case, run: Run) -> Wanted:
     """The rule as anybody would write it: one model, one optimizer, ``requires_grad`` by hand."""
-    plan = case.plan(SPLITS["one"])
+    plan = run.plan
     datasets = case.datasets()
     model = whole_model(case.job, plan, case.folder / "model").eval()
     blocks = [list(block.parameters()) for _, block in model.iter_layers()]
@@ -158,7 +158,7 @@ def test_new_method_moves_nothing_that_it_does_not_need() -> None:
 def plan_by_hand_of(slices: Slices) -> Plan:
     """A plan of the method without tensors."""
     values: dict[str, Any] = {"num_steps": 9, "checkpoint_every": 4, "method": MiddleOut()}
-    return plan_by_hand(list(slices), ["a", "b"], num_blocks=NUM_BLOCKS, **values)
+    return changed(plan_by_hand([("a", 0, NUM_BLOCKS)], ["a", "b"], num_blocks=NUM_BLOCKS, **values), slices=slices)
 
 
 def test_new_method_is_planned_from_a_job() -> None:
