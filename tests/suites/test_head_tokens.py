@@ -49,7 +49,7 @@ def test_head_gets_the_tokens_that_it_reads(
     folder = write_family_inputs(tmp_path, model_type, task)
     values = {
         "method": "all",
-        "num_steps": 8,
+        "num_steps": 4,
         "local_iterations": 2,
         "microbatches": 2,
         "owners": ("a", "c"),

@@ -6,9 +6,9 @@ So what trains is no top of the model, a gradient passes blocks that do not trai
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,27 @@ from ringtune.config.sections import learning_rate
 from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
 from ringtune.job.job import parse_job
-from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.table import build_table, format_table, parse_table
-from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import depth, weight_version
-from ringtune.storage.pieces import Pieces
 from sim.prediction import predict
-from sim.ring import RingResult, VirtualRing
+from tests.features.feature import Feature, Run, Wanted, each, each_split, new_folder, run_of
+from tests.laws import test_frozen_is_free, test_resume, test_timing
+from tests.laws.test_partition_invariance import require_equal
 from tests.support.fake_agents import facts, job
+from tests.support.moves import Slices
 from tests.support.plans import changed, make_method
 from tests.support.plans import make_plan as plan_by_hand
 from tests.support.profiles import all_pairs, profile_of
 from tests.support.reference import inputs_of, targets_of, whole_model
-from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
+from tests.support.torch_ring import Case, distance, reference_of, write_inputs
 from tests.support.validate import validate_table
 
-Slices = tuple[tuple[str, int, int], ...]
 NUM_BLOCKS = 6
 SPLITS: dict[str, Slices] = {
     "one": (("a", 0, 6),),
@@ -69,25 +69,18 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(base._METHODS, MiddleOut.name, MiddleOut)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model and its rows."""
-    return write_inputs(tmp_path_factory.mktemp("inputs"), num_blocks=NUM_BLOCKS)
-
-
 # ---- training equals a literal loop ----------------------------------------------------------------
 
 
-def case_of(folder: Path, **changes: Any) -> Case:
-    """12 AdamW steps of the method with two owners and two micro-batches."""
-    values = {"method": MiddleOut.name, "num_steps": 12, "microbatches": 2, "owners": ("a", "b"), **changes}
-    return Case(folder=folder, num_blocks=NUM_BLOCKS, **values)
+@functools.cache
+def folder() -> Path:
+    """The tiny model and its rows."""
+    return write_inputs(new_folder(), num_blocks=NUM_BLOCKS)
 
 
-@functools.lru_cache(maxsize=16)
-def one_process(case: Case) -> dict[str, torch.Tensor]:
-    """The rule as anybody would write it: one model, one optimizer, ``requires_grad`` by hand; once per case."""
-    plan = case.plan(SPLITS["one"])
+def one_process(case: Case, run: Run) -> Wanted:
+    """The rule as anybody would write it: one model, one optimizer, ``requires_grad`` by hand."""
+    plan = run.plan
     datasets = case.datasets()
     model = whole_model(case.job, plan, case.folder / "model").eval()
     blocks = [list(block.parameters()) for _, block in model.iter_layers()]
@@ -114,81 +107,49 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
             group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return {name: value for name, value in model.state_dict().items() if ".ringtune." in name}
+    return Wanted(tensors={name: value for name, value in model.state_dict().items() if ".ringtune." in name})
 
 
-def run(plan: Plan, carrier: TorchCarrier, seed: int = 0, start: StartPoint | None = None) -> RingResult:
-    """With any delays."""
-    rng = random.Random(seed)
-    result = VirtualRing(
-        plan,
-        action_s=lambda node, action: rng.random(),
-        message_s=lambda source, target, payload: rng.choice([0.0, 2.0]) * rng.random(),
-        carrier=carrier,
-        start=start,
-    ).run()
-    assert result.finish == rd.Finish("", ""), result.finish
-    return result
+def feature_with(name: str, **changes: Any) -> Feature:
+    """AdamW steps of the method with two owners and two micro-batches."""
+    values = {"method": MiddleOut.name, "num_blocks": NUM_BLOCKS, "owners": ("a", "b"), "eval_every": 0, **changes}
+    return Feature(name=f"new-method/{name}", changes=values, folder=folder, splits=SPLITS, reference=one_process)
 
 
-def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
-    """Adapters and head at the end."""
-    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
+FEATURES = [feature_with(adapter, adapter=adapter, num_steps=6, checkpoint_every=4) for adapter in ("seq_bn", "lora")]
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
-@pytest.mark.sampled(1)
-def test_new_method_on_a_ring_equals_a_literal_loop(folder: Path, split: str, adapter: str) -> None:
-    """12 AdamW steps in float64, two owners, two micro-batches: 1e-9."""
-    case = case_of(folder, adapter=adapter)
-    plan = case.plan(SPLITS[split])
-    carrier = make_carrier(case, plan)
-    run(plan, carrier)
-    assert distance(collected(plan, carrier), one_process(case)) < 1e-9
+@each_split(FEATURES)
+def test_new_method_on_a_ring_equals_a_literal_loop(feature: Feature, split: str) -> None:
+    """In float64: 1e-9."""
+    require_equal(feature, split)
 
 
-def test_new_method_differs_from_the_known_ones(folder: Path) -> None:
+@each(FEATURES)
+def test_laws_hold_for_a_new_method(feature: Feature) -> None:
+    """Other delays, resumption, and what is kept and sent; shards carry what a unit has had of updates."""
+    test_timing.test_other_delays_give_the_same_bits(feature)
+    test_resume.test_resumed_run_equals_the_whole(feature)
+    test_frozen_is_free.test_nothing_is_kept_or_sent_below_what_trains(feature)
+
+
+@each(FEATURES)
+def test_new_method_differs_from_the_known_ones(feature: Feature) -> None:
     """Negative control: the comparison above tells the methods apart."""
-    other = case_of(folder, method="all")
-    plan = other.plan(SPLITS["two"])
-    carrier = make_carrier(other, plan)
-    run(plan, carrier)
-    assert distance(collected(plan, carrier), one_process(case_of(folder))) > 1e-4
-
-
-def test_new_method_resumed_from_any_checkpoint_gives_the_same_bits(folder: Path) -> None:
-    """Shards carry what a unit has had of updates; the rest of the run follows from the step."""
-    changes: dict[str, Any] = {"num_steps": 10, "checkpoint_every": 3, "local_iterations": 3, "dropout": 0.1}
-    case = case_of(folder, owners=("a", "c"), **changes)
-    plan = case.plan(SPLITS["three"])
-    whole = make_carrier(case, plan)
-    saved = [entry for entry in run(plan, whole).logged if isinstance(entry, rd.LogCheckpoint)]
-    wanted = collected(plan, whole)
-    assert [entry.step for entry in saved] == [3, 6, 9, 10]
-    for checkpoint in saved[:-1]:
-        again = make_carrier(case, plan)
-        for node, executor in again.executors.items():
-            shard = whole.shards[checkpoint.step][node]
-            with_head = node == checkpoint.holder
-            executor.load_shard(Pieces.of(shard), shard_metadata(node, checkpoint.step), with_head=with_head)
-        run(plan, again, 1, StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder))
-        found = collected(plan, again)
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted), checkpoint
+    other = reference_of(dataclasses.replace(feature.case, method="all"))
+    assert distance(run_of(feature, feature.split).tensors, other.adapter() | other.head()) > 1e-4
 
 
 @pytest.mark.promise("3 frozen means free")
-def test_new_method_moves_nothing_that_it_does_not_need(folder: Path) -> None:
+def test_new_method_moves_nothing_that_it_does_not_need() -> None:
     """At even steps no gradient goes below block 2, and the head is updated at odd steps only."""
-    case = case_of(folder, owners=("a",), microbatches=1, num_steps=4)
-    plan = case.plan(SPLITS["four"])
-    carrier = make_carrier(case, plan, keep_messages=True)
-    result = run(plan, carrier)
-    gradients = [boundary for _, payload, boundary, _ in carrier.messages if payload == "g"]
+    feature = feature_with("one-owner", owners=("a",), microbatches=1, checkpoint_every=0)
+    run = run_of(feature, "four")
+    gradients = [message.key.boundary for message in run.result.messages if message.payload == "g"]
     assert gradients == [4, 3, 4, 3, 2] * 2
-    updates = [span.action for spans in result.spans.values() for span in spans if span.action.op is Op.UPDATE]
-    assert sorted(action.seq for action in updates if action.start == plan.course.head) == [1, 3]
+    updates = [action for actions in run.result.order.values() for action in actions if action.op is Op.UPDATE]
+    assert sorted(action.seq for action in updates if action.start == run.plan.course.head) == [1, 3]
 
 
 # ---- the rest of the house -------------------------------------------------------------------------
@@ -197,7 +158,7 @@ def test_new_method_moves_nothing_that_it_does_not_need(folder: Path) -> None:
 def plan_by_hand_of(slices: Slices) -> Plan:
     """A plan of the method without tensors."""
     values: dict[str, Any] = {"num_steps": 9, "checkpoint_every": 4, "method": MiddleOut()}
-    return plan_by_hand(list(slices), ["a", "b"], num_blocks=NUM_BLOCKS, **values)
+    return changed(plan_by_hand([("a", 0, NUM_BLOCKS)], ["a", "b"], num_blocks=NUM_BLOCKS, **values), slices=slices)
 
 
 def test_new_method_is_planned_from_a_job() -> None:

@@ -13,8 +13,8 @@ import torch
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError, ModelError
 from ringtune.models.folder import read_config
-from ringtune.schedule.turns import turn_sequence
-from tests.suites.test_families import SPLITS, run, write_result
+from tests.features.feature import Feature, carry_out, run_of
+from tests.features.models import of_family, write_result
 from tests.support import reference
 from tests.support.tiny_families import write_family
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
@@ -22,12 +22,16 @@ from tests.support.torch_ring import Case, distance, reference_of, write_family_
 FIRST_RUN = Path(__file__).parents[2] / "docs" / "start" / "first_run.md"
 
 
-def finished(tmp_path: Path, model_type: str, task: str, **values: Any) -> tuple[Case, Path]:
+def short(model_type: str, task: str, adapter: str, **values: Any) -> Feature:
+    """A short run of which the parts of the result are kept."""
+    arguments = of_family("plugged/short", model_type, task, adapter=adapter, num_steps=3, eval_every=0, **values)
+    return Feature(**arguments, load=lambda case, folder: None)
+
+
+def finished(tmp_path: Path, model_type: str, task: str, adapter: str) -> tuple[Case, Path]:
     """A short run and the folder of its result."""
-    folder = write_family_inputs(tmp_path / "inputs", model_type, task)
-    case = Case(folder=folder, task=task, num_steps=3, every_steps=1, dtype="float32", **values)
-    carrier = run(case, SPLITS["two"])[1]
-    return case, write_result(carrier, list(turn_sequence(case.plan(SPLITS["two"]).course))[-1].owner, tmp_path / "got")
+    feature = short(model_type, task, adapter, dtype="float32", owners=("a",))
+    return feature.case, write_result(run_of(feature, feature.split), tmp_path / "got")
 
 
 def logits_of(model: Any) -> torch.Tensor:
@@ -52,7 +56,7 @@ def page_lines() -> str:
 @pytest.mark.parametrize(("model_type", "task"), [("qwen3", "causal-lm"), ("gemma2", "sequence-classification")])
 def test_page_lines_load_the_result_of_a_plugged_family(tmp_path: Path, model_type: str, task: str) -> None:
     """Exactly those lines, and the changes that the text below them names, give the logits of the trained model."""
-    case, folder = finished(tmp_path, model_type, task, adapter="double_seq_bn|lora")
+    case, folder = finished(tmp_path, model_type, task, "double_seq_bn|lora")
     lines = page_lines().replace("run/adapter", str(folder)).replace("models/base", str(case.folder / "model"))
     if task == "sequence-classification":
         lines = lines.replace("AutoModelForCausalLM", "AutoModelForSequenceClassification")
@@ -63,7 +67,7 @@ def test_page_lines_load_the_result_of_a_plugged_family(tmp_path: Path, model_ty
     exec(lines, found)  # noqa: S102 - the page's own lines
     wanted = logits_of(reference_of(case).model)
     assert float((logits_of(found["model"]) - wanted).abs().max()) <= 1e-5
-    untrained = reference.whole_model(case.job, case.plan(SPLITS["one"]), case.folder / "model")
+    untrained = reference.whole_model(case.job, case.plan((("a", 0, 4),)), case.folder / "model")
     assert float((logits_of(untrained) - wanted).abs().max()) > 1e-3
 
 
@@ -73,7 +77,7 @@ def test_result_of_qwen_loads_by_the_interface_that_the_library_has(tmp_path: Pa
     from transformers import AutoModelForCausalLM
 
     adapter = "seq_bn|lora[attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]"
-    case, folder = finished(tmp_path, "qwen2", "causal-lm", adapter=adapter)
+    case, folder = finished(tmp_path, "qwen2", "causal-lm", adapter)
     model = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
     adapters.init(model)
     model.load_adapter(str(folder), use_safetensors=True, set_active=True)
@@ -86,10 +90,10 @@ def test_mixture_equals_one_process_and_loads(tmp_path: Path) -> None:
 
     from edge.model.auxiliary import load_auxiliary
 
-    case, folder = finished(tmp_path, "qwen3", "causal-lm", adapter="seq_bn|linear[output_lora=True,alpha=0.5]")
-    trained = reference_of(case)
-    carrier = run(case, SPLITS["two"])[1]
-    assert distance(carrier.collected(case.plan(SPLITS["two"]), "a"), trained.adapter()) < 1e-6
+    feature = short("qwen3", "causal-lm", "seq_bn|linear[output_lora=True,alpha=0.5]", dtype="float32", owners=("a",))
+    run, case, trained = run_of(feature, feature.split), feature.case, reference_of(feature.case)
+    assert distance(run.tensors, trained.adapter()) < 1e-6
+    folder = write_result(run, tmp_path / "got")
     model = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
     assert float((logits_of(load_auxiliary(model, folder)) - logits_of(trained.model)).abs().max()) <= 1e-5
 
@@ -102,9 +106,8 @@ def test_smollm_is_a_llama(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     assert read_config(folder / "model")["model_type"] == "llama"
     assert read_config(folder / "model")["rope_theta"] == 100000.0
-    case = Case(folder=folder, task="causal-lm", num_steps=3, every_steps=1)
-    _, carrier = run(case, SPLITS["two"])
-    assert distance(carrier.collected(case.plan(SPLITS["two"]), "a"), reference_of(case).adapter()) < 1e-9
+    feature = Feature(name="plugged/smollm", folder=lambda: folder, changes={"task": "causal-lm", "eval_every": 0})
+    assert distance(carry_out(feature, feature.plan_on("two")).tensors, reference_of(feature.case).adapter()) < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_last_block_of_one_token_trains_what_that_of_all_does(
 ) -> None:
     """Texts of several lengths, so that there is padding; also in evaluation."""
     folder = write_family_inputs(tmp_path, model_type, CLASSIFICATION)
-    values = {"method": "all", "num_steps": 8, "local_iterations": 2, "microbatches": 2, "owners": ("a", "c")}
+    values = {"method": "all", "num_steps": 4, "local_iterations": 2, "microbatches": 2, "owners": ("a", "c")}
     case = Case(folder=folder, task=CLASSIFICATION, eval_every=4, **{**values, **changes})
     plan = case.plan(SLICES)
     assert plan.course.top_tokens == 1

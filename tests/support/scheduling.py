@@ -1,8 +1,9 @@
 """Which files run beside each other when several processes run the tests (``make test``).
 
-The tests of a file stay together and share its fixtures. Files that measure this machine are one unit, so that no two
-of them disturb each other, and come first: the longest unit must not be the last. Then files whose tests wait for
-processes take turns with files that compute, so that neither all wait nor all compute at one time.
+The tests of a file stay together and share its fixtures; the files of laws are one unit, which shares its runs. Files
+that measure this machine are one unit, so that no two of them disturb each other, and come first: the longest unit must
+not be the last. Then files whose tests wait for processes take turns with files that compute, so that neither all wait
+nor all compute at one time.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ MEASURING: Final = (
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Gives whole files to processes, and all files that measure to one of them."""
+    """Gives whole files to processes, all files that measure to one of them, and all laws to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
+        if file.startswith("tests/laws/"):
+            return "laws"
         return "files that measure" if file in MEASURING else file
 
 
@@ -37,7 +40,7 @@ def order(files: Iterable[str]) -> dict[str, int]:
     names = list(dict.fromkeys(files))
     measuring = [name for name in names if name in MEASURING]
     waiting = [name for name in names if PurePath(name).parent.name == "integration" and name not in MEASURING]
-    computing = [name for name in names if PurePath(name).parent.name in ("suites", "compute")]
+    computing = [name for name in names if PurePath(name).parent.name in ("laws", "suites", "compute")]
     places = {name: place for place, name in enumerate(measuring, start=-len(measuring))}
     places |= {name: 2 * place for place, name in enumerate(waiting)}
     places |= {name: 2 * place + 1 for place, name in enumerate(computing)}

@@ -1,0 +1,60 @@
+"""A move changes nothing: a run that moves between placements ends with the very bits of one that stays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ringtune.run_control import events as rd
+from ringtune.schedule.plan import Plan
+from tests.features.feature import Feature, carry_out, each_technique, plan_of, run_of
+from tests.features.methods import PLAIN
+from tests.features.models import OWN_WEIGHTS
+from tests.support.moves import moving, random_slices
+from tests.support.resumed import same_bits
+from tests.support.torch_ring import distance
+
+NODES = ("a", "b", "c", "d", "e")
+MOVES = [*PLAIN, *OWN_WEIGHTS[:1]]
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+
+
+def moved(feature: Feature, rng: random.Random) -> Plan:
+    """A plan on up to four random placements, each from a random turn on."""
+    case = feature.case
+    num_turns = -(-case.num_steps // case.local_iterations)
+    turns = sorted(rng.sample(range(1, num_turns), rng.randint(1, min(3, num_turns - 1))))
+    begins, *later = (random_slices(rng, NODES, case.private_blocks, 4) for _ in range(len(turns) + 1))
+    return moving(plan_of(case, begins), *zip(turns, later, strict=True))
+
+
+@pytest.mark.promise("1 partition invariance")
+@SEEDS
+@each_technique(MOVES)
+def test_moving_run_equals_one_that_stays(feature: Feature, seed: int) -> None:
+    """Random placements from random turns on; sums of several hosts' sums round otherwise."""
+    plan = moved(feature, random.Random(f"{feature.name} {seed}"))
+    run, still = carry_out(feature, plan, seed), run_of(feature, feature.split)
+    assert len(run.logged(rd.LogMove)) == len(plan.placements) - 1
+    assert distance(run.tensors, still.tensors) < 1e-9
+    if not any(one.has_replicas for one in plan.placements):
+        assert same_bits(run.tensors, still.tensors)
+    assert run.evaluations.keys() == still.evaluations.keys()
+
+
+@SEEDS
+@each_technique(MOVES[:8])
+def test_run_whose_moves_fail_equals_one_that_stays(feature: Feature, seed: int) -> None:
+    """Nothing that was trained is lost where all go back to the placement that they had."""
+    rng = random.Random(f"fails {feature.name} {seed}")
+    plan = moved(feature, rng)
+    bad = {one.placement_number: rng.choice(plan.at(one.placement_number).nodes) for one in plan.placements[1:]}
+    run = carry_out(
+        feature,
+        plan,
+        seed,
+        fails_to_move=lambda move: "it is full" if bad.get(move.part.placement.placement_number) == move.node else "",
+    )
+    assert {entry.placement_number for entry in run.logged(rd.LogMove) if entry.problem} == set(bad)
+    assert distance(run.tensors, run_of(feature, feature.split).tensors) < 1e-9

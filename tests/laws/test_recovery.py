@@ -1,0 +1,139 @@
+"""A run that loses nodes ends with what it would have trained with them: it goes back, and does all once more."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import pytest
+
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.model_facts import model_facts
+from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.schedule.plan import Plan
+from ringtune.storage.tensor_files import TensorFile
+from tests.features.feature import Feature, Tensors, each_technique, plan_of, run_of
+from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
+from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
+from tests.support import reference
+from tests.support.moves import Slices
+from tests.support.recovering_ring import RecoveringRing
+from tests.support.torch_ring import RUN, TorchCarrier, distance, make_carrier
+
+RINGS: tuple[Slices, ...] = (
+    (("c", 0, 1), ("e", 1, 3), ("a", 3, 4)),
+    (("e", 0, 2), ("c", 2, 4)),
+    (("a", 0, 1), ("e", 1, 3, 1), ("f", 1, 3, 1), ("c", 3, 4)),
+)
+ROUTES = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+THREE_OWNERS: dict[str, Any] = {"owners": ("b", "d", "a"), "num_steps": 11, "every_steps": 2}
+OWNER_CASES: dict[str, dict[str, Any]] = {
+    "adamw": {"eval_every": 5},
+    "sgd-by-rows": {"optimizer": "sgd", "split": "dirichlet:0.4", "turns": "rows", "eval_every": 0},
+    "constant-rate": {"lr_schedule": "constant", "checkpoint_every": 0},
+}
+OWNERS = [Feature(name=f"owner/{name}", changes=THREE_OWNERS | changes) for name, changes in OWNER_CASES.items()]
+
+
+class Loss(NamedTuple):
+    """A run that has lost a node, and goes on or has got it back."""
+
+    plan: Plan
+    carrier: TorchCarrier
+    ring: RecoveringRing
+    recovery: rd.LogRecovery
+
+    @property
+    def tensors(self) -> Tensors:
+        """What it trained."""
+        return self.carrier.collected(self.recovery.part, self.ring.holder)
+
+
+def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **how: Any) -> Loss:
+    """Carry a run out that loses one of these nodes, at any moment or as soon as something begins."""
+    rng = random.Random(f"{name} {feature.name} {seed}")
+    plan = plan_of(feature.case, RINGS[seed % len(RINGS)])
+    carrier = make_carrier(feature.case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **how)
+    lost, moment = rng.choice(nodes or [node for node in plan.nodes if plan.owner(node) is None]), rng.randint(20, 100)
+
+    def when(what: str, node: str) -> str | None:
+        return lost if (what == at if at else len(ring.moments) == moment) else None
+
+    ring.when = when
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    (recovery,) = recoveries(result)
+    return Loss(plan, carrier, ring, recovery)
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique([*SHAPE, *OPTIMIZERS, *ROWS])
+def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
+    """Any host at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
+    loss = losing(feature, "host", seed)
+    assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
+
+
+@each_technique(OWNERS)
+def test_run_that_loses_a_host_while_it_collects_equals_the_undisturbed_one(feature: Feature) -> None:
+    """All go back to the end of the last turn, where another owner may have the head, and send again."""
+    loss = losing(feature, "collects", 0, "e", at="collect")
+    assert loss.recovery.step == feature.case.num_steps
+    assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique(OWNERS)
+def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(feature: Feature, seed: int) -> None:
+    """Any owner at any moment: one process that trains on what was left, at the rates of the shorter run since then."""
+    loss = losing(feature, "owner", seed, "b", "d", "a", recovery=RecoveryPolicy(leaves_out=True))
+    plan, recovery = loss.plan, loss.recovery
+    assert len(recovery.left_out) == 1
+    case, turns = feature.case, reference.turns_around(plan, recovery.plan, recovery.step)
+    trained = reference.train(case.job, plan, case.folder / "model", case.datasets(), turns=turns)
+    assert distance(loss.tensors, trained.adapter() | trained.head()) < 1e-9
+    logged = (entry for entry in loss.ring.result.logged if isinstance(entry, rd.LogEvaluation))
+    evaluated = {entry.step: dict(entry.values)["loss_sum"] for entry in logged}
+    assert evaluated.keys() == trained.evaluations.keys()
+    for step in evaluated.keys() - {recovery.step}:  # there it is with the lost owner, or without
+        assert evaluated[step] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique(OWNERS)
+def test_run_that_waits_for_an_owner_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
+    """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
+    policy = RecoveryPolicy(awaits_s=100.0)
+    loss = losing(feature, "waits", seed, "b", "d", "a", recovery=policy, back_s=lambda node: 5.0)
+    assert len(loss.recovery.back) == 1
+    assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
+
+
+def test_comparison_of_a_recovered_run_can_fail() -> None:
+    """Negative control: a run without the later rows of an owner is another one."""
+    loss = losing(OWNERS[0], "owner", 0, "b", "d", "a", recovery=RecoveryPolicy(leaves_out=True))
+    assert distance(loss.tensors, run_of(OWNERS[0], OWNERS[0].split).tensors) > 1e-4
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("feature", OPTIMIZERS[:2], ids=lambda feature: feature.name)
+def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Feature) -> None:
+    """Tensors of a node's own file of the last turn: weights and moments of what trained, and a count each."""
+    case = feature.case
+    plan = plan_of(case, RINGS[0])
+    carrier = make_carrier(case, plan)
+    ring = ring_of(plan, random.Random(0), carrier=carrier, keeper=carrier)
+    assert ring.run().finish == rd.Finish("", "")
+    facts = model_facts(case.job.model.path, case.job)
+    sizes = Sizes(plan.course, facts, optimizer=case.optimizer, dtype="float64", activation_token_bytes=0)
+    for piece in plan.placement.slices:
+        file = TensorFile(carrier.kept[piece.node].part(RUN, case.num_steps, piece.start, piece.stop), where="it")
+        values = [file.tensor(name) for name in file.infos]
+        planned = piece.num_blocks * (sizes.adapter_bytes + sizes.adapter_state_bytes)
+        found = sum(value.data.size_bytes for value in values if value.data.size_bytes > 8)
+        assert found == planned, piece.node

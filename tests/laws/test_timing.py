@@ -1,0 +1,30 @@
+"""Timing changes no bit: the same seed and plan give the same result, whatever the delays."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.features.catalog import ALL
+from tests.features.feature import Feature, carry_out, each_technique, run_of
+from tests.features.methods import DRAWN
+from tests.support.plans import changed
+from tests.support.resumed import same_bits
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@each_technique(ALL)
+def test_other_delays_give_the_same_bits(feature: Feature) -> None:
+    """All that trains, losses, evaluations, checkpoints and the number of versions of two runs with other delays."""
+    first, other = (run_of(feature, feature.split, seed) for seed in (0, 1))
+    assert first.result.wall_s != other.result.wall_s
+    assert same_bits(first.tensors, other.tensors)
+    assert (first.losses, first.evaluations) == (other.losses, other.evaluations)
+    assert first.notes.shards == other.notes.shards
+    assert first.figures == other.figures
+
+
+def test_comparison_of_bits_can_fail() -> None:
+    """Negative control: the same run on micro-batches of another size rounds otherwise."""
+    feature = DRAWN
+    other = carry_out(feature, changed(feature.plan_on(feature.split), microbatches=1))
+    assert not same_bits(run_of(feature, feature.split).tensors, other.tensors)
