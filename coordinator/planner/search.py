@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.judge import simulated_job_s
+from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort, PlanningClock
 from coordinator.planner.local_search import Budget, LocalResult, search_local
 from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving
@@ -562,10 +562,9 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
     share = task.effort.judged_actions // max(1, len(near))
 
     def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
-        judged = []
-        for one in some:
+        def seconds(one: Candidate) -> float | None:
             costs = next(each.costs for each in found if each.draft is one.draft)
-            seconds = simulated_job_s(
+            return simulated_job_s(
                 plan_of(one.draft, costs, one.ring),
                 task.profile,
                 costs,
@@ -575,10 +574,9 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
                 is_rough=is_rough,
                 is_over=task.clock.is_over,
             )
-            if seconds is None:
-                return []
-            judged.append(dataclasses.replace(one, simulated_s=seconds))
-        return sorted(judged, key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
+
+        ranking = Ranking(seconds).judge_all(some)
+        return [] if ranking.is_cut else [dataclasses.replace(one, simulated_s=s) for s, one in ranking.ranked]
 
     finalists = [(one.ring, one.draft) for one in simulated(near, is_rough=True)[:_FINALISTS]]
     judged = simulated([one for one in near if (one.ring, one.draft) in finalists], is_rough=False)
