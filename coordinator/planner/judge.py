@@ -400,8 +400,7 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     Raises:
         PlanError: a node was not measured, or a link is missing.
     """
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    placement, draft = plan.placement, Draft.of(plan)
     if placement.has_replicas:
         costs = ring_costs(draft, profile, optimizer=optimizer)
         return simulated_steps_s(plan, profile, costs, optimizer=optimizer)

@@ -139,8 +139,7 @@ def choose_phases(
     """
     if why_not := _refusal_reason(plan, activations):
         return None, PhasesReason(why_not=why_not)
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    draft = Draft.of(plan)
     costs = ring_costs(draft, profile, optimizer=optimizer)
     caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
     plans = {plan: None} | dict.fromkeys(candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))

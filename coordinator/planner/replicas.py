@@ -385,9 +385,8 @@ def choose_replicas(
     judged = Ranking(well, is_over).judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    ring_s = simulated_steps_s(plan, profile, ring_costs(draft, profile, optimizer=optimizer), optimizer=optimizer)
+    costs = ring_costs(Draft.of(plan), profile, optimizer=optimizer)
+    ring_s = simulated_steps_s(plan, profile, costs, optimizer=optimizer)
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
     texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
