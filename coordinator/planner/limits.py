@@ -101,7 +101,7 @@ class Effort:
         now_s: a monotonic clock.
         is_cancelled: whether nobody waits for the plan any more.
         seed: of the local search.
-        evaluations: most rings that a search evaluates with the mean owner; half of it with all owners among few nodes.
+        evaluations: most rings that a search evaluates with the mean owner; half of it, or less, among few nodes.
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
         ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.
         counts: how many ``layouts`` were searched since the effort began.

@@ -162,6 +162,8 @@ def _fill(
 
 
 _FEW_NODES, _FEW_BLOCKS = 8, 24
+_EVALUATIONS_EACH = 32
+"""Most rings that are evaluated among few nodes, for each node and block: with fewer the best is missed more often."""
 FEWER_CREDITS = (4, 2, 1)
 _COARSE_DEPTHS = 12
 _BETTER = 1e-3
@@ -262,9 +264,10 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
 def _search(places: _Places, effort: Effort, *, is_thorough: bool, known: tuple[Ring, ...]) -> SearchResult:
     """Search among few nodes and blocks with all owners; among many with the mean owner, then with all."""
     draft, costs, caps, *_ = places
-    few = max(1, effort.evaluations // 10)
-    if costs.num_nodes <= _FEW_NODES and costs.stop - costs.first <= _FEW_BLOCKS:
-        evaluations = max(1, effort.evaluations // 2) if is_thorough else few
+    num_blocks, few = costs.stop - costs.first, max(1, effort.evaluations // 10)
+    if costs.num_nodes <= _FEW_NODES and num_blocks <= _FEW_BLOCKS:
+        most = max(1, effort.evaluations // 2) if is_thorough else few
+        evaluations = min(most, _EVALUATIONS_EACH * costs.num_nodes * num_blocks)
         found = _local(places, costs, evaluations, 1.0, seed=effort.seed, known=known)
         return SearchResult(draft=draft, costs=costs, caps=caps, pool=found.pool, proven=found.is_complete)
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
