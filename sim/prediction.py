@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from ringtune.costs import action_costs
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.measurement import check_profile
-from ringtune.costs.memory_estimate import fullest, max_memory, memory_estimate
-from ringtune.costs.memory_sizes import Sizes
-from ringtune.costs.memory_terms import MemoryEstimate, Share
+from ringtune.costs.memory_estimate import fullest, max_memory, parts_memory
+from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import CapacityError, DeadlineError, PlanError
 from ringtune.quantities import format_bytes
@@ -67,12 +66,7 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
 
 def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
     """The most bytes of each node of the plan in any placement or move, whatever the timing."""
-    facts = profile.by_name
-    sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
-    parts = [
-        {node: memory_estimate(plan.course, Share.of(part, node), sizes[node]) for node in part.nodes}
-        for part in plan.parts
-    ]
+    parts = parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype)
     found = fullest([*max_memory(plan, parts)])
     return {node: found[node] for node in plan.nodes}
 

@@ -66,6 +66,18 @@ class Draft:
     helper_of: Mapping[str, str] = field(default_factory=dict)
     manner: HelperSettings = IN_STEP
 
+    @staticmethod
+    def of(plan: Plan) -> Draft:
+        """The draft of a plan, to be placed anew or judged; each slice is taken to keep everything."""
+        placement = plan.placement
+        return Draft(
+            course=plan.course,
+            private_blocks=placement.private_blocks,
+            credits=placement.credits,
+            state_on_disk=placement.state_on_disk,
+            copies=placement.copies,
+        )
+
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
 
@@ -133,14 +145,8 @@ def drafts_of(part: Plan) -> tuple[Draft, ...]:
     Each slice is first taken to keep everything, which is safe. Where blocks run again, it is then taken to run all
     again that it trains, as more may fit so; whether a placement fits must be checked with the blocks that do.
     """
-    placement = part.placement
-    draft = Draft(
-        course=part.course,
-        private_blocks=placement.private_blocks,
-        credits=placement.credits,
-        copies=placement.copies,
-    )
-    return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if placement.recompute else (draft,)
+    draft = Draft.of(part)
+    return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:

@@ -17,11 +17,11 @@ Source: ColA, section 3.2 (offloading pays where pairs travel faster than gradie
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.judge import simulated_job_s
+from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort
 from coordinator.planner.planned import Planned
 from coordinator.planner.search import Choice, block_s
@@ -84,34 +84,6 @@ MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those whose blocks take the least time."""
 
 
-class Judge:
-    """Judges plans that have the chosen ring, and differ in their helpers.
-
-    Args:
-        choice: of the ring.
-        profile: of all nodes.
-        effort: limits of the search; the clock begins now.
-        optimizer: of the job.
-    """
-
-    def __init__(self, choice: Choice, profile: Profile, effort: Effort, *, optimizer: str) -> None:
-        self._choice, self._profile, self._optimizer = choice, profile, optimizer
-        self._max_actions = effort.judged_actions
-        self._clock = effort.clock()
-
-    def seconds(self, plan: Plan) -> float | None:
-        """Seconds of all steps by the simulator; None if the time is over, or it can't be afforded."""
-        return simulated_job_s(
-            plan,
-            self._profile,
-            self._choice.settled.costs if self._choice.settled is not None else self._choice.costs,
-            self._choice.runs.ring,
-            optimizer=self._optimizer,
-            max_actions=self._max_actions,
-            is_over=self._clock.is_over,
-        )
-
-
 def chosen_with(choice: Choice | None, taken: Mapping[str, str], seconds: float | None) -> Choice | None:
     """The choice of a plan that got helpers, so that what is explained and predicted has them too."""
     if choice is None:
@@ -167,7 +139,15 @@ def with_needed_helpers(
             f"adapters: add a node with more memory, or set offload.users = {JOINT!r}"
         )
     why = f"{users}, so every host of blocks that may train has one, whether it pays or not"
-    return _with_fastest(job, planned, profile, effort, refuse, why)
+    trials = _Trials(job, planned, profile, effort, refuse)
+    firsts = helpers_by_host(planned.plan)
+    for host in trials.slowest_first(firsts):
+        trials.run(host, worth=1.0, first=firsts[host])
+    return dataclasses.replace(
+        trials.best,
+        choice=chosen_with(planned.choice, helpers_by_host(trials.best.plan), trials.best_s),
+        helping=HelpersReason(trials=tuple(trials.trials), note=why, is_needed=True),
+    )
 
 
 def _maps(profile: Profile) -> Iterator[Mapping[str, str]]:
@@ -179,44 +159,6 @@ def _maps(profile: Profile) -> Iterator[Mapping[str, str]]:
         others = {node.node: first for node in nodes[1:]}
         yield {**others, first: second}
         yield others
-
-
-def _with_fastest(
-    job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Callable[[Plan], Planned], why: str
-) -> Planned:
-    """Try other helpers of each host, and keep the fastest."""
-    best, manner = planned, job.offload.manner
-    judge = Judge(planned.choice, profile, effort, optimizer=job.train.optimizer) if planned.choice else None
-    best_s = judge.seconds(planned.plan) if judge is not None and effort.judged_actions else None
-    slowest = {node.node: block_s(node) for node in profile.nodes}
-    trials: list[Trial] = []
-    hosts = sorted(helpers_by_host(planned.plan), key=lambda name: (-slowest[name], name))
-    for host in hosts:
-        first = helpers_by_host(planned.plan)[host]
-        found = [Trial(host=host, helper=first, with_s=best_s)]
-        taken = 0
-        others = sorted(slowest.keys() - {host, first}, key=lambda name: (slowest[name], name))
-        for helper in others[:MAX_TRIED]:
-            if judge is None or best_s is None:
-                break
-            trial = Trial(host=host, helper=helper)
-            try:
-                checked = refuse(helped(best.plan, {**helpers_by_host(best.plan), host: helper}, manner))
-            except (CapacityError, StorageError) as error:
-                found.append(dataclasses.replace(trial, full=str(error)))
-                continue
-            with_s = judge.seconds(checked.plan)
-            if with_s is None:
-                break
-            found.append(dataclasses.replace(trial, with_s=with_s))
-            if with_s < best_s:
-                best_s, taken = with_s, len(found) - 1
-                best = dataclasses.replace(best, plan=checked.plan, memory=checked.memory)
-        trials += [dataclasses.replace(one, is_taken=at == taken) for at, one in enumerate(found)]
-    reason = HelpersReason(trials=tuple(trials), note=why, is_needed=True)
-    return dataclasses.replace(
-        best, choice=chosen_with(planned.choice, helpers_by_host(best.plan), best_s), helping=reason
-    )
 
 
 WORTH: Final = 0.99
@@ -304,72 +246,86 @@ def _where_it_pays(job: Job, planned: Planned, profile: Profile, effort: Effort,
     if choice is None or not effort.judged_actions:
         note = "nobody helps, as links were not measured, so that it is not known what pairs take"
         return dataclasses.replace(planned, helping=HelpersReason(note=note))
-    search = _Search(job, planned.plan, profile, effort, choice, refuse)
-    search.run()
-    if search.best is None:
-        note = "planning ran out of time or of steps to simulate before helpers were tried" if search.is_cut else ""
-        return dataclasses.replace(planned, helping=HelpersReason(trials=tuple(search.trials), note=note))
-    taken = helpers_by_host(search.best.plan)
-    return dataclasses.replace(
-        planned,
-        plan=search.best.plan,
-        memory=search.best.memory,
-        choice=chosen_with(choice, taken, search.best_s),
-        helping=HelpersReason(trials=tuple(search.trials)),
-    )
+    trials = _Trials(job, planned, profile, effort, refuse)
+    course, placement = planned.plan.course, planned.plan.placement
+    training = [piece.node for piece in placement.hosts if course.trainable.ranges_within(piece.start, piece.stop)]
+    for host in trials.slowest_first(training):
+        if not trials.is_cut:
+            trials.run(host, worth=WORTH)
+    taken = helpers_by_host(trials.best.plan)
+    if not taken:
+        is_cut = trials.is_cut
+        note = "planning ran out of time or of steps to simulate before helpers were tried" if is_cut else ""
+        return dataclasses.replace(planned, helping=HelpersReason(trials=tuple(trials.trials), note=note))
+    choice = chosen_with(choice, taken, trials.best_s)
+    return dataclasses.replace(trials.best, choice=choice, helping=HelpersReason(trials=tuple(trials.trials)))
 
 
-class _Search:
-    """The trials of helpers for one plan, and the best plan so far.
+class _Trials:
+    """Helpers that are tried for one host after the other, and the best plan so far.
 
     Attributes:
+        best: the plan with the helpers that were taken.
+        best_s: its seconds of all steps by the simulator; None if it can't be asked.
         trials: made so far.
-        best: the plan with the helpers that were taken; None while there are none.
-        best_s: its seconds; those of the plan without helpers while there are none.
-        is_cut: whether the clock or the simulator's limit ended the trials.
+        is_cut: whether the clock or the simulator's limit ended them.
     """
 
-    def __init__(self, job: Job, plan: Plan, profile: Profile, effort: Effort, choice: Choice, refuse: Refuse) -> None:
-        self._job, self._plan, self._profile, self._refuse = job, plan, profile, refuse
-        self._judge = Judge(choice, profile, effort, optimizer=job.train.optimizer)
+    def __init__(self, job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Refuse) -> None:
+        self._job, self._choice, self._profile, self._refuse = job, planned.choice, profile, refuse
+        self._max_actions, self._clock = effort.judged_actions, effort.clock()
+        self._block_s = {node.node: block_s(node) for node in profile.nodes}
+        self.best, self.best_s = planned, self._seconds(planned)
         self.trials: list[Trial] = []
-        self.best: Planned | None = None
-        self.best_s: float | None = None
-        self.is_cut = False
+        self.is_cut = self.best_s is None
 
-    def run(self) -> None:
-        """Try helpers for each host, slowest first."""
-        self.best_s = self._judge.seconds(self._plan)
-        slowest = {node.node: block_s(node) for node in self._profile.nodes}
-        hosts = [piece.node for piece in self._plan.placement.hosts]
-        for host in sorted(hosts, key=lambda name: (-slowest[name], name)):
-            others = sorted((name for name in slowest if name != host), key=lambda name: (slowest[name], name))
-            if self.best_s is None or not self._try(host, others[:MAX_TRIED]):
-                self.is_cut = True
-                return
+    def slowest_first(self, hosts: Iterable[str]) -> list[str]:
+        """Sort hosts by the time that their blocks take."""
+        return sorted(hosts, key=lambda name: (-self._block_s[name], name))
 
-    def _try(self, host: str, others: Sequence[str]) -> bool:
-        """Try some nodes as the helper of a host, and take the best if it is worth it; False if the time is over."""
-        before, before_s = self.best, self.best_s
-        taken = helpers_by_host(before.plan) if before is not None else {}
-        best: tuple[float, int, Planned] | None = None
-        for helper in others:
-            trial = Trial(host=host, helper=helper, without_s=before_s)
-            plan = helped(self._plan, {**taken, host: helper}, self._job.offload.manner)
-            if plan.placement.helpers == (before.plan if before is not None else self._plan).placement.helpers:
-                return True  # no block of this host trains
+    def run(self, host: str, *, worth: float, first: str = "") -> None:
+        """Try other nodes as the helper of a host, and take the fastest.
+
+        Args:
+            host: whose blocks train.
+            worth: the fastest is taken if the job takes at most so much of its time before, and less.
+            first: the helper that it has and needs; none if it needs none.
+        """
+        plan, before_s = self.best.plan, self.best_s
+        trials = [Trial(host=host, helper=first, with_s=before_s)] if first else []
+        ranking = Ranking[tuple[int, Planned]](lambda option: self._seconds(option[1]))
+        others = sorted(self._block_s.keys() - {host, first}, key=lambda name: (self._block_s[name], name))
+        for helper in others[:MAX_TRIED] if before_s is not None else ():
+            trial = Trial(host=host, helper=helper, without_s=None if first else before_s)
             try:
-                checked = self._refuse(plan)
+                checked = self._refuse(helped(plan, {**helpers_by_host(plan), host: helper}, self._job.offload.manner))
             except (CapacityError, StorageError) as error:
-                self.trials.append(dataclasses.replace(trial, full=str(error)))
+                trials.append(dataclasses.replace(trial, full=str(error)))
                 continue
-            with_s = self._judge.seconds(plan)
+            with_s = ranking.judge((len(trials), checked))
             if with_s is None:
-                return False
-            self.trials.append(dataclasses.replace(trial, with_s=with_s))
-            if best is None or with_s < best[0]:
-                best = with_s, len(self.trials) - 1, checked
-        if best is not None and before_s is not None and best[0] <= WORTH * before_s:
-            self.best_s, at, self.best = best
-            self.trials[at] = dataclasses.replace(self.trials[at], is_taken=True)
-        return True
+                break
+            trials.append(dataclasses.replace(trial, with_s=with_s))
+        self.is_cut = self.is_cut or ranking.is_cut
+        taken = 0 if first else None
+        if ranking.judged and before_s is not None:
+            best_s, (at, checked) = ranking.ranked[0]
+            if best_s < before_s and best_s <= worth * before_s:
+                taken, self.best_s = at, best_s
+                self.best = dataclasses.replace(self.best, plan=checked.plan, memory=checked.memory)
+        self.trials += [dataclasses.replace(one, is_taken=at == taken) for at, one in enumerate(trials)]
+
+    def _seconds(self, planned: Planned) -> float | None:
+        """Seconds of all steps by the simulator; None if the time is over, or it can't be afforded."""
+        choice = self._choice
+        if choice is None:
+            return None
+        return simulated_job_s(
+            planned.plan,
+            self._profile,
+            choice.settled.costs if choice.settled is not None else choice.costs,
+            choice.runs.ring,
+            optimizer=self._job.train.optimizer,
+            max_actions=self._max_actions,
+            is_over=self._clock.is_over,
+        )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.memory import planned_saving
@@ -43,6 +43,48 @@ _MAX_DEPTHS, _ROUGH_DEPTHS = 4, 2
 _DEPTHS_PROBED, _BURN_IN_PROBED, _MEASURED_PROBED = 6, 3, 6
 MAX_AHEAD = 16
 """Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
+
+
+Option = TypeVar("Option")
+
+
+class Ranking(Generic[Option]):
+    """Options that are judged one after the other until the time is over: the loop of every search by the simulator.
+
+    Args:
+        seconds: of an option; None if the time is over, or it can't be afforded.
+        is_over: whether the time is over; asked before each option.
+
+    Attributes:
+        judged: (seconds, option), in the order in which they were judged.
+        is_cut: whether an option was not judged, as the time was over.
+    """
+
+    def __init__(self, seconds: Callable[[Option], float | None], is_over: Callable[[], bool] = lambda: False) -> None:
+        self.seconds, self.is_over = seconds, is_over
+        self.judged: list[tuple[float, Option]] = []
+        self.is_cut = False
+
+    def judge(self, option: Option) -> float | None:
+        """Seconds of an option, which is kept with them; None if the time is over."""
+        seconds = None if self.is_over() else self.seconds(option)
+        if seconds is None:
+            self.is_cut = True
+        else:
+            self.judged.append((seconds, option))
+        return seconds
+
+    def judge_all(self, options: Iterable[Option]) -> Ranking[Option]:
+        """Judge options until the time is over; return this ranking."""
+        for option in options:
+            if self.judge(option) is None:
+                break
+        return self
+
+    @property
+    def ranked(self) -> list[tuple[float, Option]]:
+        """What was judged, the fastest first; of equals the first."""
+        return sorted(self.judged, key=lambda pair: pair[0])
 
 
 class ItemEnds:
@@ -358,8 +400,7 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     Raises:
         PlanError: a node was not measured, or a link is missing.
     """
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    placement, draft = plan.placement, Draft.of(plan)
     if placement.has_replicas:
         costs = ring_costs(draft, profile, optimizer=optimizer)
         return simulated_steps_s(plan, profile, costs, optimizer=optimizer)

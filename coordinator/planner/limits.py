@@ -101,8 +101,7 @@ class Effort:
         now_s: a monotonic clock.
         is_cancelled: whether nobody waits for the plan any more.
         seed: of the local search.
-        evaluations: most rings that a local search evaluates with the mean owner; a tenth of it with all owners.
-        expanded: most partial rings of an exact search.
+        evaluations: most rings that a search evaluates with the mean owner; half of it, or less, among few nodes.
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
         ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.
         counts: how many ``layouts`` were searched since the effort began.
@@ -113,7 +112,6 @@ class Effort:
     is_cancelled: Callable[[], bool] = lambda: False
     seed: int = 0
     evaluations: int = 12_000
-    expanded: int = 300_000
     judged_actions: int = 60_000
     ends_s: float | None = None
     counts: Counter[str] = field(default_factory=Counter, compare=False)

@@ -1,4 +1,4 @@
-"""Local search of a ring for many nodes: several starts, then moves with kicks, until the budget is used up.
+"""Local search of a ring: several starts, then moves with kicks, until the budget is used up.
 
 Moves shift a boundary, hand blocks from one stage to another, exchange, replace, insert or remove nodes, move a stage
 and reverse a part of the ring. A ring is evaluated from the top down: the stages above the highest changed one keep
@@ -206,6 +206,10 @@ _Value = tuple[int, float]
 _WORST: _Value = (1 << 62, float("inf"))
 
 
+def _by_value(pair: tuple[_Value, Ring]) -> _Value:
+    return pair[0]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """Limits of a local search: rings evaluated and seconds.
@@ -228,9 +232,10 @@ class LocalResult:
     Attributes:
         ring: the best ring; None if none fits.
         value_s: its predicted time under the costs that were searched with.
-        pool: the best ring of every set of hosts that was a local optimum, best first.
+        pool: the best ring of every set of hosts that was evaluated, best first.
         evaluations: rings that were evaluated.
         was_cut: whether the clock ended the search before its evaluations were used up.
+        is_complete: whether every ring was evaluated, so that none is better.
     """
 
     ring: Ring | None
@@ -238,6 +243,7 @@ class LocalResult:
     pool: tuple[tuple[float, Ring], ...]
     evaluations: int
     was_cut: bool = False
+    is_complete: bool = False
 
 
 def search_local(
@@ -296,75 +302,47 @@ class _Local:
         self._pool: dict[frozenset[int], tuple[_Value, Ring]] = {}
 
     def run(self, known: tuple[Ring, ...], *, construct: bool) -> LocalResult:
-        """Try every ring, or search until the budget is used up."""
-        best: tuple[_Value, Ring] | None = None
-        is_small = num_rings(*self._sizes) <= self._budget.evaluations
+        """Evaluate every ring, or search until the budget is used up."""
+        is_complete = num_rings(*self._sizes) <= self._budget.evaluations
         try:
-            for found in self._tried() if is_small else self._searched(known, construct=construct):
-                best = found  # a clock may end the search at any ring
+            if is_complete:
+                self._evaluate_all()
+            else:
+                self._search(known, construct=construct)
         except _BudgetExhausted:
-            pass
-        return self._result(best)
+            is_complete = False
+        fitting = sorted(
+            ((value[1], ring) for value, ring in self._pool.values() if not value[0]),
+            key=lambda pair: (pair[0], pair[1].nodes),
+        )
+        return LocalResult(
+            ring=fitting[0][1] if fitting else None,
+            value_s=fitting[0][0] if fitting else float("inf"),
+            pool=tuple(fitting),
+            evaluations=self._evaluations,
+            was_cut=self._was_cut,
+            is_complete=is_complete,
+        )
 
-    def _tried(self) -> Iterator[tuple[_Value, Ring]]:
-        """Evaluate every ring that may be the best of its hosts; give the best one each time that it changes."""
-        best: tuple[_Value, Ring] | None = None
+    def _evaluate_all(self) -> None:
         for ring in every_ring(*self._sizes):
             known = self._pool.get(frozenset(ring.nodes))
-            value = self._evaluated(ring, _WORST if known is None else known[0])
-            if value is None:
-                continue
-            self._remember(value, ring)
-            if best is None or value < best[0]:
-                best = value, ring
-                yield best
+            self._evaluated(ring, _WORST if known is None else known[0])
 
-    def _searched(self, known: tuple[Ring, ...], *, construct: bool) -> Iterator[tuple[_Value, Ring]]:
-        """Climb from several rings, then from kicked ones, without an end; give the best one again and again."""
+    def _search(self, known: tuple[Ring, ...], *, construct: bool) -> None:
+        """Climb from several rings, then from kicked ones, without an end."""
         begins = [*known, *(starts(self._costs, self._lacking, self._max_hosts) if construct else [])]
-        ranked: list[tuple[_Value, Ring]] = []
-        for ring in begins:
-            ranked.append((self._fresh(ring), ring))
-            yield min(ranked, key=lambda pair: pair[0])
-        ranked.sort(key=lambda pair: pair[0])
+        ranked = sorted(((self._fresh(ring), ring) for ring in begins), key=_by_value)
         if not ranked:
             return
-        current = best = ranked[0]
-        for _, ring in ranked[:4]:
-            current = best = min(best, self._climb(ring), key=lambda pair: pair[0])
-            yield best
+        current = best = min((self._climb(ring) for _, ring in ranked[:4]), key=_by_value)
         while True:
             found = self._climb(self._kicked(current[1]))
             if found[0][0] < current[0][0] or found[0] <= (current[0][0], current[0][1] * 1.005):
                 current = found
-            best = min(best, found, key=lambda pair: pair[0])
-            yield best
+            best = min(best, found, key=_by_value)
             if current[0] > (best[0][0], best[0][1] * 1.02):
                 current = best
-
-    def _result(self, best: tuple[_Value, Ring] | None) -> LocalResult:
-        pool = sorted(
-            (pair for pair in self._pool.values() if not pair[0][0]), key=lambda pair: (pair[0], pair[1].nodes)
-        )
-        if pool and (best is None or pool[0][0] < best[0]):
-            best = pool[0]
-        if not pool and best is not None and not best[0][0]:
-            pool = [best]
-        if best is None or best[0][0]:
-            return LocalResult(
-                ring=None,
-                value_s=float("inf"),
-                pool=(),
-                evaluations=self._evaluations,
-                was_cut=self._was_cut,
-            )
-        return LocalResult(
-            ring=best[1],
-            value_s=best[0][1],
-            pool=tuple((value[1], ring) for value, ring in pool),
-            evaluations=self._evaluations,
-            was_cut=self._was_cut,
-        )
 
     # ---- evaluation -------------------------------------------------------------------------------
 
@@ -378,7 +356,8 @@ class _Local:
     def _evaluated(self, ring: Ring, limit: _Value) -> _Value | None:
         """Value of a ring: (missing bytes, job's seconds), the less the better; None if it is not below ``limit``.
 
-        A ring below ``limit`` becomes the current one: its stages are kept for the next evaluation.
+        A ring below ``limit`` becomes the current one: its stages are kept for the next evaluation, and the ring if it
+        is the best of its hosts.
         """
         self._evaluations += 1
         if self._evaluations > self._budget.evaluations:
@@ -418,6 +397,7 @@ class _Local:
         if value >= limit:
             return None
         self._kept = stages
+        self._remember(value, ring)
         return value
 
     def _sum_s(self, rows: Rows, first: int) -> float:
@@ -456,8 +436,6 @@ class _Local:
                 found = self._evaluated(candidate, (value[0], value[1] * _BETTER))
                 if found is not None:
                     ring, value, improved = candidate, found, True
-                    self._remember(value, ring)
-        self._remember(value, ring)
         return value, ring
 
     def _free(self, ring: Ring) -> list[int]:

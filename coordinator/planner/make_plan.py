@@ -47,7 +47,7 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
-from ringtune.costs.memory_estimate import CHECKPOINTS, DiskNeeds, fullest, refuse_full_moves
+from ringtune.costs.memory_estimate import CHECKPOINTS, DiskNeeds, fullest, parts_memory, refuse_full_moves
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
@@ -539,7 +539,7 @@ def _refuse_part_if_full(
     _check_blobs(job, plan.course, nodes)
     check_parcels(plan, Sizes.at(plan.course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
     memory = plan_memory(job, plan, facts)
-    caps = _caps(job, _draft_of(plan), facts)
+    caps = _caps(job, Draft.of(plan), facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
             if plan.placement.helped_by(node):
@@ -564,23 +564,11 @@ def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
     """Estimate by terms what each node of a plan holds at most."""
-    caps = _caps(job, _draft_of(plan), facts)
-    return fullest([{node: caps.estimate(part, node) for node in part.nodes} for part in plan.parts])
+    return fullest(parts_memory(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
     return MemoryCaps(draft, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
-
-
-def _draft_of(plan: Plan) -> Draft:
-    placement = plan.placement
-    return Draft(
-        course=plan.course,
-        private_blocks=placement.private_blocks,
-        credits=placement.credits,
-        state_on_disk=placement.state_on_disk,
-        copies=placement.copies,
-    )
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:

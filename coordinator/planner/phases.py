@@ -24,12 +24,13 @@ from coordinator.planner.local_search import Budget, search_local
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.replicas import ranked_layouts, slices_of_layout
 from coordinator.planner.ring_costs import RingCosts, ring_costs
+from coordinator.planner.search import slices_of
 from ringtune.costs.action_costs import move_s
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.memory_estimate import moving_memory
 from ringtune.costs.profile import Profile
 from ringtune.schedule.migration import stay_reason
-from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import unfreezing_steps
 from ringtune.techniques.activation_checkpointing import NONE
@@ -138,8 +139,7 @@ def choose_phases(
     """
     if why_not := _refusal_reason(plan, activations):
         return None, PhasesReason(why_not=why_not)
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    draft = Draft.of(plan)
     costs = ring_costs(draft, profile, optimizer=optimizer)
     caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
     plans = {plan: None} | dict.fromkeys(candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))
@@ -149,10 +149,10 @@ def choose_phases(
             break
         found.append(_Candidate(one, simulated_step_times(one, profile, costs, optimizer=optimizer)))
     starts = _starts(plan, costs)
-    fixed_s = min(_steps_s(one, starts) for one in found)
+    best = min(found, key=lambda one: _steps_s(one, starts))
+    fixed_s = _steps_s(best, starts)
     moves = _Moves(profile, caps)
     moving_s, way = _best_way(found, starts, moves)
-    best = next(one for one in found if _steps_s(one, starts) == fixed_s)
     phases = tuple(_phases(way, starts, best, moves))
     is_taken = len(phases) > 1 and moving_s <= WORTH * fixed_s
     reason = PhasesReason(fixed_s=fixed_s, moving_s=moving_s, phases=phases, is_taken=is_taken)
@@ -284,10 +284,6 @@ def candidates(
         with_replicas: whether stages may have several hosts.
         clock: ends the search.
     """
-
-    def lacking(node: int, start: int, stop: int, above: int) -> int:
-        return caps.lacking(costs.names[node], start, stop, above)
-
     rooms = [caps.max_blocks(name) for name in costs.names] if with_replicas else ()
     classes = [numeric_class(caps.facts[name]) for name in costs.names]
     for masked in _masked(costs):
@@ -301,11 +297,7 @@ def candidates(
             max_hosts=draft.course.method.max_hosts,
         ).ring
         if ring is not None:
-            slices, at = list[Slice](), costs.first
-            for node, count in zip(ring.nodes, ring.counts, strict=True):
-                slices.append(Slice(node=costs.names[node], start=at, stop=at + count))
-                at += count
-            yield draft.placed(slices)
+            yield draft.placed(slices_of(costs, ring))
         layouts = (
             ranked_layouts(masked, lambda nodes, blocks: 0.0, rooms, classes)[:_LAYOUTS]
             if with_replicas and costs.num_micro > 1

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft, drafts_of
-from coordinator.planner.judge import simulated_steps_s
+from coordinator.planner.judge import Ranking, simulated_steps_s
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.memory import MemoryCaps
@@ -147,8 +147,8 @@ def replanned(
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
     if not fitting:
         return None
-    judged = [(seconds(Plan.of(now.course, one)), one) for one in fitting]
-    moves_s, best = min(judged, key=lambda pair: pair[0])
+    ranking = Ranking[Placement](lambda one: seconds(Plan.of(now.course, one))).judge_all(fitting)
+    moves_s, best = ranking.ranked[0]
     cost_s = move_s + _fetching_s(now, best, job, profile, step)
     return PlacementProposal(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
 

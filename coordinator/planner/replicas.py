@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.judge import simulated_steps_s
+from coordinator.planner.judge import Ranking, simulated_steps_s
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.ring_costs import RingCosts, ring_costs
 from ringtune.costs.measurement import numeric_class
@@ -373,55 +373,44 @@ def choose_replicas(
     if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
 
-    def roughly(one: _Option) -> tuple[float, _Option]:
+    def roughly(one: _Option) -> float:
         costs = one.tables.costs
-        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, max_depths=_ROUGH_DEPTHS), one
+        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, max_depths=_ROUGH_DEPTHS)
 
-    rough = [roughly(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
-    rough += _climbed(rough, roughly, is_over)
-    finalists = [one for _, one in sorted(rough, key=lambda pair: pair[0])[:_FINALISTS]]
-    judged = [
-        (simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer), one)
-        for one in itertools.takewhile(lambda _: not is_over(), finalists)
-    ]
+    def well(one: _Option) -> float:
+        return simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer)
+
+    rough = Ranking(roughly, is_over).judge_all(_worth_judging(options))
+    _climb(rough)
+    judged = Ranking(well, is_over).judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    ring_s = simulated_steps_s(plan, profile, ring_costs(draft, profile, optimizer=optimizer), optimizer=optimizer)
-    judged.sort(key=lambda pair: pair[0])
+    costs = ring_costs(Draft.of(plan), profile, optimizer=optimizer)
+    ring_s = simulated_steps_s(plan, profile, costs, optimizer=optimizer)
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
     texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
-    reason = ReplicasReason(ring_s=ring_s, judged=texts, num_rough=len(rough), is_taken=is_taken)
+    reason = ReplicasReason(ring_s=ring_s, judged=texts, num_rough=len(rough.judged), is_taken=is_taken)
     return best.plan if is_taken else None, reason
 
 
-def _climbed(
-    judged: Sequence[tuple[float, _Option]],
-    judge: Callable[[_Option], tuple[float, _Option]],
-    is_over: Callable[[], bool],
-) -> list[tuple[float, _Option]]:
+def _climb(rough: Ranking[_Option]) -> None:
     """Go on from the best layout of each number of stages to faster ones beside it, the best of them first."""
-    found: list[tuple[float, _Option]] = []
-    seen = {one.plan for _, one in judged}
-    ordered = sorted(judged, key=lambda pair: pair[0])
-    firsts = {len(pair[1].layout): pair for pair in reversed(ordered)}
-    for start_s, start in sorted(firsts.values(), key=lambda pair: pair[0]):
-        best_s, best = start_s, start
+    seen, most = {one.plan for _, one in rough.judged}, len(rough.judged) + _CLIMBED
+    firsts = {len(pair[1].layout): pair for pair in reversed(rough.ranked)}
+    for best_s, best in sorted(firsts.values(), key=lambda pair: pair[0]):
         while True:
-            steps: list[tuple[float, _Option]] = []
+            beside = Ranking(rough.seconds, rough.is_over)
             for layout in neighbours(best.layout):
                 plan = best.tables.placed(layout)
-                if plan is None or plan in seen or is_over() or len(found) + len(steps) >= _CLIMBED:
+                if plan is None or plan in seen or len(rough.judged) + len(beside.judged) >= most:
                     continue
                 seen.add(plan)
-                steps.append(judge(_Option(best.rough_s, layout, plan, best.tables)))
-            found += steps
-            if not steps or min(steps, key=lambda pair: pair[0])[0] >= best_s:
+                beside.judge(best._replace(layout=layout, plan=plan))
+            rough.judged += beside.judged
+            if not beside.judged or beside.ranked[0][0] >= best_s:
                 break
-            best_s, best = min(steps, key=lambda pair: pair[0])
-    return found
+            best_s, best = beside.ranked[0]
 
 
 def _options(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -244,7 +243,6 @@ class RingCosts:
         graph_s: with graph; ``graph_lowest_s`` of the lowest trainable block.
         backward_s: its backward; ``backward_lowest_s`` of the lowest trainable block.
         projected_back_s: its backward where linear layers keep projections; ``projected_back_lowest_s`` likewise.
-        min_back_s: the shorter of the two where a slice may have projections; ``min_back_lowest_s`` likewise.
         update_s: optimizer step of one block, once a step.
         hidden_s: ``[source][target]``: a hidden state on its way, first byte to last.
         grad_s: the same of a gradient.
@@ -274,8 +272,6 @@ class RingCosts:
     backward_lowest_s: Row
     projected_back_s: Row
     projected_back_lowest_s: Row
-    min_back_s: Row
-    min_back_lowest_s: Row
     update_s: Row
     hidden_s: tuple[Row, ...]
     grad_s: tuple[Row, ...]
@@ -303,17 +299,6 @@ class RingCosts:
     def visit(self, start: int, stop: int) -> float:
         """The share of micro-batches that have something to do in [start, stop); 1 without operation tables."""
         return self.visits[start][stop] if self.visits else 1.0
-
-    @property
-    def min_weight(self) -> float:
-        """The weight of the lightest block."""
-        sums = self.weights
-        return min(after - before for before, after in itertools.pairwise(sums)) if sums else 1.0
-
-    @property
-    def min_visit(self) -> float:
-        """The share of micro-batches that visit the block which is passed by most often."""
-        return min(min(line) for line in self.visits) if self.visits else 1.0
 
     @property
     def num_nodes(self) -> int:
@@ -367,7 +352,6 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     gain = projected_gain(velora, profile.by_name[names[0]].model)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
-    may_project = course.velora is not None or draft.may_project
     hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
     up, down = _ends(costs, profile, names, size)
     taken = _taken(costs, names, size)
@@ -385,8 +369,6 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         backward_lowest_s=back_lowest,
         projected_back_s=projected,
         projected_back_lowest_s=projected_lowest,
-        min_back_s=tuple(map(min, back, projected)) if may_project else back,
-        min_back_lowest_s=tuple(map(min, back_lowest, projected_lowest)) if may_project else back_lowest,
         update_s=tuple(map(update, names)),
         hidden_s=hidden[0],
         grad_s=grad[0],

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.exact_search import search_exact
-from coordinator.planner.judge import simulated_job_s
+from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort, PlanningClock
 from coordinator.planner.local_search import Budget, LocalResult, search_local
 from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving
@@ -162,7 +161,9 @@ def _fill(
     return tails[start][1] if start in tails else None
 
 
-EXACT_NODES, EXACT_BLOCKS = 8, 24
+_FEW_NODES, _FEW_BLOCKS = 8, 24
+_EVALUATIONS_EACH = 32
+"""Most rings that are evaluated among few nodes, for each node and block: with fewer the best is missed more often."""
 FEWER_CREDITS = (4, 2, 1)
 _COARSE_DEPTHS = 12
 _BETTER = 1e-3
@@ -201,8 +202,7 @@ class SearchResult:
         costs: tables of the draft.
         caps: memory of the draft.
         pool: (predicted seconds of the job, ring).
-        proven: whether the formula knows nothing better.
-        lower_s: no ring is faster by the formula; 0 if not known.
+        proven: whether the formula knows nothing better, as every ring was evaluated.
     """
 
     draft: Draft
@@ -210,15 +210,14 @@ class SearchResult:
     caps: MemoryCaps
     pool: tuple[tuple[float, Ring], ...]
     proven: bool = False
-    lower_s: float = 0.0
 
 
 def searched(
-    draft: Draft, task: Task, clock: PlanningClock, *, exact: bool, known: SearchResult | None = None
+    draft: Draft, task: Task, clock: PlanningClock, *, is_thorough: bool, known: tuple[Ring, ...] = ()
 ) -> SearchResult | None:
     """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
 
-    With ``known``, which an earlier search found for this draft, the exact search begins where that one ended.
+    The search begins with the ``known`` rings too. Unless it is thorough, it is short among few nodes.
 
     Fewer credits cost less time than running blocks again. So where slices of the best ring save activations, fewer
     credits are tried too, and the fastest ring of all is taken.
@@ -234,9 +233,8 @@ def searched(
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
         saving = with_saving(costs, caps)
-        found = _search(
-            _Places(narrowed, saving, caps, clock, task.effort.counts), task.effort, exact=exact, known=known
-        )
+        places = _Places(narrowed, saving, caps, clock, task.effort.counts)
+        found = _search(places, task.effort, is_thorough=is_thorough, known=known)
         if found.pool and (best is None or found.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
             best = found
         if best is not None and not _saves(best):
@@ -263,42 +261,23 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
-def _search(places: _Places, effort: Effort, *, exact: bool, known: SearchResult | None) -> SearchResult:
-    draft, costs, caps, clock, _ = places
-    is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
-    few = max(1, effort.evaluations // 10)
-    if not is_small:
-        return _search_many(places, effort, () if known is None else (known.pool[0][1],))
-    if known is not None and known.draft == draft:
-        pool = known.pool
-    else:
-        pool = _local(places, costs, few, 0.5, seed=effort.seed, known=()).pool
-    if not exact:
-        return SearchResult(draft=draft, costs=costs, caps=caps, pool=pool)
-    done = search_exact(
-        costs,
-        lambda *where: not places.lacking(*where),
-        known=pool[0][1] if pool else None,
-        max_hosts=draft.course.method.max_hosts,
-        max_expanded=effort.expanded,
-        is_over=clock.is_over,
-    )
-    pool = _merged(done.others, pool)
-    return SearchResult(draft=draft, costs=costs, caps=caps, pool=pool, proven=done.proven, lower_s=done.lower_s)
-
-
-def _search_many(places: _Places, effort: Effort, begins: tuple[Ring, ...]) -> SearchResult:
-    """Search among so many nodes or blocks that no exact search would end: with the mean owner, then with all."""
+def _search(places: _Places, effort: Effort, *, is_thorough: bool, known: tuple[Ring, ...]) -> SearchResult:
+    """Search among few nodes and blocks with all owners; among many with the mean owner, then with all."""
     draft, costs, caps, *_ = places
+    num_blocks, few = costs.stop - costs.first, max(1, effort.evaluations // 10)
+    if costs.num_nodes <= _FEW_NODES and num_blocks <= _FEW_BLOCKS:
+        most = max(1, effort.evaluations // 2) if is_thorough else few
+        evaluations = min(most, _EVALUATIONS_EACH * costs.num_nodes * num_blocks)
+        found = _local(places, costs, evaluations, 1.0, seed=effort.seed, known=known)
+        return SearchResult(draft=draft, costs=costs, caps=caps, pool=found.pool, proven=found.is_complete)
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
-    local = _local(places, coarse, effort.evaluations, 0.75, seed=effort.seed, known=begins)
-    exact_pool = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
-    first = tuple(ring for _, ring in exact_pool[:2])
+    local = _local(places, coarse, effort.evaluations, 0.75, seed=effort.seed, known=known)
+    whole = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
+    first = tuple(ring for _, ring in whole[:2])
     finer = with_fewer_depths(costs, 2 * _COARSE_DEPTHS)
-    few = max(1, effort.evaluations // 10)
     polished = _local(places, finer, few, 1.0, seed=effort.seed, known=first, construct=not first)
     more = tuple((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
-    return SearchResult(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(exact_pool), more))
+    return SearchResult(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(whole), more))
 
 
 def _local(
@@ -308,7 +287,7 @@ def _local(
     share: float,
     *,
     seed: int,
-    known: tuple[Ring, ...],
+    known: tuple[Ring, ...] = (),
     construct: bool = True,
 ) -> LocalResult:
     """Search locally within a share of the time that is left, and note it if the clock ended the search."""
@@ -388,7 +367,6 @@ class Choice:
         costs: tables of the chosen micro-batches and dtype.
         caps: memory of the chosen credits.
         proven: whether the formula knows nothing better for these micro-batches.
-        lower_s: no ring is faster by the formula; 0 if not known.
         even: whether alike nodes got even slices.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         settled: what was judged again; None where no operations depend on the slices.
@@ -401,7 +379,6 @@ class Choice:
     costs: RingCosts
     caps: MemoryCaps
     proven: bool
-    lower_s: float
     even: bool = False
     cut_after_s: float | None = None
     settled: Settled | None = None
@@ -450,17 +427,18 @@ def choose_plan(
 
 
 def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | None:
+    """Search each draft shortly, then the best one thoroughly from its ring on, unless every ring was evaluated."""
     is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
-    tried = [searched(draft, task, task.clock.part(share), exact=is_single) for draft in drafts]
+    tried = [searched(draft, task, task.clock.part(share), is_thorough=is_single) for draft in drafts]
     found = [each for each in tried if each is not None]
     if not found:
         return None
     choice = _best_of(found, task, alike=alike)
-    if is_single or choice.even:
-        return choice
     best = choice.best
-    known = next(each for each in found if each.draft is best.draft)
-    closer = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=known)
+    if is_single or choice.even or choice.proven:
+        return choice
+    part = task.clock.part(_SHARE_OF_SEARCHES)
+    closer = searched(best.draft, task, part, is_thorough=True, known=(best.ring,))
     if closer is None or closer.pool[0][0] >= best.job_s * (1 - 1e-9):
         return choice
     return _best_of([each for each in found if each.draft is not best.draft] + [closer], task, alike=alike)
@@ -587,10 +565,9 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
     share = task.effort.judged_actions // max(1, len(near))
 
     def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
-        judged = []
-        for one in some:
+        def seconds(one: Candidate) -> float | None:
             costs = next(each.costs for each in found if each.draft is one.draft)
-            seconds = simulated_job_s(
+            return simulated_job_s(
                 plan_of(one.draft, costs, one.ring),
                 task.profile,
                 costs,
@@ -600,10 +577,9 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
                 is_rough=is_rough,
                 is_over=task.clock.is_over,
             )
-            if seconds is None:
-                return []
-            judged.append(dataclasses.replace(one, simulated_s=seconds))
-        return sorted(judged, key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
+
+        ranking = Ranking(seconds).judge_all(some)
+        return [] if ranking.is_cut else [dataclasses.replace(one, simulated_s=s) for s, one in ranking.ranked]
 
     finalists = [(one.ring, one.draft) for one in simulated(near, is_rough=True)[:_FINALISTS]]
     judged = simulated([one for one in near if (one.ring, one.draft) in finalists], is_rough=False)
@@ -655,7 +631,6 @@ def _choice(best: Candidate, others: tuple[Candidate, ...], found: Sequence[Sear
         others=others,
         costs=each.costs,
         caps=each.caps,
-        proven=each.proven and best.job_s <= each.lower_s * (1 + 1e-9),
-        lower_s=each.lower_s,
+        proven=each.proven and best.job_s <= each.pool[0][0] * (1 + 1e-9),
         even=is_even,
     )

@@ -342,6 +342,17 @@ _KEPT = ("adapters", "optimizer")
 _NOT_YET = ("activations", "buffers", "passing")
 
 
+def parts_memory(
+    plan: Plan, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str
+) -> list[dict[str, MemoryEstimate]]:
+    """Estimate what each node holds at most in each placement of a plan."""
+    sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
+    return [
+        {node: memory_estimate(part.course, Share.of(part, node), sizes[node]) for node in part.nodes}
+        for part in plan.parts
+    ]
+
+
 def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEstimate]:
     """The most memory of each node in any placement."""
     nodes = dict.fromkeys(node for part in parts for node in part)

@@ -232,14 +232,14 @@ def test_refusal_of_an_owner_of_hift_names_what_helps_it() -> None:
 
 def test_refusal_names_the_settings_of_hift_that_would_fit() -> None:
     """State on disk and smaller groups each make room; with less memory only what still fits is named."""
-    job = wanted(hift__group_size=14, train__checkpoint_every=0)
-    most = make_plan(job, {"a": board("a")}).memory["a"].total_bytes
-    small = make_plan(job.with_overrides({"hift.group_size": 1}), {"a": board("a")}).memory["a"].total_bytes
-    with pytest.raises(CapacityError, match=r"hift\.group_size = 1 would fit; or lower train\.batch_size"):
-        planned(job, board("a", memory_bytes=(small + most) // 2))
+    job = wanted(hift__group_size=8, train__checkpoint_every=0)
+    most = make_plan(job, {"a": board("a", num_blocks=6)}).memory["a"].total_bytes
     ones = job.with_overrides({"hift.group_size": 1})
+    small = make_plan(ones, {"a": board("a", num_blocks=6)}).memory["a"].total_bytes
+    with pytest.raises(CapacityError, match=r"hift\.group_size = 1 would fit; or lower train\.batch_size"):
+        planned(job, board("a", num_blocks=6, memory_bytes=(small + most) // 2))
     with pytest.raises(CapacityError, match=r"hift\.state = 'disk' would fit; or lower train\.batch_size"):
-        planned(ones, board("a", memory_bytes=small - 20 * MIB))
+        planned(ones, board("a", num_blocks=6, memory_bytes=small - 20 * MIB))
     with pytest.raises(CapacityError) as refused:
-        planned(job, board("a", memory_bytes=50 * MIB))
+        planned(job, board("a", num_blocks=6, memory_bytes=50 * MIB))
     assert "would fit" not in str(refused.value)

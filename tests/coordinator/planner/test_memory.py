@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
 import random
 
 import pytest
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.exact_search import search_exact
 from coordinator.planner.judge import plan_job_s, simulated_step_s
 from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving, slice_saving
 from coordinator.planner.ring_costs import RingCosts, ring_costs
@@ -258,33 +256,6 @@ def test_a_node_with_the_lowest_block_keeps_its_small_graph() -> None:
     as_many = dataclasses.replace(plan.placement, recompute=(Range(0, again.stop - 1),))
     below = caps.estimate(dataclasses.replace(plan, placements=(as_many,)), facts.node)
     assert below.total_bytes > profile.nodes[0].memory_bytes
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_exact_search_with_auto_finds_the_best_ring(seed: int) -> None:
-    """Slices, and what they do to save activations, are found together."""
-    rng = random.Random(seed)
-    kinds = [rng.choice(["laptop", "jetson", "pi"]) for _ in range(3)]
-    roomy = class_ring(rng, kinds, num_blocks=6, owners=1)
-    draft = auto(draft_for(roomy, microbatches=4, num_steps=200), may_project=seed % 2 == 0)
-    share = rng.choice([0.5, 0.7, 0.9])
-    profile = tight(roomy, round(share * needed(draft, roomy, Ring(nodes=(0, 1, 2), counts=(2, 2, 2)))))
-    costs, caps = tables(draft, profile)
-
-    def fits(node: int, start: int, stop: int, above: int) -> bool:
-        return caps.fits(costs.names[node], start, stop, above)
-
-    best = float("inf")
-    for hosts in range(1, 4):
-        for nodes in itertools.permutations(range(3), hosts):
-            for cuts in itertools.combinations(range(1, 6), hosts - 1):
-                edges = (0, *cuts, 6)
-                parts = list(zip(nodes, edges, edges[1:], reversed(range(hosts)), strict=False))
-                if all(fits(*part) for part in parts):
-                    counts = tuple(stop - start for start, stop in itertools.pairwise(edges))
-                    best = min(best, job_s(costs, Ring(nodes=nodes, counts=counts)))
-    found = search_exact(costs, fits)
-    assert found.job_s == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -38,10 +38,10 @@ def slowed(profile: Profile, node: str, factor: float) -> Profile:
     return dataclasses.replace(profile, nodes=tuple(map(changed, profile.nodes)))
 
 
-def case(**changes: object) -> tuple[Job, Plan, Profile]:
+def case(*, num_blocks: int = 6, **changes: object) -> tuple[Job, Plan, Profile]:
     """A job on four equal boards, as it was planned."""
     job = job_of(train__microbatches=8, **changes)
-    found = planned(job, (1, 1, 1, 1))
+    found = planned(job, (1, 1, 1, 1), num_blocks=num_blocks)
     assert found.profile is not None
     return job, found.plan, found.profile
 
@@ -117,7 +117,7 @@ def test_hosts_keep_hidden_states_in_another_placement_too() -> None:
 @pytest.mark.thorough
 def test_run_whose_blocks_run_again_finds_another_placement_too() -> None:
     """The same blocks run again there; also where a board is lost whose blocks no others could keep everything of."""
-    job, plan, profile = case(memory__activations="recompute")
+    job, plan, profile = case(num_blocks=12, memory__activations="recompute")
     slow = next(piece.node for piece in plan.placement.hosts if plan.owner(piece.node) is None)
     found = replanned(plan, job, slowed(profile, slow, 2.0), step=30, move_s=1.5, effort=Effort())
     assert plan.placement.recompute and found is not None and found.is_worth_it

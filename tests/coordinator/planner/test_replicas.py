@@ -45,12 +45,14 @@ def job_of(**changes: object) -> Job:
     )
 
 
-def boards(speeds: tuple[float, ...], *, rate: float = 125e6, **changes: Any) -> tuple[dict[str, NodeFacts], Any]:
+def boards(
+    speeds: tuple[float, ...], *, rate: float = 125e6, num_blocks: int = 12, **changes: Any
+) -> tuple[dict[str, NodeFacts], Any]:
     """Boards with one block's forward in 18 ms over their speed, and links of 1 Gbit/s; the first has all rows."""
     found = {}
     for at, speed in enumerate(speeds):
         name = f"n{at}"
-        one = device(name, num_blocks=12, block_s=0.018 / speed, rows=0 if at else 640, **changes)
+        one = device(name, num_blocks=num_blocks, block_s=0.018 / speed, rows=0 if at else 640, **changes)
         found[name] = one
     links = tuple(
         LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=0.001)
@@ -183,9 +185,9 @@ def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: py
 
     The few that it judges well are the best of all.
     """
-    few = planned(job_of(), (1, 1, 1, 1)).replicas
+    few = planned(job_of(), (1, 1, 1, 1), num_blocks=6).replicas
     monkeypatch.setattr(replicas, "_FINALISTS", 100)
-    found = planned.__wrapped__(job_of(), (1, 1, 1, 1)).replicas
+    found = planned.__wrapped__(job_of(), (1, 1, 1, 1), num_blocks=6).replicas
     assert few is not None and found is not None
     texts = [text for text, _ in found.judged]
     assert len(set(texts)) == len(texts) == found.num_rough == few.num_rough > len(few.judged)
@@ -212,7 +214,7 @@ def test_many_nodes_are_planned_in_time() -> None:
 
 def test_memory_budget_of_one_board_leaves_it_fewer_blocks() -> None:
     """A board that holds three blocks only is no replica of those that hold all."""
-    facts, links = boards((1, 1, 1, 1))
+    facts, links = boards((1, 1, 1, 1), num_blocks=6)
     facts["n3"] = dataclasses.replace(facts["n3"], memory_bytes=120 * MIB)
     found = make_plan(job_of(), facts, links=links)
     assert found.memory_bytes.get("n3", 0) <= 120 * MIB
@@ -244,7 +246,7 @@ def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> No
 @pytest.mark.sampled(1)
 def test_small_board_among_equally_fast_ones_does_not_stand_for_them(small: str) -> None:
     """Whichever of the boards has little memory, the others share blocks, and what is said of memory is true."""
-    facts, links = boards((1, 1, 1, 1))
+    facts, links = boards((1, 1, 1, 1), num_blocks=6)
     facts[small] = dataclasses.replace(facts[small], memory_bytes=60 * MIB)
     found = make_plan(job_of(train__microbatches=6, train__batch_size=36), facts, links=links)
     assert found.replicas is not None and found.replicas.is_taken
@@ -274,7 +276,7 @@ def test_hosts_of_a_stage_are_of_one_numeric_class(speeds: tuple[float, ...], ra
 
 def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
     """The planner says why, with each node's class; a plan that was made before names nodes, blocks and remedies."""
-    facts, links = boards((1, 1))
+    facts, links = boards((1, 1), num_blocks=6)
     plan = make_plan(job_of(), facts, links=links).plan
     assert plan.placement.has_replicas
     unlike = {name: dataclasses.replace(one, numerics=GPU if name == "n0" else BOARD) for name, one in facts.items()}
@@ -283,5 +285,5 @@ def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
     assert f"n0: {GPU}; n1: {BOARD}" in found.replicas.why_not
     with pytest.raises(PlanError) as caught:
         refuse_if_full(job_of(), plan, unlike)
-    for part in (f"n0 ({GPU})", f"n1 ({BOARD})", "blocks [0, 12)", "--device cpu", "placement.replicas = 'never'"):
+    for part in (f"n0 ({GPU})", f"n1 ({BOARD})", "blocks [0, 6)", "--device cpu", "placement.replicas = 'never'"):
         assert part in str(caught.value)

@@ -9,7 +9,6 @@ import statistics
 import pytest
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.exact_search import search_exact
 from coordinator.planner.judge import simulated_job_s, simulated_step_s
 from coordinator.planner.ring_costs import RingCosts, loads_of, ring_costs
 from coordinator.planner.search import plan_of
@@ -20,7 +19,6 @@ from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, C
 from ringtune.schedule.units import Units
 from sim.prediction import predict
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts
-from tests.support.plans import random_operations
 
 
 def same_rows(course: Course, rows: tuple[str, ...], subnets: int = 1) -> Operations:
@@ -66,7 +64,6 @@ def test_loads_are_shares_of_patterns_weights_and_visits() -> None:
     assert costs.weight(1, 4) == pytest.approx(4.0 - 1.0 / 0.5625)
     visits = [costs.visit(*blocks) for blocks in ((0, 2), (1, 2), (2, 4), (0, 4))]
     assert visits == pytest.approx([1.0, 0.5, 0.5, 1.0])
-    assert costs.min_weight == pytest.approx(0.25 / 0.5625)
 
 
 @pytest.mark.parametrize("subnets", [1, 3])
@@ -163,39 +160,20 @@ def test_slices_are_cut_by_what_blocks_really_do() -> None:
 
     def counts(which: Draft) -> tuple[int, ...]:
         costs = ring_costs(which, profile, optimizer="adamw")
-        found = search_exact(costs, lambda *where: where[2] - where[1] <= 6, max_hosts=2)
-        assert found.ring is not None and found.proven
-        return found.ring.counts
+        rings = (Ring(nodes=(0, 1), counts=(low, 8 - low)) for low in range(2, 7))
+        return min(rings, key=lambda ring: job_s(costs, ring)).counts
 
     assert counts(table)[0] < counts(draft)[0]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_exact_search_proves_nothing_wrong_with_unequal_blocks(seed: int) -> None:
-    """No ring of all is faster than what it found, though blocks weigh differently and slices are passed by."""
-    rng = random.Random(seed)
-    profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=5, owners=1)
-    draft = draft_for(profile, microbatches=4)
-    course = dataclasses.replace(draft.course, operations=random_operations(rng, draft.course, codes="1333"))
-    draft = dataclasses.replace(draft, course=course)
-    costs = ring_costs(draft, profile, optimizer="adamw")
-    found = search_exact(costs, lambda *where: True)
-    assert found.proven and found.ring is not None
-    assert job_s(costs, found.ring) == pytest.approx(found.job_s, rel=1e-9)
-    for _ in range(200):
-        hosts = rng.sample(range(3), rng.randint(1, 3))
-        ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, 5, len(hosts)))
-        assert job_s(costs, ring) >= found.job_s * (1 - 1e-9)
 
 
 def test_passed_slices_cost_no_messages() -> None:
     """Where each of two slices is passed by for half of the micro-batches, so is half of what goes between them."""
     rng = random.Random(1)
     profile = class_ring(rng, ["laptop", "laptop"], num_blocks=4, owners=1)
-    draft = draft_for(profile, microbatches=2, method="all")
+    draft = draft_for(profile, microbatches=2, method="all", num_steps=40)
     rows = ("1133", "3311")
     costs = ring_costs(with_table(draft, rows), profile, optimizer="adamw")
-    assert [costs.visit(0, 2), costs.visit(2, 4), costs.min_visit] == pytest.approx([0.5, 0.5, 0.5])
+    assert [costs.visit(0, 2), costs.visit(2, 4)] == pytest.approx([0.5, 0.5])
     ring = Ring(nodes=(1, 0), counts=(2, 2))
     plan = plan_of(with_table(draft, rows), costs, ring)
     less, full = predict(plan, profile), predict(plan_of(draft, costs, ring), profile)

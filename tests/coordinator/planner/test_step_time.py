@@ -43,9 +43,9 @@ def random_case(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:
 
 
 def test_step_time_is_near_the_simulated_steady_state() -> None:
-    """Over 100 random (ring, depth): half are within 1 %, nine of ten within 8 %, and all within 25 %."""
+    """Over 45 random (ring, depth): half are within 1 %, nine of ten within 8 %, and all within 25 %."""
     rng, errors = random.Random(11), []
-    for _ in range(34):
+    for _ in range(16):
         profile, draft, costs, ring = random_case(rng)
         plan = plan_of(draft, costs, ring)
         predicted = step_times(costs, ring)
@@ -65,7 +65,7 @@ def test_step_time_is_near_the_simulated_steady_state() -> None:
             ]
             errors.append(abs(predicted[depth] / statistics.mean(simulated) - 1))
     errors.sort()
-    assert len(errors) >= 90
+    assert len(errors) >= 45
     assert errors[len(errors) // 2] < 0.01
     assert errors[9 * len(errors) // 10] < 0.08
     assert errors[-1] < 0.25
@@ -73,17 +73,17 @@ def test_step_time_is_near_the_simulated_steady_state() -> None:
 
 def test_step_time_ranks_rings_like_the_simulator() -> None:
     """Of 12 random rings of the same nodes the formula's best takes at most 3 % longer than the simulator's best."""
-    for seed in range(3):
+    for seed in range(2):
         rng = random.Random(seed)
-        profile = class_ring(rng, ["laptop", "jetson", "pi", "laptop"], num_blocks=8, owners=1)
-        draft = draft_for(profile, num_steps=320, every_steps=20)
+        profile = class_ring(rng, ["laptop", "jetson", "pi", "laptop"], num_blocks=6, owners=1)
+        draft = draft_for(profile, num_steps=240, every_steps=20)
         costs = ring_costs(draft, profile, optimizer="adamw")
         found = []
         for _ in range(12):
             hosts = rng.sample(range(4), rng.randint(1, 4))
-            ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, 8, len(hosts)))
+            ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, 6, len(hosts)))
             plan = plan_of(draft, costs, ring)
-            seconds = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=30_000)
+            seconds = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=20_000)
             assert seconds is not None
             found.append((job_s(costs, ring), seconds))
         assert min(found)[1] <= 1.03 * min(seconds for _, seconds in found)
