@@ -281,7 +281,7 @@ def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_pa
 @pytest.mark.sampled(2)
 def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, config: str) -> None:
     """What one ring saved another ring with other initial values saves again, bit for bit."""
-    values = {"adapter__config": config, "model__dtype": "float32", "wire__dtype": "float32"}
+    values: dict[str, object] = {"adapter__config": config, "model__dtype": "float32", "wire__dtype": "float32"}
     values |= {"train__method": "all", "train__max_steps": 1}
     _, hand = make(model_folder, tmp_path, SPLITS[0], **values)
     hand.train()

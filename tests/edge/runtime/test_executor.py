@@ -135,8 +135,16 @@ def test_executor_leaves_no_gradient_of_an_item_without_update(model_folder: Pat
     mixed = ring.HandRing(plan, job, model_folder, datasets)
     kinds = ((StepKind.TRAIN, 0), (StepKind.SCORE, 1), (StepKind.MEASURE, 1), (StepKind.TRAIN, 1))
     for index, (kind, step) in enumerate(kinds):
-        values = {"index": index, "first_seq": index, "num_items": 1, "first_step": step, "first_batch": step}
-        turn = Turn(kind=kind, owner="a", round=0, **values)
+        turn = Turn(
+            index=index,
+            kind=kind,
+            owner="a",
+            round=0,
+            first_seq=index,
+            num_items=1,
+            first_step=step,
+            first_batch=step,
+        )
         mixed.start_turn(turn)
         for item in items(plan.course, turn):
             mixed.run_item(item)
