@@ -181,7 +181,12 @@ def _cases() -> Iterator[Any]:
     """Every family with each key that is carried out and may have another value, and with all of them at once."""
     for model_type in MODEL_TYPES:
         own = tuple(key for key, spec in FAMILIES[model_type].config_keys.items() if len(spec.choices) != 1)
-        yield pytest.param(model_type, tuple(key for key in own if key not in _ALONE), id=f"{model_type}-all")
+        yield pytest.param(
+            model_type,
+            tuple(key for key in own if key not in _ALONE),
+            id=f"{model_type}-all",
+            marks=pytest.mark.sampled(6),
+        )
         for key in own:
             yield pytest.param(model_type, (key,), id=f"{model_type}-{key}", marks=pytest.mark.sampled(4))
 
