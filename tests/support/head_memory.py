@@ -1,12 +1,7 @@
-"""What a decoder's head takes at its peak, measured in a process of its own: ``python -m tests.support.head_memory``.
-
-Prints one line of JSON: by how much the resident memory rose in forward and backward of a micro-batch. The process has
-done one before, so that what is loaded at first use is there.
-"""
+"""What a decoder's head takes at its peak; to be measured in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import types
 from typing import Any
 
@@ -56,9 +51,8 @@ def make_batch() -> Batch:
     return Batch(ids=ids, mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids), labels=labels)
 
 
-def main() -> None:
-    """Measure and print."""
-    torch.set_num_threads(1)
+def rise_bytes() -> int:
+    """By how much the resident memory rises in forward and backward of a micro-batch, and in no first one."""
     parts, batch, hidden = make_parts(), make_batch(), torch.randn(ROWS, TOKENS, WIDTH)
     for _ in range(2):  # the first time loads kernels and their work space, which stay
         release_memory()
@@ -66,8 +60,4 @@ def main() -> None:
         before = rss_bytes()
         targets = ROWS * (TOKENS - 1)
         parts.train_step(hidden, batch, num_targets=targets, at=(0, 0), weights=Units(0), goes_down=True)
-    print(json.dumps({"rise_bytes": peak_rss_bytes() - before}))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+    return peak_rss_bytes() - before

@@ -133,6 +133,7 @@ def test_language_needs_a_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral"])
+@pytest.mark.sampled(1)
 def test_language_tied_or_not_equals_one_process(tmp_path: Path, model_type: str) -> None:
     """An untied decoder is read from the checkpoint."""
     from tests.support import reference

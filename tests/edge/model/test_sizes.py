@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.job.job import Adapter, Job, Model
 from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import CAUSAL_LM, TASKS
+from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
 from tests.support import reference, tiny_families
 from tests.support.hand_ring import make_bench
@@ -54,10 +56,18 @@ OWN_KINDS = (
 )
 
 
+@pytest.fixture(scope="module")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that writes a family's model of two blocks once."""
+    root = tmp_path_factory.mktemp("families")
+    return functools.cache(lambda name: tiny_families.write_family(root / name, name, num_blocks=2))
+
+
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-def test_sizes_of_adapters_equal_the_built_ones(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.sampled(6)
+def test_sizes_of_adapters_equal_the_built_ones(family_folder: Callable[[str], Path], model_type: str) -> None:
     """Each block gets as many weights as planning counted, and nothing is added outside the blocks."""
-    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
+    folder = family_folder(model_type)
     config = read_config(folder)
     family, model = FAMILIES[model_type], plain_model(folder, model_type)
     inside = f".{family.block_prefix}"
@@ -94,22 +104,26 @@ def test_sizes_of_a_model_equal_the_loaded_one(tmp_path: Path, prefix: bool) -> 
     assert facts.head_bytes + 3 * facts.head_class_bytes == head
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_sizes_of_heads_equal_the_built_ones(tmp_path: Path, task: str) -> None:
-    """What trains of each task's head, of every family that has it: weights, and rows and columns for Adafactor."""
-    for model_type, family in FAMILIES.items():
-        if task not in family.tasks:
-            continue
-        decoder = task == CAUSAL_LM
-        folder = tiny_families.write_family(tmp_path / model_type, model_type, num_blocks=1, with_decoder=decoder)
-        job = Job(model=Model(path=str(folder), task=task)).with_overrides({"train.max_length": 16})
-        facts, labels = model_facts(folder, job), labels_of(task)
-        with torch.random.fork_rng(devices=[]):
-            head = task_of(task).add(build_skeleton(folder, job).model, labels)
-        shapes = [] if decoder else [tuple(value.shape) for value in head.parameters()]
-        assert facts.head_bytes + len(labels) * facts.head_class_bytes == 4 * sum(map(math.prod, shapes)), model_type
-        factors = facts.head_factor_bytes + len(labels) * facts.head_class_factor_bytes
-        assert factors == 4 * factor_numbers(shapes), model_type
+@pytest.mark.parametrize(
+    ("model_type", "task"), [(name, task) for name, family in FAMILIES.items() for task in family.tasks]
+)
+@pytest.mark.sampled(8)
+def test_sizes_of_heads_equal_the_built_ones(
+    family_folder: Callable[[str], Path], tmp_path: Path, model_type: str, task: str
+) -> None:
+    """What trains of each head of every family: weights, and rows and columns for Adafactor."""
+    decoder = task == CAUSAL_LM
+    folder = family_folder(model_type)
+    if decoder:
+        folder = tiny_families.write_family(tmp_path, model_type, num_blocks=1, with_decoder=True)
+    job = Job(model=Model(path=str(folder), task=task)).with_overrides({"train.max_length": 16})
+    facts, labels = model_facts(folder, job), labels_of(task)
+    with torch.random.fork_rng(devices=[]):
+        head = task_of(task).add(build_skeleton(folder, job).model, labels)
+    shapes = [] if decoder else [tuple(value.shape) for value in head.parameters()]
+    assert facts.head_bytes + len(labels) * facts.head_class_bytes == 4 * sum(map(math.prod, shapes))
+    factors = facts.head_factor_bytes + len(labels) * facts.head_class_factor_bytes
+    assert factors == 4 * factor_numbers(shapes)
 
 
 def test_allowed_config_builds_the_same_model(tmp_path: Path) -> None:
@@ -125,9 +139,10 @@ def test_allowed_config_builds_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-def test_sizes_of_own_weights_equal_the_hosted_ones(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.sampled(6)
+def test_sizes_of_own_weights_equal_the_hosted_ones(family_folder: Callable[[str], Path], model_type: str) -> None:
     """Without an adapter what trains in a block and what is left frozen are together the block, none counted twice."""
-    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
+    folder = family_folder(model_type)
     task = FAMILIES[model_type].tasks[0]
     job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config="full"))
     job = job.with_overrides({"train.max_length": 50})
@@ -143,7 +158,7 @@ def test_sizes_of_own_weights_equal_the_hosted_ones(tmp_path: Path, model_type: 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("adapter", ["seq_bn", "full", LORA_EVERYWHERE])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(4)
 def test_sizes_of_activations_are_near_the_measured_ones(
     tmp_path: Path, model_type: str, adapter: str, dropout: float
 ) -> None:
@@ -158,6 +173,7 @@ def test_sizes_of_activations_are_near_the_measured_ones(
     ["lora[r=4,attn_matrices=['q']]|linear[attn_matrices=['v']]|mlp[attn_matrices=['k'],hidden=64]", "seq_bn|linear"],
 )
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
+@pytest.mark.sampled(2)
 def test_sizes_of_activations_of_mixtures_are_near_the_measured_ones(
     tmp_path: Path, model_type: str, adapter: str, dropout: float
 ) -> None:
@@ -168,7 +184,7 @@ def test_sizes_of_activations_of_mixtures_are_near_the_measured_ones(
 
 @pytest.mark.parametrize("adapter", OWN_KINDS)
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 def test_sizes_of_activations_of_auxiliary_models_are_those_measured(
     tmp_path: Path, model_type: str, adapter: str
 ) -> None:
@@ -178,9 +194,10 @@ def test_sizes_of_activations_of_auxiliary_models_are_those_measured(
 
 
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-def test_sizes_of_auxiliary_models_equal_the_built_ones(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.sampled(6)
+def test_sizes_of_auxiliary_models_equal_the_built_ones(family_folder: Callable[[str], Path], model_type: str) -> None:
     """Each block gets the tensors that planning counted, with rows and columns; they alone train."""
-    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
+    folder = family_folder(model_type)
     for adapter in OWN_KINDS:
         job = Job(model=Model(path=str(folder), task=FAMILIES[model_type].tasks[0]), adapter=Adapter(config=adapter))
         facts = model_facts(folder, job.with_overrides({"train.max_length": 50}))

@@ -65,15 +65,15 @@ def test_generating_draws_by_seed_and_row() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma2", "gemma3_text", "smollm3"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_predicting_goes_on_as_the_library_does(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Greedy text of a whole trained model, beside ``generate`` of the plain library on the same weights."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    write_family(tmp_path / "base", model_type, seed=0, with_decoder=True)
-    trained = write_family(tmp_path / "trained", model_type, seed=1, with_decoder=True)
+    write_family(tmp_path / "base", model_type, num_blocks=2, seed=0, with_decoder=True)
+    trained = write_family(tmp_path / "trained", model_type, num_blocks=2, seed=1, with_decoder=True)
     (tmp_path / "job.toml").write_text(JOB.format(model=tmp_path / "base"), encoding="utf-8")
     texts = ["w1 w2 w3", "w40", "w7 w7 w8 w9 w10"]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")

@@ -91,6 +91,7 @@ def torn(data: bytes, before: bytes) -> bytes:
         (Payload.WEIGHTS, torn, "the adapters of a helper"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_parcels_that_are_not_what_they_should_be_end_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str, change: Any, words: str
 ) -> None:

@@ -189,7 +189,7 @@ def check_equal(got: list[BlockScores], want: list[BlockScores]) -> None:
     + [(name, "full", "two") for name in MODEL_TYPES]
     + [("bert", "seq_bn", "four"), ("bert", "full", "one")],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_scores_of_nodes_equal_one_process(inputs: Any, model_type: str, adapter: str, split: str) -> None:
     """Fisher and Taylor of every family in any split, also of blocks that RingAda does not train yet."""
     case = Case(folder=inputs(model_type), task=TASKS[model_type], adapter=adapter, owners=("a", "b"), microbatches=3)
@@ -202,7 +202,7 @@ def test_scores_of_nodes_equal_one_process(inputs: Any, model_type: str, adapter
     ("model_type", "task"),
     [(name, CLASSIFICATION) for name in ("bert", "gpt2", "llama")] + [(name, CAUSAL_LM) for name in ("llama", "qwen3")],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_scores_of_rows_with_the_padding_id_are_those_of_rows_alone(tmp_path: Path, model_type: str, task: str) -> None:
     """At the beginning, inside and at the end of texts, beside longer ones; in plain transformers without padding."""
     folder = write_family_inputs(tmp_path, model_type, task)
@@ -279,6 +279,7 @@ def test_scores_of_all_kinds_equal_one_process(inputs: Any, adapter: str, subnet
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])
 @pytest.mark.parametrize("policy", [Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT, Policy.RANDOM])
+@pytest.mark.sampled(2)
 def test_scores_are_those_that_the_policy_needs(inputs: Any, policy: Policy, adapter: str) -> None:
     """Weights alone, weights with gradients, or nothing."""
     case = Case(folder=inputs("bert"), adapter=adapter, microbatches=2)
@@ -291,6 +292,7 @@ def test_scores_are_those_that_the_policy_needs(inputs: Any, policy: Policy, ada
 
 
 @pytest.mark.parametrize("kinds", [(Score.FISHER, Score.WEIGHT_MAGNITUDE), (Score.TAYLOR, Score.GRADIENT_MAGNITUDE)])
+@pytest.mark.sampled(1)
 def test_scores_of_large_weights_are_sums_of_chunks(
     inputs: Any, monkeypatch: pytest.MonkeyPatch, kinds: tuple[Score, Score]
 ) -> None:
@@ -303,6 +305,7 @@ def test_scores_of_large_weights_are_sums_of_chunks(
 
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.sampled(1)
 def test_scores_are_gathered_without_dropout(inputs: Any, adapter: str) -> None:
     """The same bits whatever the dropout of the training, of blocks and head."""
     found = []
@@ -335,6 +338,7 @@ def test_scores_take_at_most_what_is_counted(inputs: Any, kinds: tuple[Score, Sc
 
 
 @pytest.mark.parametrize("subnets", [1, 4])
+@pytest.mark.sampled(1)
 def test_scores_are_read_once_for_each_backward(inputs: Any, subnets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every number that is read from an accelerator waits for all its work: not one for each part of each weight."""
     case = Case(folder=inputs("bert"), microbatches=2)
@@ -398,8 +402,9 @@ def test_scores_change_no_bit_of_the_training(inputs: Any, method: str, adapter:
         dtype="float32",
         dropout=0.1,
         owners=("a", "b"),
-        num_steps=6,
+        num_steps=4,
         every_steps=2,
+        local_iterations=2,
         microbatches=2,
     )
     choice = choice_of(Score.TAYLOR, Score.FISHER, 1)  # dropout is not drawn for a part of the heads

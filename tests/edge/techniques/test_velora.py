@@ -209,6 +209,7 @@ def _note(inputs: dict[str, torch.Tensor], name: str) -> Any:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(4)
 def test_velora_keeps_no_input_of_own_weights(build: Any, model_type: str) -> None:
     """With dropout in the attention nobody else keeps them; without VeLoRA they are all kept."""
     skeleton = build(model_type, "full", 0.1)
@@ -225,6 +226,7 @@ def paths(model_type: str, velora: Velora) -> list[str]:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(4)
 def test_velora_can_not_free_what_some_attention_keeps(build: Any, model_type: str) -> None:
     """Without dropout the kernel keeps the very tensor that enters ``attention_out``; AdapterHub's classes copy it."""
     kept = kept_inputs(build(model_type, "full"), every_layer(model_type, blocks=BLOCKS), 0.0, is_projected=True)
@@ -245,6 +247,7 @@ def test_velora_can_not_free_what_some_attention_keeps(build: Any, model_type: s
         ("llama", "mlp[hidden=8]"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter: str) -> None:
     """Bottlenecks, parallel ones, behind a norm of their own, and LoRA beside them."""
     skeleton = build(model_type, adapter)
@@ -258,6 +261,7 @@ def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter:
 @pytest.mark.parametrize(
     ("model_type", "key"), [("bert", "hidden_act"), ("gpt2", "activation_function"), ("llama", "hidden_act")]
 )
+@pytest.mark.sampled(6)
 def test_velora_leaves_what_an_activation_function_keeps(
     build: Any, monkeypatch: pytest.MonkeyPatch, model_type: str, key: str, activation: str
 ) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,34 +141,27 @@ def test_weights_cache_publishes_complete_tensors_only(tmp_path: Path) -> None:
     assert seen == [[name if index <= turn else None for index, name in enumerate(names)] for turn in (0, 1)]
 
 
-HOLD = """
-import sys, threading, time
-from pathlib import Path
-from edge.weights.weight_cache import ModelCache
-from tests.edge.weights.test_weight_cache import MANIFEST
-with ModelCache(Path(sys.argv[1]), MANIFEST, "m").locked(deadline_s=time.monotonic() + 9, stop=threading.Event()):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
+def hold(root: Path, ready: Any) -> None:
+    """Lock the cache and keep the lock."""
+    with ModelCache(root, MANIFEST, "m").locked(deadline_s=time.monotonic() + 9, stop=threading.Event()):
+        ready.send(True)
+        ready.recv()
 
 
 def test_weights_cache_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Others wait until their deadline or until they are stopped; a killed process leaves no lock."""
-    cache = ModelCache(tmp_path, MANIFEST, "m")
-    with subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"locked\n"
-        stop = threading.Event()
-        with pytest.raises(DeadlineError, match="--cache"), cache.locked(deadline_s=time.monotonic() + 0.2, stop=stop):
-            pass
-        stop.set()
-        with pytest.raises(InterruptedRunError), cache.locked(deadline_s=time.monotonic() + 9, stop=stop):
-            pass
-        holder.kill()
+    cache, stop = ModelCache(tmp_path, MANIFEST, "m"), threading.Event()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    holder = context.Process(target=hold, args=(tmp_path, theirs))
+    holder.start()
+    assert ours.poll(10.0)
+    with pytest.raises(DeadlineError, match="--cache"), cache.locked(deadline_s=time.monotonic() + 0.2, stop=stop):
+        pass
+    stop.set()
+    with pytest.raises(InterruptedRunError), cache.locked(deadline_s=time.monotonic() + 9, stop=stop):
+        pass
+    holder.kill()
+    holder.join(30.0)
     with cache.locked(deadline_s=time.monotonic() + 9, stop=threading.Event()):
         pass
