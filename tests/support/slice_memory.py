@@ -101,6 +101,7 @@ def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -
     return {
         "planned_bytes": weights,
         "idle_bytes": before["rss"],
+        "idle_anonymous_bytes": before["anonymous"],
         "kernels_bytes": before["rss"] - loaded["rss"],
         "built_bytes": built["rss"] - before["rss"],
         "added_bytes": after["rss"] - before["rss"],
