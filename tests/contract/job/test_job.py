@@ -171,7 +171,7 @@ def trains(draw: st.DrawFn) -> Train:
     """Any valid ``[train]``."""
     batch, in_rounds = draw(POSITIVE), draw(st.booleans())
     return Train(
-        method=draw(st.sampled_from(method_names())),
+        method=draw(st.sampled_from(tuple(method_names()))),
         optimizer=(optimizer := draw(st.sampled_from(OPTIMIZERS))),
         momentum=draw(st.none() | st.floats(0.001, 0.999)) if optimizer == "momentum" else None,
         learning_rate=draw(RATE),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
@@ -192,9 +192,9 @@ def method(cls: M) -> M:
     return cls
 
 
-def method_names() -> tuple[str, ...]:
-    """Every known method, in the order of registration."""
-    return tuple(_METHODS)
+def method_names() -> KeysView[str]:
+    """Every known method, in the order of registration; a view, in which later methods appear too."""
+    return _METHODS.keys()
 
 
 def method_class(name: str, *, where: str = "method", error: type[PlanError | JobError] = PlanError) -> type[Method]:
