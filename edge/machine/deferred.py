@@ -44,14 +44,22 @@ _AT_ONCE: Final = ("torch._dynamo._trace_wrapped_higher_order_op",)
 
 
 def defer_compiler() -> None:
-    """Let stand-ins have the places of ``DEFERRED``, where these are not loaded yet."""
+    """Let stand-ins have the places of ``DEFERRED``, where these are not loaded yet.
+
+    With a torch whose parts need more than the stand-ins have, all is loaded as it would be without them.
+    """
     for name in DEFERRED:
         if name not in sys.modules and (spec := find_spec(name)):
             sys.modules[name] = StandIn(spec)
-    for name in _AT_ONCE:
-        importlib.import_module(name)
     if not any(isinstance(finder, _WholePackages) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WholePackages())
+    try:
+        for name in _AT_ONCE:
+            importlib.import_module(name)
+    except ImportError:
+        for name in DEFERRED:
+            if isinstance(sys.modules.get(name), StandIn):
+                del sys.modules[name]
 
 
 class StandIn(types.ModuleType):
@@ -85,6 +93,8 @@ class _WholePackages(MetaPathFinder, Loader):
     """Loads a deferred package before one of its modules is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name in _AT_ONCE:
+            return None
         package = name.rpartition(".")[0]
         while package and package not in DEFERRED:
             package = package.rpartition(".")[0]

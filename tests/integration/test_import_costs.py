@@ -91,6 +91,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, sym_eq
 optimizer.step()
 print(json.dumps({"before": before, "sums": sums.tolist(), "equal": sym_eq((2, 3), (2, 3)), "env": ShapeEnv.__name__}))
 """
+OTHER_TORCH = """
+import json, sys
+from edge.machine import deferred
+deferred._AT_ONCE = ("torch._dynamo.part_of_another_version",)
+deferred.defer_compiler()
+print(json.dumps({"left": [name for name in deferred.DEFERRED if name in sys.modules]}))
+"""
 # More than names: `transformers` asks for the version of what it finds before it believes it.
 INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate", "librosa", "scipy", "soundfile")}
 
@@ -160,6 +167,12 @@ def test_compiler_is_loaded_for_whoever_compiles() -> None:
     found = python(COMPILE)
     assert NEVER & set(found["before"]) == set(), "an optimizer needs none"
     assert (found["sums"], found["equal"], found["env"]) == ([1.0, 1.0], True, "ShapeEnv")
+
+
+@pytest.mark.thorough
+def test_torch_without_the_parts_that_are_known_is_loaded_as_it_is() -> None:
+    """Nothing stands for its compiler then: a node of another version starts, with more in its memory."""
+    assert python(OTHER_TORCH) == {"left": []}
 
 
 @pytest.mark.parametrize("name", NEEDLESS)
