@@ -95,7 +95,7 @@ def _checked(course: Course) -> Course:
 def _check_size(course: Course, choice: Choice) -> None:
     """Refuse tables that may be too large for the message that brings them to a node."""
     batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
-    codes = course.microbatches * course.num_blocks * choice.subnets
+    codes = course.microbatches * choice.passes(course.microbatches) * course.num_blocks * choice.subnets
     most = batches * (packed_length(codes) + _BATCH_BYTES)
     if choice.policy != Policy.STANDARD and most > MAX_MESSAGE_BYTES:
         raise JobError(
@@ -175,6 +175,7 @@ def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> Non
         ("forward_score", choice.forward_score, settings.forward_score),
         ("score_scale", choice.score_scale, settings.score_scale),
         ("ties", choice.ties, settings.ties),
+        ("rotate", choice.rotate, settings.rotate),
     ):
         if has != says:
             of = " subnets a block" if name == "heads" else ""

@@ -164,7 +164,7 @@ def _rows_by_share(course: Course) -> dict[str, float]:
     weights = dict(zip((owner.node for owner in course.owners), shares(course.owners, course.turns), strict=True))
     batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
     for entry in table.batches:
-        each = weights[entry.owner] / (batches[entry.owner] * len(entry.rows))
+        each = weights[entry.owner] / (batches[entry.owner] * table.passes * len(entry.rows))
         for row in entry.rows:
             found[row] = found.get(row, 0.0) + each
     left = 1.0 - sum(found.values())

@@ -11,7 +11,7 @@ from ringtune.costs.offload_costs import step_traffic
 from ringtune.costs.profile import KindFacts, NodeFacts
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.course import ALONE, COLLABORATION, EXACT, Course
-from ringtune.schedule.operation_tables import BatchOperations, pattern_of
+from ringtune.schedule.operation_tables import BatchOperations, Operations, pattern_of
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import BY_ROWS, users_text
 from ringtune.schedule.units import EMBEDDING, unit_name, units_text
@@ -182,8 +182,10 @@ def choice_lines(plan: Plan) -> list[str]:
     """Describe in a line how a run gets its operations; empty where everything is full."""
     course = plan.course
     if course.choice is None:
-        batches = len(course.operations.batches) if course.operations else 0
-        return [f"operations are given, for {batches} batches"] if course.operations is not None else []
+        if course.operations is None:
+            return []
+        batches = len({(entry.owner, entry.batch_id) for entry in course.operations.batches})
+        return [f"operations are given, for {batches} batches"]
     choice = course.choice
     if choice.tables:
         return [f"operations are given, {len(choice.tables)} tables, which follow each other"]
@@ -207,7 +209,7 @@ def operations_lines(plan: Plan, *, max_batches: int = MAX_BATCHES) -> list[str]
     assumed = ", assumed until the run has chosen" if course.operations is None else ""
     lines = [f"operations{assumed}: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet"]
     for entry in table.batches[:max_batches]:
-        lines += _batch(entry, course.num_blocks, table.subnets)
+        lines += _batch(entry, course.num_blocks, table)
     more = len(table.batches) - max_batches
     return [*lines, f"  and {more} more batches"] if more > 0 else lines
 
@@ -242,8 +244,9 @@ def _shares(figures: Mapping[str, Any]) -> str:
     return ", ".join(known) or "nothing to compare with"
 
 
-def _batch(entry: BatchOperations, num_blocks: int, subnets: int) -> Iterator[str]:
-    yield f"  owner {entry.owner}, batch {entry.batch_id}"
+def _batch(entry: BatchOperations, num_blocks: int, table: Operations) -> Iterator[str]:
+    in_pass = f", pass {entry.of_pass + 1} of {table.passes}" if table.passes > 1 else ""
+    yield f"  owner {entry.owner}, batch {entry.batch_id}{in_pass}"
     for micro, row in enumerate(entry.rows):
-        words = " ".join(pattern_of(row, block, subnets) for block in range(num_blocks))
+        words = " ".join(pattern_of(row, block, table.subnets) for block in range(num_blocks))
         yield f"    micro-batch {micro}  {words}"

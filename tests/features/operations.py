@@ -40,19 +40,19 @@ def masked(case: Case, run: Run) -> Wanted:
     return Wanted(tensors=masked_process(case))
 
 
-def random_table(seed: int, owners: tuple[str, ...], codes: str) -> Operations:
-    """Other operations for every micro-batch of every batch; no two rows of a batch are equal."""
+def random_table(seed: int, owners: tuple[str, ...], codes: str, passes: int = 1) -> Operations:
+    """Other operations for every micro-batch of every batch and pass; no two rows of a batch are equal."""
     rng = random.Random(seed)
     rows = ["".join(row) for row in itertools.product(sorted(set(codes)), repeat=4)]
     weights = [functools.reduce(lambda product, code: product * codes.count(code), row, 1) for row in rows]
     entries = []
     for owner in owners:
-        for batch_id in range(4):
+        for batch_id, of_pass in itertools.product(range(4), range(passes)):
             chosen: dict[str, None] = {}
             while len(chosen) < 4:
                 chosen.setdefault(rng.choices(rows, weights)[0])
-            entries.append(BatchOperations(owner=owner, batch_id=batch_id, rows=tuple(chosen)))
-    return Operations(batches=tuple(entries))
+            entries.append(BatchOperations(owner=owner, batch_id=batch_id, rows=tuple(chosen), of_pass=of_pass))
+    return Operations(batches=tuple(entries), passes=passes)
 
 
 TABLES = [
@@ -72,6 +72,20 @@ TABLES = [
         ("linear", "all"),
         ("full", "all"),
     ]
+]
+TABLES += [
+    Feature(
+        name="passes",
+        changes={
+            "method": "all",
+            "microbatches": 4,
+            "owners": ("a", "b"),
+            "operations": random_table(3, ("a", "b"), "11123", passes=3),
+            "num_steps": 24,
+            "checkpoint_every": 12,
+        },
+        reference=masked,
+    )
 ]
 
 # ---- subnets ------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
     head = [] if model.active_head == "default" else list(model.heads[model.active_head].parameters())
     kind: Any = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.SGD
     optimizer = kind([*itertools.chain(*trained), *head], lr=1.0, weight_decay=case.weight_decay)
-    rows_of = {(entry.owner, entry.batch_id): entry.rows for entry in table.batches}
+    rows_of = {(entry.owner, entry.batch_id, entry.of_pass): entry.rows for entry in table.batches}
     batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
     for item in train_items(plan):
         lowest = 0 if case.method == "all" else max(0, 3 - item.step // case.every_steps)
@@ -105,7 +105,9 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
                 value.requires_grad_(index >= lowest)
         batch = datasets[item.owner].batch(plan.course, item)
         all_targets = targets_of(case.task, batch)[1]
-        for micro, row in enumerate(rows_of[item.owner, batch_ids[item.owner].batch_id(item.batch)]):
+        stream = batch_ids[item.owner]
+        at_pass = item.batch // -(-stream.num_rows // 8) % table.passes
+        for micro, row in enumerate(rows_of[item.owner, stream.batch_id(item.batch), at_pass]):
             masks.row = row
             rows = batch.rows(micro * 2, micro * 2 + 2)
             targets, count = targets_of(case.task, rows)

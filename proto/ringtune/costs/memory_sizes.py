@@ -252,7 +252,8 @@ def _most(each: Sequence[SavedGraphs | None]) -> SavedGraphs | None:
 
 def _of_table(course: Course, table: Operations) -> SavedGraphs | None:
     """The most that a table's batches keep; None if it leaves a batch out, which is all full."""
-    if len(table.batches) < sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners):
+    batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
+    if len(table.batches) < batches * table.passes:
         return None
     return _most([_of_rows(rows, course.num_blocks, table.subnets) for rows in {each.rows for each in table.batches}])
 

@@ -335,7 +335,8 @@ class Course(Extent):
         """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
         if self.operations is None:
             return ()
-        return self.operations.rows_of(owner, self.batch_id(owner, batch))
+        stream = stream_of(self.plain, owner)
+        return self.operations.rows_of(owner, stream.batch_id(batch), batch // stream.num_batches)
 
     @property
     def subnets(self) -> int:

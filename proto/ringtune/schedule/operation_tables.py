@@ -14,8 +14,9 @@ is the patterns of all blocks, from block 0 on. Text packs five codes in a byte,
 4 micro-batches, 12 blocks and 6 subnets has 172,800 codes, which are 46 kB.
 
 Embedding and head are always full. A table speaks of train items only; evaluations and scores run every block. It is
-keyed by (owner, batch id), so that a batch has the same operations in every pass over the rows. ``TableOrigin`` has all
-that decides the rows of these batches. For a model of four blocks with one subnet each and two micro-batches::
+keyed by owner, batch id and pass over the owner's rows, of which the last is taken modulo ``Operations.passes``.
+``TableOrigin`` has all that decides the rows of these batches. For a model of four blocks with one subnet each and two
+micro-batches::
 
     owner a, batch 0:   1131   micro-batch 0 passes block 2 by
                         1211   micro-batch 1 runs block 1 without a graph
@@ -315,11 +316,13 @@ class BatchOperations:
         owner: whose batch.
         batch_id: which of its batches (``BatchStream.batch_id``).
         rows: per micro-batch the codes of all subnets, from block 0 on.
+        of_pass: which of the table's passes.
     """
 
     owner: str
     batch_id: int
     rows: tuple[str, ...]
+    of_pass: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,22 +330,26 @@ class Operations:
     """A table of operations; a batch that it does not name is all full.
 
     Attributes:
-        batches: each batch once.
+        batches: each batch once for each pass.
         subnets: of each block; 1 = a block is one subnet.
+        passes: passes over an owner's rows after which its operations repeat; see ``operations.rotate`` of a job.
     """
 
     batches: tuple[BatchOperations, ...] = ()
     subnets: int = 1
+    passes: int = 1
     _hash: int = field(default=0, init=False, repr=False, compare=False)
-    _rows: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rows: dict[tuple[str, int, int], tuple[str, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Compute the hash once: a table is part of a course, which is in the key of many caches.
 
         Rows are read for every item. A cache outside would compare whole tables, where two are equal.
         """
-        object.__setattr__(self, "_hash", hash((self.batches, self.subnets)))
-        self._rows.update({(entry.owner, entry.batch_id): entry.rows for entry in self.batches})
+        object.__setattr__(self, "_hash", hash((self.batches, self.subnets, self.passes)))
+        self._rows.update({(entry.owner, entry.batch_id, entry.of_pass): entry.rows for entry in self.batches})
 
     def __hash__(self) -> int:
         """The hash of all fields, computed once."""
@@ -352,16 +359,20 @@ class Operations:
         """Refuse a table that does not fit so many blocks, micro-batches, and batches of each owner.
 
         Raises:
-            PlanError: a batch twice, an unknown owner, or a row of another length or with another code.
+            PlanError: a batch twice, an unknown owner or pass, or a row of another length or with another code.
         """
         if self.subnets < 1:
             raise PlanError(f"operations have {self.subnets} subnets a block, it has to be at least 1")
+        if not 1 <= self.passes <= microbatches:
+            raise PlanError(f"operations repeat after {self.passes} passes, it has to be 1 to {microbatches}")
         length, seen = num_blocks * self.subnets, set()
         for entry in self.batches:
             name = f"operations of batch {entry.batch_id} of owner {entry.owner}"
-            if (entry.owner, entry.batch_id) in seen:
+            if not 0 <= entry.of_pass < self.passes:
+                raise PlanError(f"{name} are of pass {entry.of_pass}, passes are 0 to {self.passes - 1}")
+            if (entry.owner, entry.batch_id, entry.of_pass) in seen:
                 raise PlanError(f"{name} stand twice")
-            seen.add((entry.owner, entry.batch_id))
+            seen.add((entry.owner, entry.batch_id, entry.of_pass))
             if not 0 <= entry.batch_id < batches.get(entry.owner, 0):
                 known = ", ".join(f"{owner} with {count}" for owner, count in batches.items())
                 raise PlanError(f"{name} are of no batch of this run, whose owners have batches: {known}")
@@ -371,9 +382,9 @@ class Operations:
                 if len(row) != length or not CODES.issuperset(row):
                     raise PlanError(f"{name} have a row {row!r}, it has to be {length} of {', '.join(sorted(CODES))}")
 
-    def rows_of(self, owner: str, batch_id: int) -> tuple[str, ...]:
-        """The rows of one batch; empty = all full."""
-        return self._rows.get((owner, batch_id), ())
+    def rows_of(self, owner: str, batch_id: int, at_pass: int = 0) -> tuple[str, ...]:
+        """The rows of one batch in a pass over its owner's rows, counted from 0; empty = all full."""
+        return self._rows.get((owner, batch_id, at_pass % self.passes), ())
 
     def block_rows(self) -> frozenset[tuple[str, str]]:
         """Every (owner, row of whole blocks) that the table has."""
@@ -385,12 +396,16 @@ class Operations:
         """Write the table as a JSON-able one; what several batches do alike is written once.
 
         ``rows`` has micro-batches, codes of each, and packed codes, in the order of first use. A batch is its owner,
-        its id, and where in ``rows`` it stands.
+        its id, where in ``rows`` it stands, and its pass where that is not 0.
         """
         places: dict[tuple[str, ...], int] = {}
-        batches = [[entry.owner, entry.batch_id, places.setdefault(entry.rows, len(places))] for entry in self.batches]
+        batches = [
+            [entry.owner, entry.batch_id, places.setdefault(entry.rows, len(places)), *filter(None, [entry.of_pass])]
+            for entry in self.batches
+        ]
         rows = [[len(each), len(each[0]) if each else 0, pack("".join(each))] for each in places]
-        return {"subnets": self.subnets, "rows": rows, "batches": batches}
+        passes = {"passes": self.passes} if self.passes > 1 else {}
+        return {"subnets": self.subnets, **passes, "rows": rows, "batches": batches}
 
     @staticmethod
     def from_json(value: object, *, where: str = "operations") -> Operations:
@@ -401,8 +416,9 @@ class Operations:
         """
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be a table; plan anew")
-        check_keys(value, ("subnets", "rows", "batches"), where=where, error=PlanError)
+        check_keys(value, ("subnets", "passes", "rows", "batches"), where=where, error=PlanError)
         subnets = read_value(int, value.get("subnets"), where=f"{where}.subnets", error=PlanError)
+        passes = read_value(int, value.get("passes", 1), where=f"{where}.passes", error=PlanError)
         entries, codes = value.get("batches"), value.get("rows")
         if not isinstance(entries, list):
             raise PlanError(f"{where}.batches has to be a list; plan anew")
@@ -413,7 +429,7 @@ class Operations:
         batches = tuple(_batch(entry, rows, f"{where}.batches[{at}]") for at, entry in enumerate(entries))
         if tuple(dict.fromkeys(entry.rows for entry in batches)) != tuple(rows):
             raise PlanError(f"{where}.rows have to be distinct and in the order in which batches use them; plan anew")
-        return Operations(subnets=subnets, batches=batches)
+        return Operations(subnets=subnets, passes=passes, batches=batches)
 
     @property
     def digest(self) -> str:
@@ -441,9 +457,15 @@ def _rows(value: object, shared: dict[str, str], where: str) -> tuple[str, ...]:
 
 def _batch(value: object, rows: Sequence[tuple[str, ...]], where: str) -> BatchOperations:
     match value:
-        case [str(owner), int(batch_id), int(at)] if 0 <= at < len(rows) and not _any_bool(batch_id, at):
-            return BatchOperations(owner=owner, batch_id=batch_id, rows=rows[at])
-    raise PlanError(f"{where} is not [owner, batch id, place in rows], of {len(rows)}; plan anew")
+        case [str(owner), int(batch_id), int(at), *rest] if 0 <= at < len(rows) and not _any_bool(batch_id, at):
+            match rest:
+                case []:
+                    return BatchOperations(owner=owner, batch_id=batch_id, rows=rows[at])
+                case [int(of_pass)] if of_pass > 0 and not _any_bool(of_pass):
+                    return BatchOperations(owner=owner, batch_id=batch_id, rows=rows[at], of_pass=of_pass)
+    raise PlanError(
+        f"{where} is not [owner, batch id, place in rows], of {len(rows)}, with a pass from 1 on behind it; plan anew"
+    )
 
 
 SCHEMA: Final = 1
@@ -624,6 +646,7 @@ class Choice:
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
             which hosts them can be passed by. Blocks in none of them have operations of their own.
         ties: a value of ``TieBreak``.
+        rotate: whether each further pass prefers the next micro-batch where scores tie; see ``passes``.
         is_counted: whether capacities are of micro-batches, whatever their rows, so that counts are exact; otherwise
             they are of rows, which no choice exceeds.
         tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
@@ -639,6 +662,7 @@ class Choice:
     groups: tuple[tuple[int, ...], ...] = ()
     ties: TieWord = TieBreak.SPREAD.value
     is_counted: bool = False
+    rotate: Annotated[bool, LATER] = False
     tables: Annotated[tuple[ScheduledTable, ...], LATER] = ()
 
     def __post_init__(self) -> None:
@@ -676,6 +700,11 @@ class Choice:
         if self.policy == Policy.TWO_STAGE and not any(each.forward_only for each in self.capacities):
             return (Score(self.backward_score),)
         return tuple(dict.fromkeys((Score(self.backward_score), Score(self.forward_score))))
+
+    def passes(self, microbatches: int) -> int:
+        """Passes over an owner's rows after which a chosen table repeats; 1 where no choice is by tie."""
+        by_tie = self.policy in (Policy.TWO_STAGE, Policy.JOINT)
+        return microbatches if self.rotate and by_tie else 1
 
     def capacity(self, block: int) -> BlockCapacity:
         """The capacity of one block's subnets."""

@@ -397,7 +397,7 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
     """
     if course.choice is None:
         raise PlanError("this run chooses no operations; give its job [operations] with a policy")
-    choice, choosers = course.choice, choosers_of(course)
+    choice, choosers, passes = course.choice, choosers_of(course), course.choice.passes(course.microbatches)
     if choice.policy == Policy.STANDARD or not choosers:
         return Operations(subnets=choice.subnets)
     given = scores_by_owner(course, choosers, scores) if choice.scores else {}
@@ -414,11 +414,12 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
         )
     return Operations(
         batches=tuple(
-            BatchOperations(owner=batches.owner, batch_id=batch_id, rows=rows)
+            BatchOperations(owner=batches.owner, batch_id=at // passes, rows=rows, of_pass=at % passes)
             for batches, codes in zip(batches_of(course), found, strict=True)
-            for batch_id, rows in enumerate(_rows(course, choosers, codes))
+            for at, rows in enumerate(_rows(course, choosers, codes))
         ),
         subnets=choice.subnets,
+        passes=passes,
     )
 
 
@@ -431,7 +432,7 @@ def _chosen(
     if scores is None:
         codes = drawn(knapsacks, seed=course.seed, owner=batches.owner, step=step)
     else:
-        summed = _by_chooser(choosers, scores)
+        summed = _by_chooser(choosers, scores).repeat(choice.passes(course.microbatches), axis=0)
         at = {score: summed[:, :, index].reshape(knapsacks.order.shape) for index, score in enumerate(choice.scores)}
         backward = at[Score(choice.backward_score)]
         forward = at.get(Score(choice.forward_score), np.zeros_like(backward))
@@ -439,7 +440,7 @@ def _chosen(
             codes = _full_where_all_fits(knapsacks, joint(knapsacks, backward, forward, choice.score_scale))
         else:
             codes = two_stage(knapsacks, backward, forward)
-    return codes.reshape(batches.num_batches, len(choosers), len(batches.sizes))
+    return codes.reshape(-1, len(choosers), len(batches.sizes))
 
 
 def _full_where_all_fits(knapsacks: Knapsacks, codes: Codes) -> Codes:
@@ -502,7 +503,8 @@ def _units_of(share: float) -> _Units:
 
 def _knapsacks(course: Course, choosers: Sequence[Chooser], batches: Batches, units: Sequence[_Units]) -> Knapsacks:
     limits = [limits_of(course, chooser, batches.sizes) for chooser in choosers]
-    count, each = batches.num_batches, math.gcd(*limits[0].costs)
+    passes, each = _choice(course).passes(course.microbatches), math.gcd(*limits[0].costs)
+    count = batches.num_batches * passes
     sizes = np.array(limits[0].costs) // each
     full, forward = (np.tile([unit[at] for unit in units], count) for at in (0, 1))
     full_rows = np.tile([limit.full // each for limit in limits], count)
@@ -512,14 +514,16 @@ def _knapsacks(course: Course, choosers: Sequence[Chooser], batches: Batches, un
         forward_costs=forward[:, None] * sizes,
         full_capacity=full * np.minimum(full_rows, sizes.sum()),
         forward_capacity=forward * np.minimum(forward_rows, sizes.sum()),
-        order=_order(choosers, count, len(sizes)),
+        order=_order(choosers, batches.num_batches, passes, len(sizes)),
     )
 
 
-def _order(choosers: Sequence[Chooser], batches: int, microbatches: int) -> Ints:
-    """The orders of ``Chooser.order`` for all batches and choosers."""
-    firsts = np.array([chooser.first for chooser in choosers])[None, :, None] + np.arange(batches)[:, None, None]
-    return ((firsts + np.arange(microbatches)) % microbatches).reshape(-1, microbatches)
+def _order(choosers: Sequence[Chooser], batches: int, passes: int, microbatches: int) -> Ints:
+    """The orders of ``Chooser.order`` for all batches, their passes, and all choosers."""
+    turned = (np.arange(batches)[:, None] + np.arange(passes)).reshape(-1, 1, 1)
+    firsts = np.array([chooser.first for chooser in choosers])[None, :, None] + turned
+    order: Ints = ((firsts + np.arange(microbatches)) % microbatches).reshape(-1, microbatches)
+    return order
 
 
 # ---- arrays and rows ----------------------------------------------------------------------------------

@@ -218,6 +218,7 @@ def choice_of(
         forward_score=settings.forward_score,
         score_scale=settings.score_scale,
         ties=settings.ties,
+        rotate=settings.rotate,
         is_counted=settings.full is not None and not pruning,
         refresh_steps=refresh or (PRUNING_STEPS if pruning else 0),
         groups=tuple((host.start, host.stop) for host in hosts) if settings.by_slice else (),

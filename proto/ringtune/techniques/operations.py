@@ -97,6 +97,8 @@ class OperationsSettings:
         forward_score: by what forward-only operations are chosen.
         score_scale: with policy joint: what a forward score counts against a backward score, each in parts of its mean.
         ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
+        rotate: whether each further pass over an owner's rows prefers the next micro-batch where scores tie, so that
+            after ``train.microbatches`` passes all rows were trained on equally often; with policy two-stage or joint.
         refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
         table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats. A
             file that a run wrote is refused where seed, batch size, micro-batches, blocks or owners' rows differ; of a
@@ -116,6 +118,7 @@ class OperationsSettings:
     forward_score: ScoreWord = Score.FISHER.value
     score_scale: Annotated[float, Bounds(gt=0, lt=math.inf)] = 1.0
     ties: TieWord = TieBreak.SPREAD.value
+    rotate: bool = False
     refresh_rounds: Annotated[int, Bounds(ge=0, le=MAX_STEPS)] = 0
     table: str = ""
 
@@ -281,14 +284,12 @@ class Chooser:
     first: int
     capacity: BlockCapacity
 
-    def first_of(self, batch_id: int, microbatches: int) -> int:
-        """The preferred micro-batch of a batch where scores tie."""
-        return (self.first + batch_id) % microbatches
+    def order(self, turned: int, microbatches: int) -> list[int]:
+        """All micro-batches of a batch in the order of preference where scores tie.
 
-    def order(self, batch_id: int, microbatches: int) -> list[int]:
-        """All micro-batches of a batch in the order of preference where scores tie."""
-        first = self.first_of(batch_id, microbatches)
-        return [(first + at) % microbatches for at in range(microbatches)]
+        ``turned`` is the batch's id plus the pass: by so many micro-batches all preferences are later.
+        """
+        return [(self.first + turned + at) % microbatches for at in range(microbatches)]
 
     def full_rows(self, share: float = 1.0) -> int:
         """Rows of full operations that C^pf allows; ``share`` is of a whole batch's rows."""
@@ -411,13 +412,14 @@ def expected_table(course: Course) -> Operations:
     if choice.policy == Policy.STANDARD:
         return Operations(subnets=choice.subnets)
     codes_of = _pruned if Policy(choice.policy).is_pruning else _spread
-    batches = []
+    batches, passes = [], choice.passes(course.microbatches)
     for owner in course.owners:
         sizes = course.microbatch_sizes(course.batch_rows(owner))
         for batch_id in range(num_batches(owner.train_rows, course.batch_size)):
-            rows = codes_of(course, sizes, batch_id % course.microbatches)
-            batches.append(BatchOperations(owner=owner.node, batch_id=batch_id, rows=rows))
-    return Operations(batches=tuple(batches), subnets=choice.subnets)
+            for of_pass in range(passes):
+                rows = codes_of(course, sizes, (batch_id + of_pass) % course.microbatches)
+                batches.append(BatchOperations(owner=owner.node, batch_id=batch_id, rows=rows, of_pass=of_pass))
+    return Operations(batches=tuple(batches), subnets=choice.subnets, passes=passes)
 
 
 def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -> tuple[str, ...]:
@@ -448,13 +450,13 @@ def kept_subnets(course: Course) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def _spread(course: Course, sizes: tuple[int, ...], batch_id: int) -> tuple[str, ...]:
-    return table_rows(course, [(chooser, _codes(course, chooser, sizes, batch_id)) for chooser in choosers_of(course)])
+def _spread(course: Course, sizes: tuple[int, ...], turned: int) -> tuple[str, ...]:
+    return table_rows(course, [(chooser, _codes(course, chooser, sizes, turned)) for chooser in choosers_of(course)])
 
 
-def _codes(course: Course, chooser: Chooser, sizes: tuple[int, ...], batch_id: int) -> list[str]:
+def _codes(course: Course, chooser: Chooser, sizes: tuple[int, ...], turned: int) -> list[str]:
     limits, codes = limits_of(course, chooser, sizes), [SHORTCUT] * len(sizes)
-    order = chooser.order(batch_id, len(sizes))
+    order = chooser.order(turned, len(sizes))
     for code, limit in ((FULL, limits.full), (FORWARD_ONLY, limits.forward_only)):
         rest = [micro for micro in order if codes[micro] == SHORTCUT]
         for at in _taken(tuple(limits.costs[micro] for micro in rest), limit):
@@ -482,7 +484,7 @@ def _most(costs: Sequence[int], limit: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _pruned(course: Course, sizes: tuple[int, ...], _batch_id: int) -> tuple[str, ...]:
+def _pruned(course: Course, sizes: tuple[int, ...], _turned: int) -> tuple[str, ...]:
     choosers = choosers_of(course)
     total = sum(chooser.stop - chooser.start for chooser in choosers)
     keep, kept, passed, found = kept_subnets(course), 0, 0, []

@@ -189,9 +189,35 @@ def test_rows_stand_in_the_order_of_first_use() -> None:
     assert len({id(row) for batch in again.batches for row in batch.rows}) == 2
 
 
+def test_passes_come_back() -> None:
+    """A batch of a later pass has its number; a table that repeats at once is written as before."""
+    (batch,) = table((ROW, OTHER)).batches
+    two = Operations(batches=(batch, dataclasses.replace(batch, rows=(OTHER, ROW), of_pass=1)), passes=2)
+    assert two.to_json()["batches"] == [["a", 0, 0], ["a", 0, 1, 1]]
+    assert Operations.from_json(json.loads(text_of(two))) == two != dataclasses.replace(two, passes=3)
+    assert [two.rows_of("a", 0, at)[0] for at in range(4)] == [ROW, OTHER, ROW, OTHER]
+    assert "passes" not in table((ROW, OTHER)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("passes", "of_pass", "message"),
+    [(0, 0, "repeat after 0 passes, it has to be 1 to 2"), (3, 0, "after 3 passes"), (2, 2, "are of pass 2"),
+     (2, -1, "are of pass -1"), (2, 0, "stand twice")],
+)  # fmt: skip
+def test_passes_that_no_table_has_are_refused(passes: int, of_pass: int, message: str) -> None:
+    """As many as micro-batches at most; each batch once in each."""
+    (batch,) = table((ROW, OTHER)).batches
+    spoiled = Operations(batches=(batch, dataclasses.replace(batch, of_pass=of_pass)), passes=passes)
+    with pytest.raises(PlanError, match=message):
+        spoiled.check(num_blocks=72, microbatches=2, batches={"a": 1})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("batches", [["a", 0, 0, 0]], r"batches\[0\] is not"),
+        ("batches", [["a", 0, 0, True]], r"batches\[0\] is not"),
+        ("passes", True, "passes"),
         ("batches", [["a", 0, 1], ["a", 1, 0]], "in the order in which batches use them"),
         ("batches", [["a", 0, 0]], "in the order in which batches use them"),
         ("batches", [["a", 0, 0], ["a", 1, 2]], r"batches\[1\] is not \[owner, batch id, place in rows\], of 2"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 import statistics
 from collections import Counter
 from fractions import Fraction
@@ -34,28 +36,59 @@ def test_equal_scores_give_the_expected_table(microbatches: int, subnets: int) -
     assert choose_table(course, made_scores(course, lambda *_: 1.0)) == expected_table(course)
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("kind", ["taylor", "weight-magnitude"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_two_stage_table_equals_reference(size: int) -> None:
-    """Each subnet of each batch has the codes of Algorithm 1, also with micro-batches of unequal rows."""
+def test_two_stage_table_equals_reference(size: int, kind: str, rotate: bool) -> None:
+    """Each subnet of each batch has the codes of Algorithm 1, also with micro-batches of unequal rows.
+
+    A further pass hands its micro-batches to Algorithm 1 from the next one on, which decides where scores tie.
+    """
     course = choosing_course(
         full=2, forward_only=1, microbatches=4, subnets=2, num_blocks=3, size=size, owners=2, forward_score="fisher",
-        backward_score="taylor",
+        backward_score=kind, rotate=rotate,
     )  # fmt: skip
     course = dataclasses.replace(course, batch_size=4 * size - size // 3)
-    scores = random_scores(course)
-    found = {(each.owner, each.batch_id): each.rows for each in choose_table(course, scores).batches}
-    sizes = course.microbatch_sizes()
-    for batch in ((owner.node, batch_id) for owner in course.owners for batch_id in range(2)):
+    lots, ties_at = random.Random(0), 0 if kind == "weight-magnitude" else None
+    scores = made_scores(course, lambda _entry, score, _subnet: 1.0 if score == ties_at else lots.random())
+    table, sizes = choose_table(course, scores), course.microbatch_sizes()
+    assert table.passes == (4 if rotate else 1)
+    for owner, batch_id, of_pass in itertools.product(course.owners, range(2), range(table.passes)):
+        batch = (owner.node, batch_id)
         values = {(each.micro, each.block): each.values for each in scores if each[:2] == batch}
         for chooser in choosers_of(course):
-            order = chooser.order(batch[1], 4)
+            order = [(chooser.first + batch_id + of_pass + at) % 4 for at in range(4)]
             backward, forward = (
                 [Fraction(values[micro, chooser.start][score][chooser.subnet]) for micro in order] for score in (0, 1)
             )
             rows = [sizes[micro] for micro in order]
             codes = knapsack_scheduling(backward, forward, (rows, rows), (chooser.full_rows(), chooser.forward_rows()))
             at = chooser.start * 2 + chooser.subnet
-            assert "".join(found[batch][micro][at] for micro in order) == codes
+            assert "".join(table.rows_of(*batch, of_pass)[micro][at] for micro in order) == codes
+
+
+@pytest.mark.parametrize(("policy", "repeats_after"), [("two-stage", 5), ("joint", 5), ("random", 1), ("magnitude", 1)])
+def test_rotation_trains_all_rows_alike(policy: str, repeats_after: int) -> None:
+    """As many passes as micro-batches make every subnet full for every one equally often; the first pass is as without.
+
+    What is chosen by lot, or passed by for good, has no ties to turn.
+    """
+    course = choosing_course(full=3, microbatches=5, num_blocks=3, subnets=2, policy=policy, ties="together")
+    assert course.choice is not None
+    turned = dataclasses.replace(course, choice=dataclasses.replace(course.choice, rotate=True))
+    plain, table = (choose_table(each, made_scores(each, lambda *_: 1.0)) for each in (course, turned))
+    assert (plain.passes, table.passes) == (1, repeats_after)
+    decided, owner = turned.decided((), table), course.owners[0].node
+    counts, seen = Counter[tuple[int, int, int]](), dict[int, set[tuple[str, ...]]]()
+    for at in range(2 * 10):  # ten passes over two batches
+        batch, rows = decided.batch_id(owner, at), decided.subnet_operations_of(owner, at)
+        assert at >= 2 or rows == plain.rows_of(owner, batch)
+        seen.setdefault(batch, set()).add(rows)
+        counts.update(
+            (batch, micro, place) for micro, row in enumerate(rows) for place, code in enumerate(row) if code == "1"
+        )
+    assert {len(found) for found in seen.values()} == {repeats_after}
+    assert repeats_after == 1 or (len(set(counts.values())), len(counts)) == (1, 2 * 5 * 6)
 
 
 @pytest.mark.parametrize("policy", ["two-stage", "random"])
@@ -323,7 +356,9 @@ def test_compute_is_never_exceeded(policy: str, batch_size: int, compute: float)
 
 
 @pytest.mark.parametrize("batch_size", [10, 11, 13])
-@pytest.mark.parametrize("settings", [{"full": 2, "forward_only": 1}, {"compute": 0.5}, {"compute": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"full": 2, "forward_only": 1, "rotate": True}, {"compute": 0.5}, {"compute": 0.7}], ids=str
+)
 def test_expected_table_is_what_equal_scores_give(batch_size: int, settings: dict[str, Any]) -> None:
     """Predictions assume the very table that weight magnitudes lead to."""
     course = uneven_course("two-stage", batch_size=batch_size, train_rows=2 * batch_size, **settings)

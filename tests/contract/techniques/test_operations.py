@@ -40,6 +40,7 @@ def test_operations_survive_toml_with_every_key() -> None:
         forward_score="gradient-magnitude",
         score_scale=0.25,
         ties="together",
+        rotate=True,
         refresh_rounds=3,
     )
     job = dataclasses.replace(JOB, operations=settings)
@@ -57,6 +58,7 @@ CHANGES = [
     {"operations.forward_score": "taylor"},
     {"operations.score_scale": 0.5},
     {"operations.ties": "together"},
+    {"operations.rotate": True},
     {"operations.refresh_rounds": 3},
     {"operations.compute": 0.5},
     {"operations.policy": "joint"},

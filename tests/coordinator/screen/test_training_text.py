@@ -290,6 +290,11 @@ def test_given_operations_are_written_by_micro_batch_and_block() -> None:
     text = plan_text(plan, {}, measured=False)
     assert text[-len(operations_lines(plan)) :] == operations_lines(plan)
     assert "operations are given, for 3 batches" in text
+    passes = tuple(dataclasses.replace(batches[0], of_pass=at) for at in range(2))
+    operations = Operations(batches=passes, subnets=2, passes=2)
+    turned = make_plan(SLICES, ["a"], num_blocks=2, microbatches=2, operations=operations)
+    assert operations_lines(turned)[4] == "  owner a, batch 0, pass 2 of 2"
+    assert choice_lines(turned) == ["operations are given, for 1 batches"]
 
 
 def test_operations_to_be_chosen_are_marked_as_assumed() -> None:
