@@ -90,11 +90,13 @@ class PatternShares(NamedTuple):
         patterns: pattern -> its share of all micro-batches of all blocks that are shared out; "" = all full.
         of_blocks: the same of each block that is shared out.
         visits: ``[start][stop]``: the share of micro-batches that have something to do in these blocks; empty if all.
+        active: the share of micro-batches that take part (``lowering.takes_part``).
     """
 
     patterns: Mapping[str, float]
     of_blocks: tuple[Mapping[str, float], ...]
     visits: Visits
+    active: float
 
     def mean_s(self, seconds: Callable[[str], float]) -> float:
         """Mean of what a pattern takes, over all micro-batches and blocks."""
@@ -141,6 +143,7 @@ def loads_of(course: Course, first: int) -> PatternShares | None:
     if table is None or not table.batches:
         return None
     rows = _rows_by_share(course)
+    nothing = SHORTCUT * (course.num_blocks * table.subnets)
     blocks = range(first, course.num_blocks)
     of_blocks = tuple(Counter[str]() for _ in blocks)
     for row, share in rows.items():
@@ -154,19 +157,27 @@ def loads_of(course: Course, first: int) -> PatternShares | None:
     if set(everywhere) == {""}:
         return None
     return PatternShares(
-        patterns=everywhere, of_blocks=of_blocks, visits=_visits(rows, table.subnets, course.num_blocks)
+        patterns=everywhere,
+        of_blocks=of_blocks,
+        visits=_visits(rows, table.subnets, course.num_blocks),
+        active=1 - rows.get(nothing, 0.0),
     )
 
 
 def _rows_by_share(course: Course) -> dict[str, float]:
-    """Every row of the expected table with its share of all micro-batches of the run; "" is all full."""
+    """Every row of the expected table with its share of all micro-batches of the run; "" is all full.
+
+    The row of a micro-batch that takes no part has shortcuts in the blocks that never train, too.
+    """
     table, found = expected_table(course), dict[str, float]()
+    idle = SHORTCUT * (len(course.trainable.blocks) * table.subnets)
     weights = dict(zip((owner.node for owner in course.owners), shares(course.owners, course.turns), strict=True))
     batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
     for entry in table.batches:
         each = weights[entry.owner] / (batches[entry.owner] * table.passes * len(entry.rows))
         for row in entry.rows:
-            found[row] = found.get(row, 0.0) + each
+            known = SHORTCUT * len(row) if row.endswith(idle) else row
+            found[known] = found.get(known, 0.0) + each
     left = 1.0 - sum(found.values())
     if left > _ALIKE:
         found[""] = left
@@ -379,7 +390,9 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         sending_s=taken[0],
         receiving_s=taken[1],
         owners=tuple(
-            dataclasses.replace(_owner(costs, draft, names, owner.node, at, up[names.index(owner.node)]), weight=weight)
+            _owner(
+                costs, draft, names, owner.node, at, up[names.index(owner.node)], weight, loads.active if loads else 1
+            )
             for owner, at, weight in zip(course.owners, sizes, weights, strict=True)
         ),
         owner_of={names.index(owner.node): index for index, owner in enumerate(course.owners)},
@@ -517,8 +530,16 @@ def _taken(costs: CourseCosts, names: Sequence[str], size: float) -> tuple[Row, 
 
 
 def _owner(
-    costs: CourseCosts, draft: Draft, names: Sequence[str], owner: str, size: float, uplink_s: float
+    costs: CourseCosts,
+    draft: Draft,
+    names: Sequence[str],
+    owner: str,
+    size: float,
+    uplink_s: float,
+    weight: float,
+    active: float,
 ) -> OwnerCosts:
+    """The seconds of an owner; ``active`` is the share of its micro-batches that take part."""
     node, top, kind = costs.nodes[owner], draft.course.head, StepKind.TRAIN
 
     def seconds(op: Op, start: int, stop: int) -> float:
@@ -531,9 +552,9 @@ def _owner(
     private_s = draft.private_blocks * seconds(Op.FORWARD_FREE, 0, 1)
     return OwnerCosts(
         node=names.index(owner),
-        weight=1.0,
-        embed_s=seconds(Op.EMBED, EMBEDDING, EMBEDDING + 1) + private_s,
-        head_s=seconds(Op.HEAD, top, top + 1),
+        weight=weight,
+        embed_s=active * (seconds(Op.EMBED, EMBEDDING, EMBEDDING + 1) + private_s),
+        head_s=active * seconds(Op.HEAD, top, top + 1),
         update_s=seconds(Op.UPDATE, top, top + 1),
         up_s=tuple(total for total, _ in up),
         down_s=tuple(total + behind_s for (total, _), behind_s in zip(down, embeddings_s, strict=True)),

@@ -131,7 +131,7 @@ class OwnerParts:
             set_mode(module, train=train)
 
     def num_targets(self, batch: Batch) -> int:
-        """Number of valid targets of a whole batch."""
+        """Number of valid targets of a batch."""
         return self._task.num_targets(batch)
 
     def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:
@@ -155,7 +155,7 @@ class OwnerParts:
         Args:
             hidden_BTD: output of the last block.
             batch: the rows of this micro-batch.
-            num_targets: valid targets of the whole batch, the divisor of the loss.
+            num_targets: valid targets of all micro-batches of the step, the divisor of the loss.
             at: (step, micro-batch), for dropout; None = without.
             weights: units that collect gradients: the head, and with tied weights the embedding.
             goes_down: whether the hidden state gets a gradient.

@@ -20,6 +20,7 @@ Source: RingAda, section IV, baseline PipeAdapter (several stored versions of th
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,7 @@ from edge.techniques.offload.pairs import PairsByKind
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import lowest_units
+from ringtune.schedule.lowering import lowest_units, takes_part
 from ringtune.schedule.operation_tables import pattern_of
 from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.units import Units
@@ -128,7 +129,8 @@ class OpenItem:
         batch: at the owner, from the first embedding or head to the last head.
         operations: of all subnets, per micro-batch; empty = all full.
         subnets: per block, in ``operations``.
-        num_targets: valid targets of the batch.
+        takes_part: whether each micro-batch does anything.
+        num_targets: valid targets of the micro-batches that take part.
         heads_left: number of head actions still to run.
     """
 
@@ -136,6 +138,7 @@ class OpenItem:
     trained: Units
     lowest: tuple[int, ...]
     offsets: tuple[int, ...]
+    takes_part: tuple[bool, ...]
     operations: tuple[str, ...] = ()
     subnets: int = 1
     batch: Batch | None = None
@@ -145,7 +148,7 @@ class OpenItem:
     @staticmethod
     def of(course: Course, item: Item) -> OpenItem:
         """Open an item before its first action; ``course`` is that of the item's turn."""
-        sizes = course.microbatch_sizes(item.rows)
+        sizes, active = course.microbatch_sizes(item.rows), takes_part(course, item)
         return OpenItem(
             item=item,
             trained=trained(course, item.kind, item.step),
@@ -153,7 +156,8 @@ class OpenItem:
             offsets=tuple(sum(sizes[:index]) for index in range(len(sizes) + 1)),
             operations=course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else (),
             subnets=course.subnets,
-            heads_left=len(sizes),
+            takes_part=active,
+            heads_left=sum(active),
         )
 
     def patterns(self, action: Action) -> dict[int, str]:
@@ -173,7 +177,8 @@ class OpenItem:
         """Return the rows of the action's micro-batch at their owner; the first action of an item makes the batch."""
         if self.batch is None:
             batch = dataset.batch(course, self.item)
-            self.num_targets = owner.num_targets(batch)
+            parts = zip(itertools.pairwise(self.offsets), self.takes_part, strict=True)
+            self.num_targets = sum(owner.num_targets(batch.rows(*rows)) for rows, is_active in parts if is_active)
             self.batch = batch.to(device)
         return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])
 

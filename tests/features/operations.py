@@ -25,7 +25,7 @@ from tests.features.feature import FOUR, TWO, Feature, Run, Wanted, inputs, on_o
 from tests.features.models import of_family
 from tests.support.choosing import make_choice
 from tests.support.moves import Slices
-from tests.support.operation_masks import Masks, mixed_table
+from tests.support.operation_masks import Masks, mixed_table, taking_part
 from tests.support.operation_masks import one_process as masked_process
 from tests.support.rounded import LORA
 from tests.support.stale_reference import StaleProcess
@@ -55,6 +55,17 @@ def random_table(seed: int, owners: tuple[str, ...], codes: str, passes: int = 1
     return Operations(batches=tuple(entries), passes=passes)
 
 
+def with_idle(table: Operations) -> Operations:
+    """The same table with a micro-batch of each batch that passes all blocks by."""
+    batches = [
+        dataclasses.replace(
+            entry, rows=tuple(SHORTCUT * 4 if at == index % 4 else row for at, row in enumerate(entry.rows))
+        )
+        for index, entry in enumerate(table.batches)
+    ]
+    return dataclasses.replace(table, batches=tuple(batches))
+
+
 TABLES = [
     Feature(
         name=f"table/{adapter}-{method}",
@@ -80,7 +91,8 @@ TABLES += [
             "method": "all",
             "microbatches": 4,
             "owners": ("a", "b"),
-            "operations": random_table(3, ("a", "b"), "11123", passes=3),
+            "optimizer": "sgd",
+            "operations": with_idle(random_table(3, ("a", "b"), "11123", passes=3)),
             "num_steps": 24,
             "checkpoint_every": 12,
         },
@@ -116,6 +128,10 @@ class StaleWithMasks(StaleProcess):
         super().__post_init__()
         self._course = self.plan.course
         self._masks = Masks(self.model, self._course.subnets)
+
+    def taking_part(self, item: Item, count: int) -> Sequence[int]:
+        """Those that pass not all blocks by."""
+        return taking_part(self._course.subnet_operations_of(item.owner, item.batch), self._course.subnets, 0)
 
     def begin(self, item: Item, micro: int) -> None:
         """Look the row of the micro-batch up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,12 +104,15 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
             for value in parameters:
                 value.requires_grad_(index >= lowest)
         batch = datasets[item.owner].batch(plan.course, item)
-        all_targets = targets_of(case.task, batch)[1]
         stream = batch_ids[item.owner]
         at_pass = item.batch // -(-stream.num_rows // 8) % table.passes
-        for micro, row in enumerate(rows_of[item.owner, stream.batch_id(item.batch), at_pass]):
-            masks.row = row
-            rows = batch.rows(micro * 2, micro * 2 + 2)
+        table_rows = rows_of[item.owner, stream.batch_id(item.batch), at_pass]
+        parts = {
+            micro: batch.rows(micro * 2, micro * 2 + 2) for micro in taking_part(table_rows, table.subnets, lowest)
+        }
+        all_targets = sum(targets_of(case.task, rows)[1] for rows in parts.values())
+        for micro, rows in parts.items():
+            masks.row = table_rows[micro]
             targets, count = targets_of(case.task, rows)
             (model(**inputs_of(model, rows), **targets).loss * (count / all_targets)).backward()
         for group in optimizer.param_groups:
@@ -120,6 +123,13 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
         name: value for name, value in model.state_dict().items() if name.startswith(("heads.ringtune.", "score."))
     }
     return adapter_of(model) | heads
+
+
+def taking_part(rows: Sequence[str], subnets: int, lowest: int) -> list[int]:
+    """The micro-batches that are not passed by all blocks from ``lowest`` on; all where none else is left."""
+    return [micro for micro, row in enumerate(rows) if row[lowest * subnets :].strip(SHORTCUT)] or list(
+        range(len(rows))
+    )
 
 
 def train_items(plan: Plan) -> Iterator[Any]:

@@ -7,7 +7,8 @@ and its gradient goes to the newest ones. The head is never stale. The schedule'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,17 +98,20 @@ class StaleProcess:
     def loss(self, item: Item, used: Tensors) -> torch.Tensor:
         """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
         batch = self.datasets[item.owner].batch(self.plan.course, item)
-        _, all_targets = targets_of(self.job.model.task, batch)
+        ends = list(itertools.accumulate(self.plan.course.microbatch_sizes(item.rows), initial=0))
+        parts = {micro: batch.rows(ends[micro], ends[micro + 1]) for micro in self.taking_part(item, len(ends) - 1)}
+        all_targets = sum(targets_of(self.job.model.task, rows)[1] for rows in parts.values())
         losses: list[torch.Tensor] = []
-        first = 0
-        for size in self.plan.course.microbatch_sizes(item.rows):
-            rows = batch.rows(first, first + size)
-            first += size
-            self.begin(item, len(losses))
+        for micro, rows in parts.items():
+            self.begin(item, micro)
             targets, count = targets_of(self.job.model.task, rows)
             output = functional_call(self.model, used, kwargs={**inputs_of(self.model, rows), **targets})
             losses.append(output.loss * (count / all_targets))
         return torch.stack(losses).sum()
+
+    def taking_part(self, item: Item, count: int) -> Sequence[int]:
+        """The micro-batches of an item, of ``count``, that are trained on: all."""
+        return range(count)
 
     def begin(self, item: Item, micro: int) -> None:
         """Do what is to be done before the forward of a micro-batch; nothing here."""

@@ -54,6 +54,7 @@ the usual time in frozen forwards would take twice the time in backwards.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections import deque
@@ -66,7 +67,7 @@ from ringtune.costs.links import KEPT_SAMPLES, Pair, RecordedLinks, has_rate
 from ringtune.costs.profile import BLOCK_WORKS, PART_OF, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import lowest_units, subnet_rows
+from ringtune.schedule.lowering import lowest_units, subnet_rows, takes_part
 from ringtune.schedule.operation_tables import patterns_of
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
@@ -190,13 +191,17 @@ _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
 class _OpenItem(NamedTuple):
-    """A granted item: per micro-batch its lowest unit with a gradient, its padded tokens, and its operations if any."""
+    """A granted item: per micro-batch its lowest unit with a gradient, its padded tokens, and its operations if any.
+
+    ``embedded`` has the padded tokens of those that take part.
+    """
 
     item: Item
     lowest: tuple[int, ...]
     sizes: tuple[float, ...]
     rows: tuple[str, ...]
     subnets: int
+    embedded: tuple[float, ...]
 
 
 class _Sample(NamedTuple):
@@ -272,9 +277,8 @@ class RecordedProfile:
             parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
             owner = self._facts[item.owner]
             sizes = tuple(padded_size(owner, max_length=course.max_length, rows=rows, kind=item.kind) for rows in parts)
-            self._open[item.seq] = _OpenItem(
-                item, lowest_units(course, item), sizes, subnet_rows(course, item), subnets
-            )
+            rows, embedded = subnet_rows(course, item), tuple(itertools.compress(sizes, takes_part(course, item)))
+            self._open[item.seq] = _OpenItem(item, lowest_units(course, item), sizes, rows, subnets, embedded)
 
     def turn_done(self, turn: Turn) -> None:
         """Forget a turn that is done: no more of its actions count."""
@@ -343,9 +347,9 @@ class RecordedProfile:
         """
         found = self._shared.setdefault(entry.item.seq, [])
         found.append(seconds)
-        if len(found) == len(entry.sizes):
+        if len(found) == len(entry.embedded):
             work = Work(action.op.timing.work)
-            self._add(node, work, statistics.fmean(found), statistics.fmean(entry.sizes))
+            self._add(node, work, statistics.fmean(found), statistics.fmean(entry.embedded))
 
     def _cost_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
         """By the profile, the seconds of an action over those it would take if all its blocks were full.

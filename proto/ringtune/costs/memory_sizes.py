@@ -295,7 +295,16 @@ def tables_bytes(course: Course) -> int:
         return 0
     batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
     row_bytes = _ROW_BYTES + course.num_blocks * (course.subnets + 1)
-    return _num_tables(course) * batches * (_BATCH_BYTES + course.microbatches * row_bytes)
+    return _num_tables(course) * _num_passes(course) * batches * (_BATCH_BYTES + course.microbatches * row_bytes)
+
+
+def _num_passes(course: Course) -> int:
+    """The passes of the largest table that a run may have."""
+    choice, given = course.choice, [course.operations] if course.operations else []
+    if choice is None:
+        return max((table.passes for table in given), default=1)
+    given += [table.operations for table in choice.tables]
+    return max([choice.passes(course.microbatches), *(table.passes for table in given)])
 
 
 def _num_tables(course: Course) -> int:

@@ -8,9 +8,10 @@ The engine, the simulator and the printed table all use this one lowering of cou
     a |            <h0@c  f[0,1)  f[1,2)  >h2@b
     b |                                   <h2@a  f[2,3)  F[3,4)  >h4@c   <g4@c  B[3,4)  U[3,4)
 
-With an operation table, a way is that of its pattern. A slice whose blocks are all skipped is passed by: its
-predecessor sends straight to its successor, and a slice without any full block gets no gradient. Where a micro-batch is
-at a node anyway, skipped blocks are an ``S``, so that micro-batches pass every unit of a slice in their order::
+With an operation table, a way is that of its pattern; a micro-batch that passes all trained blocks by has none. A slice
+whose blocks are all skipped is passed by: its predecessor sends straight to its successor, and a slice without any full
+block gets no gradient. Where a micro-batch is at a node anyway, skipped blocks are an ``S``, so that micro-batches pass
+every unit of a slice in their order::
 
     pattern 1131, lowest trained block 0          pattern 3311
 
@@ -118,8 +119,8 @@ class Segment(NamedTuple):
 
 
 def way(plan: Plan, item: Item, micro: int) -> Way:
-    """The legs of one micro-batch of ``item`` at every node; nothing for a checkpoint."""
-    if item.kind is StepKind.CHECKPOINT:
+    """The legs of one micro-batch of ``item`` at every node; none for one that takes no part, and for a checkpoint."""
+    if item.kind is StepKind.CHECKPOINT or not takes_part(plan.course, item)[micro]:
         return {}
     lowest, pattern = lowest_and_pattern(plan.course, item, micro)
     lane = lane_of(plan.placement, micro)
@@ -154,6 +155,23 @@ def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str
         return units.lowest, pattern
     full = (block for block in units.blocks if pattern[block] == FULL)
     return (EMBEDDING if units.has_embedding else next(full, course.head)), pattern
+
+
+def takes_part(course: Course, item: Item) -> tuple[bool, ...]:
+    """Whether each micro-batch of an item is embedded, passes blocks and enters the head.
+
+    One that passes every block by which trains at its step does nothing. Where that would be all micro-batches of the
+    item, all take part, so that the head trains.
+    """
+    count, rows = num_microbatches(course, item), patterns(course, item)[: num_microbatches(course, item)]
+    blocks = trained(course, item.kind, item.step).blocks if rows else ()
+    return _takes_part(rows, tuple(blocks)) if blocks else (True,) * count
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_part(rows: tuple[str, ...], blocks: tuple[int, ...]) -> tuple[bool, ...]:
+    found = tuple(any(row[block] != SHORTCUT for block in blocks) for row in rows)
+    return found if any(found) else (True,) * len(found)
 
 
 def lowest_units(course: Course, item: Item) -> tuple[int, ...]:
