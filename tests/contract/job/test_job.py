@@ -109,6 +109,7 @@ backward_score = "weight-magnitude"
 forward_score = "fisher"
 score_scale = 1.0
 ties = "spread"
+rotate = false
 refresh_rounds = 0
 table = ""
 

@@ -17,6 +17,7 @@ from ringtune.schedule.lowering import (
     lowest_units,
     num_microbatches,
     route,
+    takes_part,
     way,
 )
 from ringtune.schedule.methods import RingAda
@@ -227,6 +228,18 @@ def test_lowest_units_are_those_of_each_micro_batch() -> None:
     assert lowest_units(shallow.course, item) == (3, 3, 4, 3)
 
 
+def test_micro_batch_that_passes_all_trained_blocks_by_does_nothing() -> None:
+    """No node has a leg of it. What trains at the item's step decides, and the head alone is never passed by."""
+    plan = _with_rows("1131", "3333", "1113", "2222")
+    item = train_items(plan)[0]
+    assert takes_part(plan.course, item) == (True, False, True, True)
+    assert [way(plan, item, micro) == {} for micro in range(4)] == [False, True, False, False]
+    shallow = changed(plan, method=RingAda(every_steps=99))
+    assert takes_part(shallow.course, item) == (True, False, False, True)
+    nothing = _with_rows("3333", "3333")
+    assert takes_part(nothing.course, train_items(nothing)[0]) == (True, True)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_lower_of_any_pattern_is_one_path_through_what_it_does_not_skip(seed: int) -> None:
     """For any plan and table: what keeps a graph is full and trained or above; gradients go there and nowhere else."""
@@ -241,6 +254,10 @@ def test_lower_of_any_pattern_is_one_path_through_what_it_does_not_skip(seed: in
             assert sent == received
             assert {(source, target) for _, _, source, target in sent} <= allowed
             codes = lowest_and_pattern(course, item, micro)[1] or "1" * course.num_blocks
+            if not table:
+                blocks = trained(course, item.kind, item.step).blocks
+                assert blocks and {codes[block] for block in blocks} == {"3"}
+                continue
             ran = {
                 op: sorted(block for _, leg in found if leg.op is op for block in range(leg.start, leg.stop))
                 for op in (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD, Op.SKIP)
