@@ -1,59 +1,74 @@
 """``python -m tests.bench.d2ft_accuracy``: what operations cost in accuracy, on text and images, three seeds each.
 
-Every run is a process of one node with one thread and keeps its result in ``build/bench/d2ft_accuracy/runs``; a run
-that has one is not repeated: remove the folder after a change of the code. So ``--only TASK ADAPTER POLICY ...`` does
-the bench in parts, two of them side by side too. At the end, and with ``--only table``, the tables of all results are
-written to ``build/bench/d2ft_accuracy.json`` and ``.md``. Exits with 1 if a target is missed.
+Each kind has three learning rates of its own. Each is tried with the first seed; the best of them, by accuracy, trains
+with the other seeds too. Every run is a process of one node with one thread and keeps its result in
+``build/bench/d2ft_accuracy/runs``; a run that has one is not repeated: remove the folder after a change of the code. So
+``--only TASK ADAPTER OPTIMIZER LABEL ...`` does the bench in parts, two of them side by side too. At the end, and with
+``--only table``, the tables of all results are written to ``build/bench/d2ft_accuracy.json`` and ``.md``. Exits with 1
+if a target is missed.
 
 ======== =========================================================================================================
-part     what is trained
+part     what is trained; 5 micro-batches of 4 rows, unless it says otherwise
 ======== =========================================================================================================
-policies standard (all full); at 60 % compute, which is 3 of 5 micro-batches full: two-stage, random, magnitude and
-         magnitude-gradient; with ``adapter.config`` full, seq_bn and lora. Beside them, not judged: two-stage and
-         random with 2 full and 2 forward-only of 5, and two-stage whose ties fall together
-pairs    the eight pairs of scores of the paper's Table III: two-stage, 2 full and 2 forward-only of 5, ``full``
+policies standard (all full), and standard for 60 % of the steps; at 60 % compute, which is 3 of 5 micro-batches full:
+         rotate (two-stage, ties together, the table turned in each pass), together, spread, random, magnitude and
+         magnitude-gradient; rotate with 2 full and 2 forward-only of 5. With ``adapter.config`` full, seq_bn and
+         lora, and with AdamW and momentum
+pairs    Table III: its eight pairs of scores, as rotate, 2 full and 2 forward-only of 5; ``full``, AdamW
+heads    Table V: as rotate, with 1, 2 and more heads a subnet; ``full``, AdamW
+micro    Table VI: as rotate, with 5, 10 and 20 micro-batches of the same batch; ``full``, AdamW
+forward  Table IX: as rotate, 1 full and 0 to 4 forward-only of 5; ``full``, AdamW
+joint    Table X: policy joint, 2 full and 2 forward-only of 5, forward scores times 0.1, 0.2 and 1; ``full``, AdamW
 ======== =========================================================================================================
 
-Targets: with ``full``, two-stage at most 2 points below standard, and above random, magnitude and magnitude-gradient.
-Text is MiniLM on sentences of film reviews. Images are five classes of Fashion-MNIST that a small vision transformer
-never saw.
+Targets: rotate at 60 % at most 1 point below standard with ``full``, 2 points with LoRA and seq_bn, and above every
+other kind of equal compute. Text is MiniLM on sentences of film reviews. Images are five classes of Fashion-MNIST that
+a small vision transformer never saw.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtune.storage.durable import write_durably
-from tests.bench.d2ft_tasks import TASKS, Task
+from tests.bench.d2ft_tasks import TASKS
 from tests.bench.kept_results import conclude, results_of, say, spread_text
 from tests.bench.rings import run_ring
 
 OUT = Path("build/bench/d2ft_accuracy")
 ADAPTERS = {"full": "full", "seq_bn": "seq_bn", "lora": "lora[r=8]"}
+MAX_BELOW = {"full": 0.01, "seq_bn": 0.02, "lora": 0.02}
+OPTIMIZERS = ("adamw", "momentum")
+SEEDS = (0, 1, 2)
+_SHORT_STEPS, _MICROBATCHES = 0.6, 5
+_TURNED: dict[str, object] = {
+    "operations.policy": "two-stage",
+    "operations.ties": "together",
+    "operations.rotate": True,
+}
 _COMPUTE: dict[str, object] = {"operations.compute": 0.6}
 _MIXED: dict[str, object] = {"operations.full": 2, "operations.forward_only": 2}
-BUDGETS: dict[str, dict[str, object]] = {
+POLICIES: dict[str, dict[str, object]] = {
     "standard": {},
-    "two-stage": {"operations.policy": "two-stage", **_COMPUTE},
-    "random": {"operations.policy": "random", **_COMPUTE},
-    "magnitude": {"operations.policy": "magnitude", **_COMPUTE},
-    "magnitude-gradient": {"operations.policy": "magnitude-gradient", **_COMPUTE},
-    "two-stage 2+2": {"operations.policy": "two-stage", **_MIXED},
-    "random 2+2": {"operations.policy": "random", **_MIXED},
-    "two-stage together": {"operations.policy": "two-stage", "operations.ties": "together", **_COMPUTE},
+    "standard 60": {},
+    "rotate": {**_TURNED, **_COMPUTE},
+    "together": {**_TURNED, **_COMPUTE, "operations.rotate": False},
+    "spread": {"operations.policy": "two-stage", "operations.ties": "spread", "operations.rotate": False, **_COMPUTE},
+    **{name: {"operations.policy": name, **_COMPUTE} for name in ("random", "magnitude", "magnitude-gradient")},
+    "rotate 2+2": {**_TURNED, **_MIXED},
 }
-"""The keys of each policy; the first five are judged, the others stand beside them."""
+"""The keys of each policy; all but the first and the last have 60 % of the compute of the first."""
 
-POLICIES = tuple(BUDGETS)
-JUDGED = ("standard", "two-stage", "random", "magnitude", "magnitude-gradient")
-WORSE = ("random", "magnitude", "magnitude-gradient")
+EQUAL_COMPUTE = tuple(label for label in POLICIES if label not in ("standard", "rotate", "rotate 2+2"))
 PAIRS = (
     ("weight-magnitude", "fisher"),
     ("fisher", "weight-magnitude"),
@@ -65,66 +80,85 @@ PAIRS = (
     ("taylor", "weight-magnitude"),
 )
 """(backward, forward), in the order of the paper."""
+_PARTS: dict[str, dict[str, dict[str, object]]] = {
+    "pairs": {
+        f"{backward} {forward}": {
+            **_TURNED,
+            **_MIXED,
+            "operations.backward_score": backward,
+            "operations.forward_score": forward,
+        }
+        for backward, forward in PAIRS
+    },
+    "micro": {f"{count} micro-batches": {**_TURNED, **_COMPUTE, "train.microbatches": count} for count in (5, 10, 20)},
+    "forward": {
+        f"1 full, {count} forward-only": {**_TURNED, "operations.full": 1, "operations.forward_only": count}
+        for count in range(5)
+    },
+    "joint": {
+        f"joint, scale {scale}": {**_TURNED, **_MIXED, "operations.policy": "joint", "operations.score_scale": scale}
+        for scale in (0.1, 0.2, 1.0)
+    },
+}
+"""The labels of each part that is trained with ``full`` and AdamW alone, and their keys; heads depend on the task."""
 
-SEEDS = (0, 1, 2)
-MICROBATCHES, MAX_BELOW = 5, 0.02
 
+class Kind(NamedTuple):
+    """What is trained: a task, an adapter, an optimizer, and the keys that ``label`` names in the tables."""
 
-class Run(NamedTuple):
-    """One run: what is trained how, and its keys of ``[operations]``; ``label`` stands in the table."""
-
+    part: str
     task: str
     adapter: str
+    optimizer: str
     label: str
-    seed: int
-    operations: Mapping[str, object]
+    keys: Mapping[str, object]
 
     @property
-    def name(self) -> str:
-        """Unique, and fit for a file."""
-        return f"{self.task}-{self.adapter}-{self.label.replace(' ', '_')}-{self.seed}"
+    def rates(self) -> tuple[float, ...]:
+        """Learning rates to choose from."""
+        return TASKS[self.task].learning_rates[self.optimizer, self.adapter]
+
+    @property
+    def steps(self) -> int:
+        """Steps of a run."""
+        steps = TASKS[self.task].steps
+        return round(_SHORT_STEPS * steps) if self.label == "standard 60" else steps
+
+    def name(self, rate: float, seed: int) -> str:
+        """The name of a run, fit for a file."""
+        words = (self.part, self.task, self.adapter, self.optimizer, self.label, f"{rate:g}", str(seed))
+        return "-".join(words).replace(" ", "_").replace(",", "")
 
 
-def all_runs(seeds: Iterable[int]) -> list[Run]:
-    """Every run, seed by seed, so that a bench that is cut short has all kinds."""
-    return [run for seed in seeds for task in TASKS for run in (*_policies(task, seed), *_pairs(task, seed))]
+def kinds() -> Iterator[Kind]:
+    """Every kind, policies first."""
+    for task, adapter, optimizer in itertools.product(TASKS, ADAPTERS, OPTIMIZERS):
+        yield from (Kind("policies", task, adapter, optimizer, label, keys) for label, keys in POLICIES.items())
+    for task in TASKS:
+        heads = {f"{count} heads": {**_TURNED, **_COMPUTE, "operations.heads": count} for count in TASKS[task].heads}
+        for part, labels in {**_PARTS, "heads": heads}.items():
+            yield from (Kind(part, task, "full", "adamw", label, keys) for label, keys in labels.items())
 
 
-def _policies(task: str, seed: int) -> list[Run]:
-    return [Run(task, adapter, policy, seed, keys) for adapter in ADAPTERS for policy, keys in BUDGETS.items()]
-
-
-def _pairs(task: str, seed: int) -> list[Run]:
-    counts: dict[str, object] = {"operations.policy": "two-stage", "operations.full": 2, "operations.forward_only": 2}
-    return [
-        Run(
-            task,
-            "full",
-            f"pair {backward} {forward}",
-            seed,
-            {**counts, "operations.backward_score": backward, "operations.forward_score": forward},
-        )
-        for backward, forward in PAIRS
-    ]
-
-
-def train(run: Run, task: Task, steps: int) -> dict[str, Any]:
+def train(kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
     """Train and evaluate; returns the result."""
-    folder, began_s = OUT / "work" / run.name, time.monotonic()
+    folder, began_s = OUT / "work" / kind.name(rate, seed), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    job = task.write_job(
+    job = TASKS[kind.task].write_job(
         folder / "job.toml",
-        adapter=ADAPTERS[run.adapter],
-        learning_rate=task.learning_rates[run.adapter],
-        seed=run.seed,
+        adapter=ADAPTERS[kind.adapter],
+        learning_rate=rate,
+        seed=seed,
         steps=steps,
-        microbatches=MICROBATCHES,
-        operations=run.operations,
+        microbatches=_MICROBATCHES,
+        more={"train.optimizer": kind.optimizer, **kind.keys},
     )
     report = run_ring(job, folder / "run", nodes=1).report
+    shutil.rmtree(folder)
     return {
-        **run._asdict(),
-        "operations": dict(run.operations),
+        **{name: value for name, value in kind._asdict().items() if name != "keys"},
+        "rate": rate,
+        "seed": seed,
         "steps": report["steps"],
         "accuracy": report["eval"]["accuracy"],
         "loss": report["eval"]["loss"],
@@ -134,93 +168,114 @@ def train(run: Run, task: Task, steps: int) -> dict[str, Any]:
     }
 
 
-# ---- the table -------------------------------------------------------------------------------------
+def kept(folder: Path, kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
+    """The result of a run, which is trained if it has none yet."""
+    path = folder / f"{kind.name(rate, seed)}.json"
+    if not path.exists():
+        result = train(kind, rate, seed, steps)
+        write_durably(path, (json.dumps(result) + "\n").encode())
+        say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
-Groups = dict[tuple[str, str, str], list[float]]
+
+# ---- the tables ------------------------------------------------------------------------------------
+
+Column = tuple[str, str, str]
+"""Task, optimizer, adapter."""
+Groups = dict[tuple[str, Column, str], list[float]]
 
 
-def grouped(results: Sequence[Mapping[str, Any]]) -> Groups:
-    """Accuracies by (task, adapter, label)."""
-    found: Groups = {}
+def at_best(results: Sequence[Mapping[str, Any]]) -> Groups:
+    """Accuracies at the best rate of the first seed, by (part, column, label)."""
+    by_kind: dict[tuple[str, Column, str], list[Mapping[str, Any]]] = {}
     for result in results:
-        if result["accuracy"] is not None:
-            found.setdefault((result["task"], result["adapter"], result["label"]), []).append(result["accuracy"])
+        column = (result["task"], result["optimizer"], result["adapter"])
+        by_kind.setdefault((result["part"], column, result["label"]), []).append(result)
+    found: Groups = {}
+    for key, runs in by_kind.items():
+        best = best_rate(runs)
+        found[key] = [run["accuracy"] for run in runs if run["rate"] == best]
     return found
 
 
+def best_rate(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """The learning rate of the best run of a kind with the first seed, the lowest of equals; None without any."""
+    first = [run for run in runs if run["seed"] == SEEDS[0]]
+    return float(max(first, key=lambda run: (run["accuracy"], -run["rate"]))["rate"]) if first else None
+
+
 def table_text(groups: Groups) -> str:
-    """Write the results as tables in Markdown: one of policies and one of pairs for each task."""
+    """Write the results as tables in Markdown: for each part and task a row for each label."""
     parts = []
-    for task in TASKS:
-        rows = [
-            [policy, *(_cell(groups, task, adapter, policy) for adapter in ADAPTERS)]
-            for policy in POLICIES
-            if any((task, adapter, policy) in groups for adapter in ADAPTERS)
+    for part, task in itertools.product(dict.fromkeys(part for part, _, _ in groups), TASKS):
+        columns = list(dict.fromkeys(column for name, column, _ in groups if (name, column[0]) == (part, task)))
+        labels = list(dict.fromkeys(label for name, column, label in groups if name == part and column in columns))
+        order = {kind.label: place for place, kind in enumerate(kinds())}
+        lines = [
+            [
+                label,
+                *(spread_text(values) if (values := groups.get((part, column, label))) else "-" for column in columns),
+            ]
+            for label in sorted(labels, key=lambda label: order.get(label, len(order)))
         ]
-        pairs = [
-            [backward, forward, _cell(groups, task, "full", f"pair {backward} {forward}")]
-            for backward, forward in PAIRS
-            if (task, "full", f"pair {backward} {forward}") in groups
-        ]
-        for titles, lines in ((["policy", *ADAPTERS], rows), (["backward score", "forward score", "full"], pairs)):
-            if lines:
-                table = "\n".join("| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *lines))
-                parts.append(f"{TASKS[task].title}\n\n{table}\n")
+        if lines:
+            titles = [part, *(f"{adapter}, {optimizer}" for _, optimizer, adapter in columns)]
+            table = "\n".join("| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *lines))
+            parts.append(f"{TASKS[task].title}\n\n{table}\n")
     return "\n".join(parts)
 
 
-def _cell(groups: Groups, task: str, adapter: str, label: str) -> str:
-    values = groups.get((task, adapter, label))
-    return spread_text(values) if values else "-"
-
-
 def misses(groups: Groups) -> list[str]:
-    """Write which targets are missed, or were not measured."""
+    """Write which targets are missed, or were not measured with all seeds."""
     found = []
-    for task in TASKS:
-        means = {policy: statistics.mean(values) for policy in JUDGED if (values := groups.get((task, "full", policy)))}
-        if len(means) < len(JUDGED):
-            found.append(f"{task}: not measured: {', '.join(policy for policy in JUDGED if policy not in means)}")
+    for column in itertools.product(TASKS, OPTIMIZERS, ADAPTERS):
+        name, labels = ", ".join(column), ("standard", "rotate", *EQUAL_COMPUTE)
+        values = {label: groups.get(("policies", column, label), []) for label in labels}
+        if missing := [label for label, each in values.items() if len(each) < len(SEEDS)]:
+            found.append(f"{name}: not measured with all seeds: {', '.join(missing)}")
             continue
-        chosen = means["two-stage"]
-        if chosen < means["standard"] - MAX_BELOW:
-            found.append(f"{task}: two-stage {chosen:.1%}, standard {means['standard']:.1%}, at most 2 points below")
+        means = {label: statistics.mean(each) for label, each in values.items()}
+        chosen, limit = means["rotate"], MAX_BELOW[column[2]]
+        if chosen < means["standard"] - limit:
+            found.append(f"{name}: rotate {chosen:.1%}, standard {means['standard']:.1%}, at most {limit:.0%} below")
         found += [
-            f"{task}: two-stage {chosen:.1%} is not above {other} {means[other]:.1%}"
-            for other in WORSE
+            f"{name}: rotate {chosen:.1%} is not above {other} {means[other]:.1%}"
+            for other in EQUAL_COMPUTE
             if chosen <= means[other]
         ]
     return found
 
 
-def wanted(runs: Iterable[Run], words: Sequence[str]) -> list[Run]:
-    """The runs that have every word: a task, an adapter, a policy, ``policies`` or ``pairs``."""
-    return [run for run in runs if all(word in (run.task, run.adapter, run.label, _kind(run)) for word in words)]
+def wanted(words: Sequence[str]) -> list[Kind]:
+    """The kinds that have every word: a part, a task, an adapter, an optimizer, a label."""
+    return [kind for kind in kinds() if all(word in kind[:5] for word in words)]
 
 
-def _kind(run: Run) -> str:
-    return "policies" if run.label in POLICIES else "pairs"
+def rates_of(kind: Kind, seed: int, results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """The rates of a kind to train with a seed: all with the first one, then the best of them."""
+    if seed == SEEDS[0]:
+        return kind.rates
+    best = best_rate([run for run in results if tuple(run[name] for name in Kind._fields[:5]) == kind[:5]])
+    return (best,) if best is not None else ()
 
 
 def main() -> int:
     """Train what has no result yet; write and judge all results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    known = [*TASKS, *ADAPTERS, *POLICIES, "policies", "pairs", "table"]
-    parser.add_argument("--only", nargs="*", default=[], choices=known, help="runs that have all of these words")
+    known = list(dict.fromkeys(word for kind in kinds() for word in kind[:5]))
+    parser.add_argument(
+        "--only", nargs="*", default=[], choices=[*known, "table"], help="kinds with all of these words"
+    )
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS), help="seeds of the runs")
-    parser.add_argument("--steps", type=int, default=0, help="of each run; 0 = those of its task; few only try it out")
+    parser.add_argument("--steps", type=int, default=0, help="of each run; 0 = those of its kind; few only try it out")
     options = parser.parse_args()
-    kept = OUT / ("runs" if not options.steps else f"runs-{options.steps}-steps")
-    for run in [] if "table" in options.only else wanted(all_runs(options.seeds), options.only):
-        path = kept / f"{run.name}.json"
-        if path.exists():
-            continue
-        task = TASKS[run.task]
-        result = train(run, task, options.steps or task.steps)
-        write_durably(path, (json.dumps(result) + "\n").encode())
-        say(f"{run.name}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
-    results = results_of(kept)
-    groups = grouped(results)
+    folder = OUT / ("runs" if not options.steps else f"runs-{options.steps}-steps")
+    for seed in [] if "table" in options.only else options.seeds:
+        for kind in wanted(options.only):
+            for rate in rates_of(kind, seed, results_of(folder)):
+                kept(folder, kind, rate, seed, options.steps or kind.steps)
+    results = results_of(folder)
+    groups = at_best(results)
     missed = [] if options.steps else misses(groups)
     return conclude(OUT, results, table_text(groups), missed, is_tried_out=bool(options.steps))
 

@@ -26,7 +26,8 @@ class Task:
         kind: ``model.task``.
         steps: of a run.
         tokens: of the longest row; images have their own number.
-        learning_rates: by adapter.
+        heads: of a subnet, in ascending order.
+        learning_rates: to choose from, by optimizer and adapter.
         files: makes model, training and evaluation rows, and returns their paths.
     """
 
@@ -34,7 +35,8 @@ class Task:
     kind: str
     steps: int
     tokens: int
-    learning_rates: Mapping[str, float]
+    heads: tuple[int, ...]
+    learning_rates: Mapping[tuple[str, str], tuple[float, ...]]
     files: Callable[[], tuple[Path, Path, Path]]
 
     def write_job(
@@ -46,7 +48,7 @@ class Task:
         seed: int,
         steps: int,
         microbatches: int,
-        operations: Mapping[str, object],
+        more: Mapping[str, object],
     ) -> Path:
         """Write the job of one run: everything trains from the first step on, on one thread."""
         model, train, evaluate = self.files()
@@ -67,7 +69,7 @@ class Task:
             "train.seed": seed,
             "runtime.threads": 1,
         }
-        job = Job(model=Model(path=str(model.resolve()))).with_overrides({**values, **operations})
+        job = Job(model=Model(path=str(model.resolve()))).with_overrides({**values, **more})
         write_durably(path, job.to_toml().encode())
         return path.resolve()
 
@@ -109,13 +111,23 @@ def _fewer(path: Path, to: Path, most: int) -> None:
     np.savez(to, image=images[kept], label=labels[kept])
 
 
+def _both(**rates: tuple[float, ...]) -> dict[tuple[str, str], tuple[float, ...]]:
+    """The rates of both kinds of adapters, by optimizer."""
+    return {(optimizer, adapter): each for optimizer, each in rates.items() for adapter in ("seq_bn", "lora")}
+
+
 TASKS = {
     "text": Task(
         title="Text: MiniLM, film reviews, 600 sentences, 1,000 held out",
         kind="sequence-classification",
         steps=120,
         tokens=48,
-        learning_rates={"full": 1e-4, "seq_bn": 1e-3, "lora": 1e-3},
+        heads=(1, 2, 3),
+        learning_rates={
+            ("adamw", "full"): (3e-5, 1e-4, 3e-4),
+            ("momentum", "full"): (1e-3, 3e-3, 1e-2),
+            **_both(adamw=(3e-4, 1e-3, 3e-3), momentum=(1e-2, 3e-2, 1e-1)),
+        },
         files=sentences,
     ),
     "images": Task(
@@ -123,7 +135,12 @@ TASKS = {
         kind="image-classification",
         steps=300,
         tokens=64,
-        learning_rates={"full": 1e-3, "seq_bn": 3e-3, "lora": 3e-3},
+        heads=(1, 2, 4),
+        learning_rates={
+            ("adamw", "full"): (3e-4, 1e-3, 3e-3),
+            ("momentum", "full"): (1e-2, 3e-2, 1e-1),
+            **_both(adamw=(1e-3, 3e-3, 1e-2), momentum=(3e-2, 1e-1, 3e-1)),
+        },
         files=clothes,
     ),
 }

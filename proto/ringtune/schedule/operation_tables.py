@@ -13,8 +13,9 @@ A *pattern* is the codes of one block's subnets for one micro-batch: in ``1132``
 is the patterns of all blocks, from block 0 on. Text packs five codes in a byte, as base64: a table of 600 batches with
 4 micro-batches, 12 blocks and 6 subnets has 172,800 codes, which are 46 kB.
 
-Embedding and head are full for each micro-batch that takes part (``lowering.takes_part``). A table speaks of train items only; evaluations and scores run every block. It is
-keyed by owner, batch id and pass over the owner's rows, of which the last is taken modulo ``Operations.passes``.
+Embedding and head are full for each micro-batch that takes part (``lowering.takes_part``). A table speaks of train
+items only; evaluations and scores run every block. It is keyed by owner, batch id and pass over the owner's rows, of
+which the last is taken modulo ``Operations.passes``.
 ``TableOrigin`` has all that decides the rows of these batches. For a model of four blocks with one subnet each and two
 micro-batches::
 
