@@ -25,6 +25,7 @@ EXAMPLES = {
     "train.momentum": "0.9",
     "train.lr_schedule": '"cosine"',
     "train.warmup_steps": "100",
+    "train.warmup_share": "0.06",
     "train.weight_decay": "0.01",
     "train.dropout": "0.1",
     "train.rounds": "5",

@@ -180,6 +180,7 @@ _OF_EVALUATION: Final[tuple[str, ...]] = (
     "f1",
     "exact_match",
     "macro_f1",
+    "matthews",
     "entity_f1",
     "mae",
     "pearson",

@@ -135,7 +135,7 @@ FIGURES: Final = (
 
 _OF_QUESTIONS: Final = ("f1", "exact_match")
 _OF_COUNTED: Final = (
-    *("macro_f1", "macro_precision", "macro_recall", "pearson", "r2", "spearman"),
+    *("macro_f1", "macro_precision", "macro_recall", "matthews", "pearson", "r2", "spearman"),
     *("entity_f1", "entity_precision", "entity_recall"),
 )
 _COUNTS: Final = ("count", "counted_rows")

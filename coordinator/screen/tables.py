@@ -60,6 +60,8 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     ]
     left = len(classes) - len(shown)
     more = [f"and {left} {many} with a higher F1; report.json has them"] if left else []
+    if "matthews" in found and "words" not in found:
+        more.append(f"Matthews correlation of true and predicted {many}: {found['matthews']:.4f}")
     counted, rows_of_all = found.get("counted_rows"), found.get("count")
     if counted != rows_of_all:
         more.append(

@@ -122,7 +122,9 @@ class Bench:
         family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
         self.sizes = timed_sizes(job, fixed_tokens=dimensions.longest if dimensions.fixed else 0)
         self._fixed = dimensions.fixed
-        self._job = job.with_overrides({"train.learning_rate": _TINY_RATE, "train.warmup_steps": 0})
+        self._job = job.with_overrides(
+            {"train.learning_rate": _TINY_RATE, "train.warmup_steps": 0, "train.warmup_share": 0.0}
+        )
         self._num_blocks, self._hidden_size = dimensions.num_blocks, dimensions.hidden
         self._block = fullest_block(
             job.adapter.config,

@@ -221,6 +221,7 @@ class Train:
         learning_rate: peak learning rate, reached after the warm-up.
         lr_schedule: how the learning rate goes on from its peak to the last step.
         warmup_steps: steps over which the learning rate rises to its peak; with method hift sweeps over all groups.
+        warmup_share: instead of ``warmup_steps``: a share of the run's steps, or sweeps, rounded up.
         momentum: share of the step before that a step of momentum keeps; 0.9 if not given. Only for momentum.
         weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw and
             adafactor.
@@ -251,6 +252,7 @@ class Train:
     learning_rate: Rate = 1e-3
     lr_schedule: Annotated[str, OneOf(LR_SCHEDULES)] = "constant"
     warmup_steps: Steps = 0
+    warmup_share: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     weight_decay: Rate = 0.0
     dropout: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     batch_size: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 16
@@ -277,6 +279,11 @@ class Train:
         if len(lengths) > 1:
             raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
         self._settle_momentum()
+        if self.warmup_steps and self.warmup_share:
+            raise JobError(
+                f"train.warmup_steps = {self.warmup_steps} and train.warmup_share = {self.warmup_share} both say how "
+                "long the learning rate rises; keep one"
+            )
         if len(self.sample_prompt) > MAX_PROMPT or (self.sample_prompt and not self.sample_prompt.strip()):
             raise JobError(
                 f"train.sample_prompt has {len(self.sample_prompt):,} characters, it has to be a text of at most "
@@ -388,6 +395,14 @@ class Runtime:
         check_fields(self, where="runtime", error=JobError)
 
 
+def warmup_steps(train: Train, num_steps: int) -> int:
+    """Steps of the warm-up of a run of ``num_steps``; a share is rounded up.
+
+    Example: a share of 0.06 of 320 steps is 20. Source: transformers ``TrainingArguments.get_warmup_steps``.
+    """
+    return train.warmup_steps or math.ceil(train.warmup_share * num_steps)
+
+
 def learning_rate(train: Train, step: int, num_steps: int) -> float:
     """The learning rate of the update at ``step``.
 
@@ -397,17 +412,18 @@ def learning_rate(train: Train, step: int, num_steps: int) -> float:
         num_steps: of the whole run.
 
     Returns:
-        ``step / warmup_steps`` of the peak during warm-up, so 0 at step 0; then the peak (constant), a
-        straight line down to 0 at ``num_steps`` (linear), or half a cosine wave down to 0 (cosine).
+        ``step / warmup_steps(train, num_steps)`` of the peak during warm-up, so 0 at step 0; then the peak (constant),
+        a straight line down to 0 at ``num_steps`` (linear), or half a cosine wave down to 0 (cosine).
 
     Source: transformers ``get_constant_schedule_with_warmup`` and its linear and cosine siblings.
     """
-    if step < train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
+    warmup = warmup_steps(train, num_steps)
+    if step < warmup:
+        return train.learning_rate * step / warmup
     if train.lr_schedule == "constant":
         return train.learning_rate
-    span = max(1, num_steps - train.warmup_steps)
-    progress = min(1.0, (step - train.warmup_steps) / span)
+    span = max(1, num_steps - warmup)
+    progress = min(1.0, (step - warmup) / span)
     if train.lr_schedule == "linear":
         return train.learning_rate * (1.0 - progress)
     return train.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))

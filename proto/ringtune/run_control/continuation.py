@@ -42,6 +42,7 @@ _LATER: Final[dict[str, object]] = {
     "data.encoding": AUTO,
     "train.patience_evals": 0,
     "train.keep_best": False,
+    "train.warmup_share": 0.0,
 }
 """Job keys added in later versions, outside of techniques: each with the value that means the former behaviour."""
 

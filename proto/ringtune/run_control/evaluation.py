@@ -20,6 +20,7 @@ Source: the CoNLL-2003 shared task, ``conlleval``.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -59,14 +60,14 @@ def table_of(values: Mapping[str, float], num_classes: int) -> Table:
 
 
 def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute precision, recall and F1 of each class, and their unweighted means.
+    """Compute precision, recall and F1 of each class, their unweighted means, and Matthews correlation.
 
     A class without rows and without predictions is left out of the means; 0 / 0 is 0. Example: rows of classes a, a, b
-    predicted as a, b, b: a has precision 1, recall 1/2 and F1 2/3, b has 1/2, 1 and 2/3.
+    predicted as a, b, b: a has precision 1, recall 1/2 and F1 2/3, b has 1/2, 1 and 2/3; the correlation is 1/2.
 
     Returns:
-        ``macro_f1``, ``macro_precision``, ``macro_recall``, the ``counted_rows``, ``classes`` by name, and
-        ``confusion``. Rows of owners below ``MIN_ROWS`` are in none of them.
+        ``macro_f1``, ``macro_precision``, ``macro_recall``, ``matthews``, the ``counted_rows``, ``classes`` by name,
+        and ``confusion``. Rows of owners below ``MIN_ROWS`` are in none of them.
     """
     classes: dict[str, dict[str, float]] = {}
     for index, label in enumerate(labels):
@@ -79,8 +80,21 @@ def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
         f"macro_{name}": sum(found[name] for found in classes.values()) / len(classes)
         for name in ("f1", "precision", "recall")
     }
+    means["matthews"] = matthews(table)
     means["counted_rows"] = sum(map(sum, table))
     return {**means, "classes": classes, "confusion": {"labels": list(labels), "counts": [list(row) for row in table]}}
+
+
+def matthews(table: Table) -> float:
+    """Matthews correlation of true and predicted classes, from -1 to 1; 0 where all rows are or get one class.
+
+    Source: Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient; of two classes it is
+    the phi coefficient, which GLUE's CoLA is judged by.
+    """
+    true, said = [sum(row) for row in table], [sum(column) for column in zip(*table, strict=True)]
+    rows, right = sum(true), sum(table[index][index] for index in range(len(table)))
+    spread = math.sqrt(rows**2 - sum(count**2 for count in true)) * math.sqrt(rows**2 - sum(count**2 for count in said))
+    return share_of(right * rows - sum(map(operator.mul, true, said)), spread)
 
 
 def share_of(part: float, whole: float) -> float:

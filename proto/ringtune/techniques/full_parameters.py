@@ -135,11 +135,12 @@ def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
             f"train.warmup_steps is {train.warmup_steps}, the run has {num_steps} steps, so that it would end before "
             "train.learning_rate is reached; lower it, or train for more steps"
         )
-    if train.warmup_steps and num_sweeps == 1 < num_steps:
+    key, value = ("warmup_steps", train.warmup_steps) if train.warmup_steps else ("warmup_share", train.warmup_share)
+    if value and num_sweeps == 1 < num_steps:
         raise JobError(
-            f"train.warmup_steps = {train.warmup_steps} counts sweeps over all groups with train.method = "
-            f"{train.method!r}, but the run's {num_steps} steps are within the first sweep, so that the learning rate "
-            "would be 0 at each of them; set train.warmup_steps = 0, or train for more steps"
+            f"train.{key} = {value} counts sweeps over all groups with train.method = {train.method!r}, but the run's "
+            f"{num_steps} steps are within the first sweep, so that the learning rate would be 0 at each of them; set "
+            f"train.{key} = 0, or train for more steps"
         )
 
 

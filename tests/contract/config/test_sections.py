@@ -27,6 +27,14 @@ def test_learning_rate_follows_its_table(schedule: str, warmup: int) -> None:
     train = Train(learning_rate=1.0, lr_schedule=schedule, warmup_steps=warmup)
     found = [learning_rate(train, step, 10) for step in range(10)]
     assert found == pytest.approx(TABLES[schedule, warmup], abs=1e-6)
+    share = Train(learning_rate=1.0, lr_schedule=schedule, warmup_share=max(0.0, warmup / 10 - 0.05))
+    assert [learning_rate(share, step, 10) for step in range(10)] == found  # rounded up
+
+
+def test_warm_up_is_said_once() -> None:
+    """Both keys are named."""
+    with pytest.raises(JobError, match=r"train\.warmup_steps = 5 and train\.warmup_share = 0\.1 .* keep one"):
+        Train(warmup_steps=5, warmup_share=0.1)
 
 
 @given(

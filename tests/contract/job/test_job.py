@@ -76,6 +76,7 @@ optimizer = "adamw"
 learning_rate = 0.001
 lr_schedule = "constant"
 warmup_steps = 0
+warmup_share = 0.0
 weight_decay = 0.0
 dropout = 0.0
 batch_size = 16
@@ -177,7 +178,8 @@ def trains(draw: st.DrawFn) -> Train:
         momentum=draw(st.none() | st.floats(0.001, 0.999)) if optimizer == "momentum" else None,
         learning_rate=draw(RATE),
         lr_schedule=draw(st.sampled_from(LR_SCHEDULES)),
-        warmup_steps=draw(COUNT),
+        warmup_steps=(warmup := draw(COUNT)),
+        warmup_share=0.0 if warmup else draw(st.floats(0, 0.99)),
         weight_decay=draw(RATE),
         dropout=draw(st.floats(0, 0.99)),
         batch_size=batch,
@@ -403,6 +405,7 @@ optimizer = "adamw"
 learning_rate = 1e-3
 lr_schedule = "constant"
 warmup_steps = 0
+warmup_share = 0.0
 weight_decay = 0.0
 dropout = 0.0
 batch_size = 16

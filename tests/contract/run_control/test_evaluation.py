@@ -100,7 +100,7 @@ def test_class_counts_give_precision_recall_and_f1_by_hand() -> None:
         "b": {"rows": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3)},
     }
     assert (found["macro_f1"], found["macro_precision"], found["macro_recall"]) == (pytest.approx(2 / 3), 0.75, 0.75)
-    assert found["counted_rows"] == 3
+    assert (found["counted_rows"], found["matthews"]) == (3, pytest.approx(1 / 2))
     assert found["confusion"] == {"labels": ["a", "b", "c"], "counts": [[1, 1, 0], [0, 1, 0], [0, 0, 0]]}
 
 
@@ -113,7 +113,10 @@ def test_class_counts_hold_a_class_against_that_nobody_is_of() -> None:
 
 @given(TRUTHS)
 def test_class_counts_agree_with_counting_rows(rows: list[tuple[int, int]]) -> None:
-    """F1 of each class from the rows themselves; of a class with hits it is the harmonic mean."""
+    """F1 of each class from the rows themselves; of a class with hits it is the harmonic mean.
+
+    Matthews correlation is that of the rows' one-hot vectors, whose covariances are added up over classes.
+    """
     values: dict[str, float] = {}
     for true, said in rows:
         values[name_of(true, said)] = values.get(name_of(true, said), 0.0) + 1
@@ -125,6 +128,10 @@ def test_class_counts_agree_with_counting_rows(rows: list[tuple[int, int]]) -> N
         if hits:
             precision, recall = hits / said, hits / true
             assert found["classes"][label]["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+    hot = np.eye(4)[np.array(rows)] - np.eye(4)[np.array(rows)].mean(axis=0)
+    true, said = hot[:, 0], hot[:, 1]
+    norms = np.sqrt((true * true).sum()) * np.sqrt((said * said).sum())
+    assert found["matthews"] == pytest.approx((true * said).sum() / norms if norms > 1e-9 else 0.0, abs=1e-9)
 
 
 def test_class_counts_are_none_where_nobody_counted_or_there_are_too_many() -> None:

@@ -14,6 +14,7 @@ def test_class_text_shows_figures_and_counts() -> None:
         "  class  rows  precision  recall      F1  as neg  as pos  as odd",
         "  neg       4     1.0000  0.7500  0.8571       3       1       0",
         "  pos       4     0.8000  1.0000  0.8889       0       4       0",
+        "Matthews correlation of true and predicted classes: 0.7746",
     ]
     assert class_lines({"accuracy": 0.5}) == []
 
@@ -23,8 +24,8 @@ def test_class_text_shows_the_worst_of_many_classes() -> None:
     labels = [f"c{index}" for index in range(40)]
     table = tuple(tuple(index if index == other else 1 for other in range(40)) for index in range(40))
     lines = class_lines({**class_figures(table, labels), "count": sum(map(sum, table))})
-    assert len(lines) == 32 and lines[0].endswith("F1") and lines[1].split()[0] == "c0"
-    assert lines[-1] == "and 10 classes with a higher F1; report.json has them"
+    assert len(lines) == 33 and lines[0].endswith("F1") and lines[1].split()[0] == "c0"
+    assert lines[-2] == "and 10 classes with a higher F1; report.json has them"
 
 
 def test_class_text_shows_tags_by_word_and_entities_by_type() -> None:
