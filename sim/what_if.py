@@ -27,7 +27,7 @@ from ringtune.ids import check_node_name
 from ringtune.models.adapter_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes, parse_rate
-from ringtune.schedule.course import COLLABORATION, IN_STEP, JOINT, Course
+from ringtune.schedule.course import COLLABORATION, JOINT, Course
 from ringtune.schedule.methods import Method, method_class
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.operation_tables import Operations
@@ -289,7 +289,7 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
     if users is not None:
         return _with_users(profile, plan, helper_of, users)
     _refuse_helpers_of_moves(plan, helper_of)
-    return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
+    return helped(plan, helper_of, plan.course.helper_settings)
 
 
 def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
@@ -308,19 +308,19 @@ def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], user
     Raises:
         PlanError: unknown word, or no helpers.
     """
-    manner = plan.course.offload.manner if plan.course.offload else IN_STEP
+    settings = plan.course.helper_settings
     if not helper_of:
         raise PlanError(
             f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
         )
     _refuse_helpers_of_moves(plan, helper_of)
-    is_merged = manner.merged if users == JOINT else users == COLLABORATION
+    is_merged = settings.merged if users == JOINT else users == COLLABORATION
     facts = profile.nodes[0]
     configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}
     for config in sorted(configs) if is_merged else ():
         if problem := merged_refusal(config, dropout=facts.shape.dropout):
             raise PlanError(f"--change users={users}: {problem}")
-    return helped(plan, helper_of, dataclasses.replace(manner, users=str(users), merged=is_merged))
+    return helped(plan, helper_of, dataclasses.replace(settings, users=str(users), merged=is_merged))
 
 
 def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:
@@ -425,13 +425,13 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
     placements = [dataclasses.replace(one, slices=_slices_without(one, name), helpers=()) for one in plan.placements]
     helper_of = {host: helper for host, helper in helpers_by_host(plan).items() if name not in (host, helper)}
-    manner = course.offload.manner if course.offload else IN_STEP
+    settings = course.helper_settings
     lone = [
         one.node
         for one in placements[0].slices
         if one.node not in helper_of and course.trainable.ranges_within(one.start, one.stop)
     ]
-    if manner.has_users and lone:
+    if settings.has_users and lone:
         raise PlanError(
             f"--drop {name}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
             "give --replan JOB"
@@ -442,7 +442,7 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         choice = dataclasses.replace(choice, tables=tuple(tables))
     course = dataclasses.replace(course, owners=owners, offload=None, operations=operations, choice=choice)
     left = replaced(plan, course, placements)
-    return left if left.moves else helped(left, helper_of, manner)
+    return left if left.moves else helped(left, helper_of, settings)
 
 
 def _of_others(table: Operations, name: str) -> Operations:

@@ -35,7 +35,7 @@ from ringtune.storage.strict import nearest
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
 from ringtune.techniques.full_parameters import check_warmup
-from ringtune.techniques.offload import helped, users_of
+from ringtune.techniques.offload import helped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Draft:
         velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do, or the course has it.
         may_project: whether ``auto`` may choose it.
         helper_of: host -> helper: who fits the adapters of all blocks of a host that may train.
-        manner: how helpers fit.
+        helper_settings: how helpers fit.
     """
 
     course: Course
@@ -64,7 +64,7 @@ class Draft:
     copies: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
-    manner: HelperSettings = IN_STEP
+    helper_settings: HelperSettings = IN_STEP
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -100,9 +100,9 @@ class Draft:
     def with_offload(self, course: Course) -> Course:
         """Copy a course with how helpers fit, as if they fitted each block that may train; without helpers as it is."""
         blocks = course.trainable.ranges_within(0, course.num_blocks)
-        if course.offload is not None or not (self.helper_of and blocks) or self.manner.is_exact:
+        if course.offload is not None or not (self.helper_of and blocks) or self.helper_settings.is_exact:
             return course
-        offload = Offload(blocks=tuple(Range(*one) for one in blocks), **dataclasses.asdict(self.manner))
+        offload = Offload(blocks=tuple(Range(*one) for one in blocks), **dataclasses.asdict(self.helper_settings))
         return dataclasses.replace(course, offload=offload)
 
     def may_host(self, node: str, start: int, stop: int) -> bool:
@@ -110,7 +110,7 @@ class Draft:
 
         Where each user has adapters of their own, a node without a helper hosts no blocks that may train.
         """
-        if not (self.manner.has_users and self.course.num_steps) or node in self.helper_of:
+        if not (self.helper_settings.has_users and self.course.num_steps) or node in self.helper_of:
             return True
         return not self.course.trainable.ranges_within(start, stop)
 
@@ -136,7 +136,7 @@ class Draft:
         if self.velora is not None and projected:
             course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
         plan = Plan.of(course, placement)
-        return helped(plan, self.helper_of, self.manner)
+        return helped(plan, self.helper_of, self.helper_settings)
 
 
 def drafts_of(part: Plan) -> tuple[Draft, ...]:
@@ -342,14 +342,14 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     course = courses_to_try(job, course, nodes)[0]
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
-    kinds_of(job, users_of(course))  # refuses an adapter of a user who is none of the run
+    kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     draft = Draft(
         course=course,
         private_blocks=private_blocks,
         state_on_disk=_state_on_disk(job),
         copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
         helper_of=named_helpers(job, nodes),
-        manner=job.offload.manner,
+        helper_settings=job.offload.helper_settings,
     )
     return with_activations(job, draft, model)
 

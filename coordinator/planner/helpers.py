@@ -28,7 +28,7 @@ from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
-from ringtune.schedule.course import IN_STEP, JOINT, HelperSettings
+from ringtune.schedule.course import JOINT, HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import AUTO, helped, helpers_by_host
 from ringtune.techniques.offload_report import HelpersReason, Trial
@@ -42,24 +42,21 @@ def check_given_helpers(job: Job, plan: Plan) -> None:
     """
     wish = job.offload
     if wish.mode == AUTO:
-        _check_manner(job, plan)
+        _check_settings(job, plan)
         return
-    if helped(plan, wish.helpers, wish.manner) != plan:
+    if helped(plan, wish.helpers, wish.helper_settings) != plan:
         raise PlanError(
             f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
-            f"{_manner_text(wish.manner)}; plan anew, or change [offload]"
+            f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
         )
 
 
-def _check_manner(job: Job, plan: Plan) -> None:
-    offload = plan.course.offload
-    has = offload.manner if offload else IN_STEP
+def _check_settings(job: Job, plan: Plan) -> None:
+    has, wanted = plan.course.helper_settings, job.offload.helper_settings
     helps = bool(plan.placement.helpers)
-    if (helps or job.offload.manner.has_users) and has != job.offload.manner:
-        text = f"helpers with {_manner_text(has)}" if helps else "no helpers"
-        raise PlanError(
-            f"the plan has {text}, the job says {_manner_text(job.offload.manner)}; plan anew, or change [offload]"
-        )
+    if (helps or wanted.has_users) and has != wanted:
+        text = f"helpers with {_settings_text(has)}" if helps else "no helpers"
+        raise PlanError(f"the plan has {text}, the job says {_settings_text(wanted)}; plan anew, or change [offload]")
 
 
 def unhelped_note(job: Job, plan: Plan) -> str:
@@ -70,10 +67,10 @@ def unhelped_note(job: Job, plan: Plan) -> str:
     )
 
 
-def _manner_text(manner: HelperSettings) -> str:
-    more = [word for word, is_so in (("merged", manner.merged), ("overlap", manner.overlap)) if is_so]
-    more += [f"users {manner.users}"] if manner.has_users else []
-    return ", ".join([f"interval {manner.interval}", f"pairs in {manner.pairs}", *more])
+def _settings_text(settings: HelperSettings) -> str:
+    more = [word for word, is_so in (("merged", settings.merged), ("overlap", settings.overlap)) if is_so]
+    more += [f"users {settings.users}"] if settings.has_users else []
+    return ", ".join([f"interval {settings.interval}", f"pairs in {settings.pairs}", *more])
 
 
 def _text(helper_of: object) -> str:
@@ -191,7 +188,7 @@ def with_helpers(
     """
     if job.offload.mode != AUTO or not drafts[0].course.num_steps:
         return placed(drafts)
-    if job.offload.manner.has_users:
+    if job.offload.helper_settings.has_users:
         return with_needed_helpers(job, drafts, profile, effort, placed, refuse)
     try:
         planned = placed(drafts)
@@ -224,11 +221,11 @@ def _where_it_fits(
             continue
     if planned is None:
         return None
-    manner = drafts[0].manner
+    settings = drafts[0].helper_settings
     for host in list(helpers_by_host(planned.plan)):
         fewer = {one: helper for one, helper in helpers_by_host(planned.plan).items() if one != host}
         try:
-            kept = refuse(helped(planned.plan, fewer, manner))
+            kept = refuse(helped(planned.plan, fewer, settings))
         except (CapacityError, StorageError):
             continue
         planned = dataclasses.replace(planned, plan=kept.plan, memory=kept.memory)
@@ -298,7 +295,9 @@ class _Trials:
         for helper in others[:MAX_TRIED] if before_s is not None else ():
             trial = Trial(host=host, helper=helper, without_s=None if first else before_s)
             try:
-                checked = self._refuse(helped(plan, {**helpers_by_host(plan), host: helper}, self._job.offload.manner))
+                checked = self._refuse(
+                    helped(plan, {**helpers_by_host(plan), host: helper}, self._job.offload.helper_settings)
+                )
             except (CapacityError, StorageError) as error:
                 trials.append(dataclasses.replace(trial, full=str(error)))
                 continue

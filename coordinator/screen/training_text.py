@@ -17,7 +17,7 @@ from ringtune.schedule.run_shape import BY_ROWS, users_text
 from ringtune.schedule.units import EMBEDDING, unit_name, units_text
 from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.offload import rows_by_user, user_sets
+from ringtune.techniques.offload import rows_by_user
 from ringtune.techniques.operations import expected_table
 
 _MAX_OWNERS = 8
@@ -144,9 +144,9 @@ def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
 
 def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
     """List the users with adapters of their own, with their rows and other adapter configurations."""
-    if not user_sets(plan.course):
+    if not plan.course.user_sets:
         return []
-    users = user_sets(plan.course)
+    users = plan.course.user_sets
     own = [f"{kind.config}: {_named([user for user in users if user in kind.users])}" for kind in kinds]
     own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
     return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
@@ -162,7 +162,7 @@ def _result(plan: Plan) -> str:
     if offload is None:
         return "helpers fit after every step from exact pairs: the result is that of a run without helpers"
     said: list[str] = []
-    if users := user_sets(plan.course):
+    if users := plan.course.user_sets:
         said.append(f"{len(users)} users {_USERS[offload.users]}")
     if offload.interval > 1:
         said.append(f"helpers add up {offload.interval} steps for one update")

@@ -37,7 +37,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import users_text
 from ringtune.schedule.saved_activations import merged as joined
 from ringtune.schedule.units import Range
-from ringtune.techniques.offload import user_sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,13 +133,13 @@ def host(
         if head is not None:
             task.connect(skeleton, head, weights)
     _check_subnets(course, job, skeleton)
-    helpers, users = plan.placement.helpers_of(node), user_sets(course)
+    helpers, users = plan.placement.helpers_of(node), course.user_sets
     helped_blocks, hosted_blocks = _blocks_of(helpers), [*private, *range(piece.start, piece.stop)]
     first, *more = kinds_of(job, users)
     captures, merged, sets, others = None, None, None, list[tuple[Kind, Skeleton]]()
     kept: dict[str, torch.Tensor] = {}
     if helpers:  # captures first: they change which tensors train
-        is_merged = course.offload is not None and course.offload.merged
+        is_merged = course.helper_settings.merged
         own = Capture(skeleton, helped_blocks)
         for kind in more:
             other = job_of(job, kind.config)

@@ -26,7 +26,6 @@ from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.storage.chunks import cut_file
-from ringtune.techniques.offload import user_sets
 from ringtune.transport.codecs import GrantReader, scores_to_proto
 from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.transport.status import abort
@@ -312,7 +311,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         tensors = {block_tensor(block): numpy.full(3, block + gained, dtype=numpy.float32) for block in blocks}
         figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
         found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}
-        users = user_sets(self.plan.course)
+        users = self.plan.course.user_sets
         for number, user in enumerate(users):
             if user != self._without_user:
                 own = {name: value + 10 * number for name, value in tensors.items()}

@@ -170,7 +170,7 @@ class Offload(HelperSettings):
             raise PlanError("offload.blocks is empty; name blocks, or leave offload out")
 
     @property
-    def manner(self) -> HelperSettings:
+    def helper_settings(self) -> HelperSettings:
         """The settings of helpers, without their blocks."""
         return HelperSettings(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(HelperSettings)})
 
@@ -268,6 +268,11 @@ class Course(Extent):
     # ---- what may train ---------------------------------------------------------------------------
 
     @property
+    def helper_settings(self) -> HelperSettings:
+        """How helpers fit; those of local training where no helper changes the result."""
+        return self.offload.helper_settings if self.offload is not None else IN_STEP
+
+    @property
     def trainable(self) -> Units:
         """The units that may train: every one where all parameters do."""
         if self.method.full_parameters:
@@ -279,6 +284,16 @@ class Course(Extent):
     def owner(self, node: str) -> Owner | None:
         """The owner entry of ``node``, or None if it has no data."""
         return next((owner for owner in self.owners if owner.node == node), None)
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The users of a run, in the order of owners and rows; a user with rows at several owners is listed once."""
+        return _users(self)
+
+    @property
+    def user_sets(self) -> tuple[str, ...]:
+        """The users with adapters of their own; none where all users train the same."""
+        return self.users if self.offload is not None and self.offload.has_users else ()
 
     def sent_tokens(self, boundary: int, tokens: int) -> int:
         """How many of the tokens of a row travel over a boundary: to the head and back those that it reads."""
@@ -435,6 +450,11 @@ class Course(Extent):
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form."""
         return json_digest(self.to_json())
+
+
+@functools.lru_cache(maxsize=256)
+def _users(course: Course) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -93,7 +93,7 @@ class OffloadSettings:
                 "or remove it"
             )
         try:
-            _ = self.manner
+            _ = self.helper_settings
             for user in self.chosen_adapters:
                 check_user_name(user)
         except PlanError as error:  # users exclude or need merged adapters, or a user name is invalid
@@ -114,10 +114,10 @@ class OffloadSettings:
     @property
     def is_exact(self) -> bool:
         """Whether the result equals that of a run without helpers."""
-        return self.manner.is_exact
+        return self.helper_settings.is_exact
 
     @property
-    def manner(self) -> HelperSettings:
+    def helper_settings(self) -> HelperSettings:
         """The settings that change how helpers fit."""
         return HelperSettings(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
@@ -244,7 +244,7 @@ NOBODY: Final = "off"
 """The text for a plan without helpers."""
 
 
-def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN_STEP) -> Plan:
+def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = IN_STEP) -> Plan:
     """Set the helper of each named host for every block of its slice that may train; others have none.
 
     Each block is a range of its own, so that pairs of upper blocks travel, and their weights return, while lower blocks
@@ -262,9 +262,9 @@ def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN
         for block in range(start, stop)
     )
     offload = None
-    if helpers and not manner.is_exact:
+    if helpers and not settings.is_exact:
         blocks = merged(Range(helper.start, helper.stop) for helper in helpers)
-        offload = Offload(blocks=blocks, **dataclasses.asdict(manner))
+        offload = Offload(blocks=blocks, **dataclasses.asdict(settings))
     if (helpers, offload) == (plan.placement.helpers, plan.course.offload):
         return plan
     course = dataclasses.replace(plan.course, offload=offload)
@@ -317,26 +317,14 @@ RowsOfUser = tuple[str, tuple[int, ...]]
 """A user, and the ascending positions of their rows in a micro-batch."""
 
 
-@functools.lru_cache(maxsize=256)
-def users_of(course: Course) -> tuple[str, ...]:
-    """List the users of a run, in the order of owners and rows; a user with rows at several owners is listed once."""
-    return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
-
-
 def rows_by_user(course: Course) -> tuple[UserRows, ...]:
-    """Count the rows of each user at all owners together, in the order of ``users_of``."""
-    found = {name: [0, 0] for name in users_of(course)}
+    """Count the rows of each user at all owners together, in the order of ``Course.users``."""
+    found = {name: [0, 0] for name in course.users}
     for owner in course.owners:
         for user in owner.user_rows:
             found[user.name][0] += user.train_rows
             found[user.name][1] += user.eval_rows
     return tuple(UserRows(name=name, train_rows=train, eval_rows=held_out) for name, (train, held_out) in found.items())
-
-
-def user_sets(course: Course) -> tuple[str, ...]:
-    """List the users with adapters of their own; empty where all users train the same."""
-    offload = course.offload
-    return users_of(course) if offload is not None and offload.has_users else ()
 
 
 def max_changed(course: Course) -> int:
@@ -345,7 +333,7 @@ def max_changed(course: Course) -> int:
     if offload is None or not offload.has_users:
         return 1
     of_step = max(min(len(owner.user_rows), course.batch_rows(owner)) for owner in course.owners)
-    return min(len(users_of(course)), of_step * offload.interval)
+    return min(len(course.users), of_step * offload.interval)
 
 
 def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
@@ -353,7 +341,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
 
     Steps of an unfinished interval count rows but no update, except at the end of the run.
     """
-    offload, users = course.offload, user_sets(course)
+    offload, users = course.offload, course.user_sets
     if offload is None or not users:
         return {}
     rows, updates, waiting = dict.fromkeys(users, 0), dict.fromkeys(users, 0), set[str]()
@@ -372,7 +360,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
-    """List the users of a micro-batch with the positions of their rows, in the order of ``users_of``.
+    """List the users of a micro-batch with the positions of their rows, in the order of ``Course.users``.
 
     Every position belongs to one user.
     """
@@ -390,7 +378,7 @@ def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, 
     own = _rows(course, item, owner)[first : first + sizes[micro]]
     for position, user in enumerate(_users_at(owner, own, is_training=item.kind is not StepKind.EVALUATE)):
         found.setdefault(user, []).append(position)
-    return tuple((user, tuple(found[user])) for user in users_of(course) if user in found)
+    return tuple((user, tuple(found[user])) for user in course.users if user in found)
 
 
 def _rows(course: Course, item: Item, owner: Owner) -> Sequence[int]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.course import IN_STEP
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import rows_by_user, user_sets, uses_of_users
+from ringtune.techniques.offload import rows_by_user, uses_of_users
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +104,7 @@ def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
 
     ``steps`` is the number of steps done since the beginning of the run.
     """
-    placement, offload = plan.placement, plan.course.offload
-    manner = offload.manner if offload else IN_STEP
+    placement, settings = plan.placement, plan.course.helper_settings
     if not placement.helpers:
         return {}
     return {
@@ -115,8 +113,8 @@ def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
                 {"node": one.node, "host": placement.host_of(one.start), "blocks": [one.start, one.stop]}
                 for one in placement.joined_helpers()
             ],
-            **dataclasses.asdict(manner),
-            "staleness": "one step within a turn" if manner.overlap else "none",
+            **dataclasses.asdict(settings),
+            "staleness": "one step within a turn" if settings.overlap else "none",
             **_by_user(plan, steps),
         }
     }
@@ -124,7 +122,7 @@ def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
 
 def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
     """Rows of each user and their use, where users have adapters of their own."""
-    if not user_sets(plan.course):
+    if not plan.course.user_sets:
         return {}
     rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}
     uses = {user: use._asdict() for user, use in uses_of_users(plan.course, steps).items()}
