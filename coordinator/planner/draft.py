@@ -23,7 +23,6 @@ from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
 from ringtune.schedule.course import IN_STEP, Course, HelperSettings, Offload
-from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -346,7 +345,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     draft = Draft(
         course=course,
         private_blocks=private_blocks,
-        state_on_disk=_state_on_disk(job),
+        state_on_disk=job.keeps_state_on_disk,
         copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
         helper_of=named_helpers(job, nodes),
         helper_settings=job.offload.helper_settings,
@@ -404,10 +403,6 @@ def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeF
     course = draft.course if draft.course in ways else ways[0]
     course = dataclasses.replace(course, method=job.method, velora=None)
     bare = dataclasses.replace(
-        draft, course=course, state_on_disk=_state_on_disk(job), activations=NONE, velora=None, may_project=False
+        draft, course=course, state_on_disk=job.keeps_state_on_disk, activations=NONE, velora=None, may_project=False
     )
     return with_activations(job, bare, model)
-
-
-def _state_on_disk(job: Job) -> bool:
-    return job.hift is not None and job.hift.state == DISK

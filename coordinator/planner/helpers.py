@@ -26,37 +26,11 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.planned import Planned
 from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError, JobError, PlanError, StorageError
+from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
-from ringtune.schedule.course import JOINT, HelperSettings
+from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, helped, helpers_by_host
-from ringtune.techniques.offload_report import HelpersReason, Trial
-
-
-def check_given_helpers(job: Job, plan: Plan) -> None:
-    """Refuse a given plan with other helpers than its job names; where the job lets the planner choose, any will do.
-
-    Raises:
-        PlanError: says who helps whom in the plan and in the job.
-    """
-    wish = job.offload
-    if wish.mode == AUTO:
-        _check_settings(job, plan)
-        return
-    if helped(plan, wish.helpers, wish.helper_settings) != plan:
-        raise PlanError(
-            f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
-            f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
-        )
-
-
-def _check_settings(job: Job, plan: Plan) -> None:
-    has, wanted = plan.course.helper_settings, job.offload.helper_settings
-    helps = bool(plan.placement.helpers)
-    if (helps or wanted.has_users) and has != wanted:
-        text = f"helpers with {_settings_text(has)}" if helps else "no helpers"
-        raise PlanError(f"the plan has {text}, the job says {_settings_text(wanted)}; plan anew, or change [offload]")
+from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host
 
 
 def unhelped_note(job: Job, plan: Plan) -> str:
@@ -65,16 +39,6 @@ def unhelped_note(job: Job, plan: Plan) -> str:
     return (
         f"offload.mode names helpers for {', '.join(idle)}, where no block trains: nobody helps there" if idle else ""
     )
-
-
-def _settings_text(settings: HelperSettings) -> str:
-    more = [word for word, is_so in (("merged", settings.merged), ("overlap", settings.overlap)) if is_so]
-    more += [f"users {settings.users}"] if settings.has_users else []
-    return ", ".join([f"interval {settings.interval}", f"pairs in {settings.pairs}", *more])
-
-
-def _text(helper_of: object) -> str:
-    return str(helper_of) if helper_of else "no helpers"
 
 
 MAX_TRIED: Final = 3

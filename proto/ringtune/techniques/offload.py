@@ -1,4 +1,4 @@
-"""Offload (ColA): the section of a job, the helpers of a plan, and the rows of users with adapters of their own.
+"""Offload (ColA): the job's section, the helpers of a plan, the rows of users with own adapters, trials and report.
 
 An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So every
 node derives the user of a row from the course, and no message names it.
@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.config.sections import MAX_STEPS, Adapter, Train
+from ringtune.config.sections import MAX_STEPS, Adapter, Data, Train
 from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
+from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALONE,
@@ -33,7 +34,6 @@ from ringtune.schedule.course import (
     Offload,
     stream_of,
 )
-from ringtune.schedule.methods import Method
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
@@ -41,9 +41,8 @@ from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest
-from ringtune.techniques.activation_checkpointing import BOTH, VELORA, Memory, VeloraSettings
+from ringtune.techniques.activation_checkpointing import BOTH, VELORA
 from ringtune.techniques.base import Technique
-from ringtune.techniques.operations import OperationsSettings
 
 OFF: Final = "off"
 AUTO: Final = "auto"
@@ -134,36 +133,25 @@ class OffloadSettings:
         return {} if isinstance(self.mode, str) else self.mode
 
 
-def check_offload(
-    settings: OffloadSettings,
-    *,
-    method: Method,
-    adapter: Adapter,
-    train: Train,
-    operations: OperationsSettings,
-    memory: Memory,
-    velora: VeloraSettings | None,
-) -> None:
-    """Refuse helpers where the other sections of a job exclude them.
+def check_job(job: Any) -> None:
+    """Refuse a job with helpers that its other sections exclude, or with users that nothing is trained for.
 
     Raises:
         JobError: names both keys, and the remedy.
     """
-    if not settings.is_on:
-        return
-    if problem := _problem(settings, method, adapter, train, operations, memory, velora):
+    settings = job.offload
+    if settings.is_on and (problem := _problem(job)):
         raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
+    if settings.is_on and job.train.keep_best:
+        raise JobError(
+            f"train.keep_best = true and offload.mode = {settings.mode!r} can't go together: what helpers have updated "
+            "comes later than the evaluation; leave one out"
+        )
+    check_user_column(job.data, settings, task=job.model.task)
 
 
-def _problem(
-    settings: OffloadSettings,
-    method: Method,
-    adapter: Adapter,
-    train: Train,
-    operations: OperationsSettings,
-    memory: Memory,
-    velora: VeloraSettings | None,
-) -> str:
+def _problem(job: Any) -> str:
+    settings, method, adapter, train = job.offload, job.method, job.adapter, job.train
     name = f"train.method = {train.method!r}"
     if method.full_parameters:
         return f"{name}, which trains all parameters, and helpers fit adapters only; choose another method"
@@ -180,17 +168,39 @@ def _problem(
             both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
             of_user = f" ({where})" if settings.chosen_adapters else ""
             return f"offload.merged: {problem}{both}{of_user}"
-    if operations.is_chosen:
+    if job.operations.is_chosen:
         return (
-            f"operations.policy = {operations.policy!r}, which chooses operations by scores of weights at their host; "
-            "set operations.policy = 'standard', or give operations.table"
+            f"operations.policy = {job.operations.policy!r}, which chooses operations by scores of weights at their "
+            "host; set operations.policy = 'standard', or give operations.table"
         )
-    if memory.activations in (VELORA, BOTH) or velora is not None:
+    if job.memory.activations in (VELORA, BOTH) or job.velora is not None:
         return (
             "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "
             "offload.pairs = 'velora' projects what is sent"
         )
     return ""
+
+
+def check_user_column(data: Data, settings: OffloadSettings, *, task: str) -> None:
+    """Refuse a column of users where rows have no columns, or where nobody has adapters of their own.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not data.user:
+        return
+    if not data.user.strip():
+        raise JobError(f"data.user is {data.user!r}; name a column, or remove it")
+    if task == IMAGE_CLASSIFICATION:
+        raise JobError(
+            f"data.user = {data.user!r} has no meaning for model.task = {task!r}, where rows have no columns; remove "
+            "it, so that all rows of a node are of one user with the node's name"
+        )
+    if settings.users == JOINT:
+        raise JobError(
+            f"data.user = {data.user!r} has no meaning with offload.users = {JOINT!r}, where all users train the same "
+            f"adapters; remove it, or set offload.users = {ALONE!r}"
+        )
 
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
@@ -269,6 +279,41 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
         return plan
     course = dataclasses.replace(plan.course, offload=offload)
     return Plan(course, (dataclasses.replace(plan.placement, helpers=helpers),))
+
+
+def check_plan(job: Any, plan: Plan) -> None:
+    """Refuse a given plan with other helpers than its job names; where the job lets the planner choose, any will do.
+
+    Raises:
+        PlanError: says who helps whom in the plan and in the job.
+    """
+    wish = job.offload
+    if wish.mode == AUTO:
+        _check_settings(job, plan)
+        return
+    if helped(plan, wish.helpers, wish.helper_settings) != plan:
+        raise PlanError(
+            f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
+            f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
+        )
+
+
+def _check_settings(job: Any, plan: Plan) -> None:
+    has, wanted = plan.course.helper_settings, job.offload.helper_settings
+    helps = bool(plan.placement.helpers)
+    if (helps or wanted.has_users) and has != wanted:
+        text = f"helpers with {_settings_text(has)}" if helps else "no helpers"
+        raise PlanError(f"the plan has {text}, the job says {_settings_text(wanted)}; plan anew, or change [offload]")
+
+
+def _settings_text(settings: HelperSettings) -> str:
+    more = [word for word, is_so in (("merged", settings.merged), ("overlap", settings.overlap)) if is_so]
+    more += [f"users {settings.users}"] if settings.has_users else []
+    return ", ".join([f"interval {settings.interval}", f"pairs in {settings.pairs}", *more])
+
+
+def _text(helper_of: object) -> str:
+    return str(helper_of) if helper_of else "no helpers"
 
 
 def helpers_by_host(plan: Plan) -> dict[str, str]:
@@ -397,16 +442,101 @@ def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[s
     return [next(name for end, name in ends if row < end) for row in rows]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A helper for a host, as the planner tried it.
+
+    Attributes:
+        host: the node with the blocks.
+        helper: the node that fits their adapters.
+        with_s: predicted seconds of all steps; None = not predicted.
+        without_s: the same without this helper, but with those that were taken before.
+        full: why it does not fit; empty if it does.
+        is_taken: whether the plan has it.
+    """
+
+    host: str
+    helper: str
+    with_s: float | None = None
+    without_s: float | None = None
+    full: str = ""
+    is_taken: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HelpersReason:
+    """The planner's trials of helpers under ``offload.mode = "auto"``.
+
+    Attributes:
+        trials: in order.
+        note: that nothing fitted without helpers, or that nothing could be tried.
+        is_needed: whether every host needs a helper, so that there is no trial without helpers.
+    """
+
+    trials: tuple[Trial, ...] = ()
+    note: str = ""
+    is_needed: bool = False
+
+
+def helper_reason_lines(found: HelpersReason, seconds: Callable[[float], str]) -> list[str]:
+    """Write the trials as lines of an explanation."""
+    lines = ['  helpers (offload.mode = "auto"):' + (f" {found.note}" if found.note else "")]
+    say = _needed_line if found.is_needed else _trial_line
+    return lines + [f"    {say(one, seconds)}" for one in found.trials]
+
+
+def _needed_line(one: Trial, seconds: Callable[[float], str]) -> str:
+    name = f"{one.helper} for {one.host}"
+    if one.full:
+        return f"{name}: it does not fit: {one.full}"
+    end = "taken" if one.is_taken else "not taken, as another one is faster"
+    return f"{name}: {end}" if one.with_s is None else f"{name}: {seconds(one.with_s)} for all steps: {end}"
+
+
+def _trial_line(one: Trial, seconds: Callable[[float], str]) -> str:
+    name = f"{one.helper} for {one.host}"
+    if one.full:
+        return f"{name}: it does not fit: {one.full}"
+    if one.with_s is None or one.without_s is None:
+        return f"{name}: taken, so that every slice fits"
+    end = "taken" if one.is_taken else "not taken" if one.with_s < one.without_s else "it does not pay"
+    return f"{name}: {seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
+
+
+def report(plan: Plan, steps: int) -> dict[str, Any]:
+    """Describe the helpers of a run and their settings; empty for a run without helpers."""
+    placement, settings = plan.placement, plan.course.helper_settings
+    if not placement.helpers:
+        return {}
+    return {
+        "offload": {
+            "helpers": [
+                {"node": one.node, "host": placement.host_of(one.start), "blocks": [one.start, one.stop]}
+                for one in placement.joined_helpers()
+            ],
+            **dataclasses.asdict(settings),
+            "staleness": "one step within a turn" if settings.overlap else "none",
+            **_by_user(plan, steps),
+        }
+    }
+
+
+def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
+    """Rows of each user and their use, where users have adapters of their own."""
+    if not plan.course.user_sets:
+        return {}
+    rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}
+    uses = {user: use._asdict() for user, use in uses_of_users(plan.course, steps).items()}
+    return {"rows_by_user": rows, "training_by_user": uses}
+
+
 TECHNIQUE: Final = Technique(
     name="offload",
     later_keys={f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
-    check_job=lambda job: check_offload(
-        job.offload,
-        method=job.method,
-        adapter=job.adapter,
-        train=job.train,
-        operations=job.operations,
-        memory=job.memory,
-        velora=job.velora,
+    check_job=check_job,
+    check_model=lambda job, _, widths: check_fused(
+        job.offload, adapter=job.adapter, train=job.train, fused=widths.merged
     ),
+    check_plan=check_plan,
+    report=report,
 )
