@@ -87,7 +87,7 @@ def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[s
     rate = course.method.rate_at(course, course.num_steps - 1)[1]
     lines = [
         f"trains all parameters, one group a step: {shown}{more}",
-        f"a sweep over all groups is {_count_text(period, 'step')}; the run has {_count_text(rate, 'sweep')}, and the "
+        f"a sweep over all groups is {_counted(period, 'step')}; the run has {_counted(rate, 'sweep')}, and the "
         "learning rate advances once a sweep",
     ]
     return [*lines, *_copies_lines(course, memory)]
@@ -114,10 +114,6 @@ def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[
     if tells:
         lines.append(f"note: these gradients tell the other owners much of a batch: {'; '.join(tells)}")
     return lines
-
-
-def _count_text(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 _MAX_NAMED = 20

@@ -271,7 +271,7 @@ def other_kinds(
     which the helpers return the sets. Of the folder only the configuration is read.
     """
     found: dict[str, Skeleton] = {}
-    there = {one.kind.number: one.skeleton for one in hosted.kinds}
+    there = {kind.number: runner.skeleton for kind, runner in hosted.kinds.items()}
     own = [index for index, block in enumerate(hosted.skeleton.blocks) if not isinstance(block, Empty)]
     for kind in kinds_of(job, tuple(users))[1:]:
         skeleton = there.get(kind.number)
