@@ -10,8 +10,7 @@
     offload                       helpers: off, or HOST=HELPER, several with + between
 
 ``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` creates
-all links, without latency. A node may also leave, or join as a copy of another. ``break_even_bytes_per_s`` is the
-lowest rate of their links with which helpers make a run faster.
+all links, without latency. A node may also leave, or join as a copy of another.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, WorkTime
 from ringtune.errors import PlanError, UsageError
@@ -36,7 +34,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import nearest
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE
 from ringtune.techniques.offload import helped, helpers_by_host, parse_helpers
-from sim.prediction import predict
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
@@ -511,54 +508,3 @@ def add_node(profile: Profile, name: str, like: str) -> Profile:
             links.append(LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=latency_s))
     nodes = tuple(sorted((*profile.nodes, twin), key=lambda node: node.node))
     return dataclasses.replace(profile, nodes=nodes, links=tuple(links))
-
-
-MIN_BYTES_PER_S: Final = 1e3
-MAX_BYTES_PER_S: Final = 1e10
-_CLOSE: Final = 1.02
-
-
-def gained_s(plan: Plan, profile: Profile, bytes_per_s: float, *, optimizer: str = "adamw") -> float:
-    """Predict the seconds that helpers save, at a rate of the links between hosts and helpers in both directions.
-
-    Raises:
-        PlanError: the plan has no helpers.
-    """
-    if not plan.placement.helpers:
-        raise PlanError("the plan has no helpers, so none of them can pay; name some with offload.mode")
-    at_rate = _with_rate(plan, profile, bytes_per_s)
-    without = predict(helped(plan, {}), at_rate, optimizer=optimizer)
-    return without.wall_s - predict(plan, at_rate, optimizer=optimizer).wall_s
-
-
-def break_even_bytes_per_s(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> float | None:
-    """Find the lowest rate at which helpers save time, up to a factor of ``_CLOSE``; see ``gained_s``.
-
-    The gain is assumed to rise with the rate.
-
-    Returns:
-        The rate in bytes per second; None if ``MAX_BYTES_PER_S`` is not enough.
-
-    Raises:
-        PlanError: the plan has no helpers.
-    """
-    low, high = MIN_BYTES_PER_S, MAX_BYTES_PER_S
-    if gained_s(plan, profile, high, optimizer=optimizer) <= 0:
-        return None
-    while high / low > _CLOSE:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if gained_s(plan, profile, middle, optimizer=optimizer) > 0 else (middle, high)
-    return high
-
-
-def _with_rate(plan: Plan, profile: Profile, bytes_per_s: float) -> Profile:
-    pairs = {frozenset((one.node, plan.placement.host_of(one.start))) for one in plan.placement.helpers}
-
-    def changed(link: LinkFacts) -> LinkFacts:
-        if frozenset((link.source, link.target)) not in pairs:
-            return link
-        return dataclasses.replace(
-            link, rate_bytes_per_s=bytes_per_s, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0
-        )
-
-    return dataclasses.replace(profile, links=tuple(map(changed, profile.links)))

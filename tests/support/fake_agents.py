@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import threading
@@ -25,7 +24,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
-from ringtune.storage.chunks import cut_file
+from ringtune.storage.chunks import cut_pieces
 from ringtune.transport.codecs import GrantReader, scores_to_proto
 from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.transport.status import abort
@@ -261,7 +260,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """A tensor for each hosted block, and the head if it is here."""
         self._enter("collect", context)
         for name, content in self.files(with_head=request.with_head).items():
-            yield from cut_file(name, io.BytesIO(content))
+            yield from cut_pieces(name, [content])
 
     def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remember that the run is over."""

@@ -56,7 +56,7 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import ALONE, EXACT, PAIRS, Course
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens
 from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import max_changed
 
@@ -182,13 +182,6 @@ def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int
         return (kept + outputs) * value_bytes + signs
     values = sum(one.inputs for one in found) + outputs
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
-
-
-def vector_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
-    """Bytes of VeLoRA's vectors, which go with the first pairs of a run and not again."""
-    if wire != VELORA:
-        return 0
-    return sum(subtoken_size(one.inputs, min(parts, one.inputs)) for one in found if one.inputs) * value_bytes
 
 
 def weight_bytes(

@@ -126,11 +126,6 @@ class NodeEngine:
             commands.append(ev.SetTimer(WAIT_TIMER, self._last_progress_s + self._wait_s))
         return commands
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether this node has done every granted item."""
-        return not self._ready_queue.states and self._running is None
-
     # ---- events -----------------------------------------------------------------------------------
 
     def _on_turn(self, event: ev.TurnGranted, now_s: float, commands: list[ev.Command]) -> bool:
