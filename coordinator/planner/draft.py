@@ -10,6 +10,7 @@ Source: RingAda, section III-B.3 (the next initiator is the one with the best li
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,12 +18,12 @@ from typing import TypeVar
 from ringtune.config.sections import NEXT
 from ringtune.costs.activation_costs import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.errors import CapacityError, DataError, JobError, ModelError, PlanError
+from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.job.job import Job, kinds_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
-from ringtune.schedule.course import IN_STEP, Course, HelperSettings, Offload
+from ringtune.schedule.course import IN_STEP, Course, HelperSettings
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -30,11 +31,10 @@ from ringtune.schedule.run_shape import Owner, users_text
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained, may_be_stale
-from ringtune.storage.strict import nearest
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
 from ringtune.techniques.full_parameters import check_warmup
-from ringtune.techniques.offload import helped
+from ringtune.techniques.offload import helped, named_helpers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +98,11 @@ class Draft:
 
     def with_offload(self, course: Course) -> Course:
         """Copy a course with how helpers fit, as if they fitted each block that may train; without helpers as it is."""
-        blocks = course.trainable.ranges_within(0, course.num_blocks)
-        if course.offload is not None or not (self.helper_of and blocks) or self.helper_settings.is_exact:
+        if course.offload is not None or not self.helper_of:
             return course
-        offload = Offload(blocks=tuple(Range(*one) for one in blocks), **dataclasses.asdict(self.helper_settings))
-        return dataclasses.replace(course, offload=offload)
+        blocks = itertools.starmap(Range, course.trainable.ranges_within(0, course.num_blocks))
+        offload = self.helper_settings.of_blocks(blocks)
+        return course if offload is None else dataclasses.replace(course, offload=offload)
 
     def may_host(self, node: str, start: int, stop: int) -> bool:
         """Whether a node may host these blocks.
@@ -347,7 +347,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         private_blocks=private_blocks,
         state_on_disk=job.keeps_state_on_disk,
         copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
-        helper_of=named_helpers(job, nodes),
+        helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
     )
     return with_activations(job, draft, model)
@@ -380,21 +380,6 @@ def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -
             f"node {owner.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
             f"{users_text(owner.users, but=facts.users)}; {advice}"
         )
-
-
-def named_helpers(job: Job, nodes: Sequence[NodeFacts]) -> Mapping[str, str]:
-    """The helper of each host that a job names.
-
-    Raises:
-        JobError: a name is that of no node; names the nearest.
-    """
-    known = [node.node for node in nodes]
-    for host, helper in job.offload.helpers.items():
-        for name in (host, helper):
-            if name not in known:
-                advice = nearest(name, known)
-                raise JobError(f"offload.mode.{host} = {helper!r}: no node of this run has the name {name!r}; {advice}")
-    return job.offload.helpers
 
 
 def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:

@@ -564,7 +564,7 @@ class OperationsLedger:
         """Close a turn that every node has done; only train and score turns count."""
         if not self._is_kept:
             return
-        plan = self._plan.decided(turn.unfreeze_at, turn.operations)
+        plan = turn.settled(self._plan)
         for seq in range(turn.first_seq, turn.end_seq):
             busy_s, sent = self._busy_s.pop(seq, {}), self._bytes.pop(seq, {})
             if turn.kind is StepKind.TRAIN:

@@ -158,7 +158,7 @@ class NodeExecutor:
 
     def grant(self, turn: Turn) -> None:
         """Open the items of a turn, before any of their actions."""
-        course = self._course.decided(turn.unfreeze_at, turn.operations)
+        course = turn.settled(self._course)
         self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
         for technique in self.techniques.values():
             technique.grant(turn)

@@ -280,9 +280,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             if is_checkpoint:
                 request.saved.add(turn=turn.index, step=turn.first_step, sha256=shard_digest(turn.first_step), bytes=9)
             for item in () if is_checkpoint else items(self.plan.course, turn):
-                for leg in itertools.chain.from_iterable(
-                    legs(self.plan.decided(turn.unfreeze_at, turn.operations), item, self.node)
-                ):
+                for leg in itertools.chain.from_iterable(legs(turn.settled(self.plan), item, self.node)):
                     if leg.op is Op.SEND:
                         request.traffic.add(seq=item.seq, target=leg.peer, payload=leg.payload, bytes=10)
                 if item.owner == self.node:

@@ -132,7 +132,7 @@ class NodeEngine:
         turn = event.turn
         if turn.index < self._next_turn:
             return False
-        plan = self.plan.decided(turn.unfreeze_at, turn.operations)
+        plan = turn.settled(self.plan)
         if self._next_turn == self._start_point.first_turn:
             self._ready_queue.begin(plan, self._start_point.step)
             self._head.begin(weight_version(plan.course, self._head_unit, self._start_point.step))

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -38,7 +38,7 @@ from ringtune.schedule.methods import Method
 from ringtune.schedule.operation_tables import Choice, Operations, OwnerRows, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import EQUAL, MAX_COUNT, TURNS, Count, Extent, Owner, check_owners
-from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges
+from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges, merged
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, json_digest, read_dataclass, to_table
 
@@ -142,6 +142,11 @@ class HelperSettings:
     def is_exact(self) -> bool:
         """Whether the weights are those of local training."""
         return (self.interval, self.pairs, self.merged, self.overlap, self.users) == (1, EXACT, False, False, JOINT)
+
+    def of_blocks(self, blocks: Iterable[Range]) -> Offload | None:
+        """These settings with the blocks that helpers fit; None where that changes no result."""
+        ranges = merged(blocks)
+        return Offload(blocks=ranges, **dataclasses.asdict(self)) if ranges and not self.is_exact else None
 
 
 IN_STEP: Final = HelperSettings()

@@ -45,7 +45,7 @@ def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None =
         if holder not in ("", turn.owner) and not plan.course.method.full_parameters:
             table[holder].append(_hand_over(Op.SEND, turn, turn.owner))
             table[turn.owner].append(_hand_over(Op.RECEIVE, turn, holder))
-        now = plan.decided(turn.unfreeze_at, turn.operations)
+        now = turn.settled(plan)
         for node in plan.nodes:
             parts = [part for item in items(plan.course, turn) for part in _item_parts(now, item, node)]
             for _, actions in sorted(parts, key=lambda part: part[0]):

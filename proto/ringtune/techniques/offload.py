@@ -31,13 +31,11 @@ from ringtune.schedule.course import (
     USERS,
     Course,
     HelperSettings,
-    Offload,
     stream_of,
 )
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
-from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest
@@ -271,10 +269,7 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
         for start, stop in plan.course.trainable.ranges_within(piece.start, piece.stop)
         for block in range(start, stop)
     )
-    offload = None
-    if helpers and not settings.is_exact:
-        blocks = merged(Range(helper.start, helper.stop) for helper in helpers)
-        offload = Offload(blocks=blocks, **dataclasses.asdict(settings))
+    offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in helpers)
     if (helpers, offload) == (plan.placement.helpers, plan.course.offload):
         return plan
     course = dataclasses.replace(plan.course, offload=offload)
@@ -314,6 +309,20 @@ def _settings_text(settings: HelperSettings) -> str:
 
 def _text(helper_of: object) -> str:
     return str(helper_of) if helper_of else "no helpers"
+
+
+def named_helpers(settings: OffloadSettings, known: Collection[str]) -> Mapping[str, str]:
+    """The helper of each host that a job names; ``known`` are the names of all nodes.
+
+    Raises:
+        JobError: a name is that of no node; names the nearest.
+    """
+    for host, helper in settings.helpers.items():
+        for name in (host, helper):
+            if name not in known:
+                advice = nearest(name, known)
+                raise JobError(f"offload.mode.{host} = {helper!r}: no node of this run has the name {name!r}; {advice}")
+    return settings.helpers
 
 
 def helpers_by_host(plan: Plan) -> dict[str, str]:
