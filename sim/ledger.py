@@ -81,8 +81,8 @@ class Items:
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
-        course = self._course.decided(turn.unfreeze_at, turn.operations)
-        subnets = course.operations.subnets if course.operations else 1
+        course = turn.settled(self._course)
+        subnets = course.subnets
         for item in items(course, turn):
             units, lowest = trained(course, item.kind, item.step), lowest_units(course, item)
             table = subnet_rows(course, item)

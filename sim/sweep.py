@@ -99,18 +99,6 @@ def grid(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
     return list(itertools.product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes)))
 
 
-def run_cells(
-    task: Callable[[tuple[str, ...]], Cell],
-    cells: Sequence[tuple[str, ...]],
-    *,
-    jobs: int = -1,
-    backend: str = "loky",
-    cluster: str = "",
-) -> list[Cell]:
-    """Return the results of all cells; see ``each_cell``."""
-    return list(each_cell(task, cells, jobs=jobs, backend=backend, cluster=cluster))
-
-
 def each_cell(
     task: Callable[[tuple[str, ...]], Cell],
     cells: Sequence[tuple[str, ...]],

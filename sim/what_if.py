@@ -10,8 +10,7 @@
     offload                       helpers: off, or HOST=HELPER, several with + between
 
 ``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` creates
-all links, without latency. A node may also leave, or join as a copy of another. ``break_even_bytes_per_s`` is the
-lowest rate of their links with which helpers make a run faster.
+all links, without latency. A node may also leave, or join as a copy of another.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, WorkTime
 from ringtune.errors import PlanError, UsageError
@@ -27,7 +25,7 @@ from ringtune.ids import check_node_name
 from ringtune.models.adapter_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes, parse_rate
-from ringtune.schedule.course import COLLABORATION, IN_STEP, JOINT, Course
+from ringtune.schedule.course import COLLABORATION, JOINT, Course
 from ringtune.schedule.methods import Method, method_class
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.operation_tables import Operations
@@ -36,7 +34,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import nearest
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE
 from ringtune.techniques.offload import helped, helpers_by_host, parse_helpers
-from sim.prediction import predict
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
@@ -289,7 +286,7 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
     if users is not None:
         return _with_users(profile, plan, helper_of, users)
     _refuse_helpers_of_moves(plan, helper_of)
-    return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
+    return helped(plan, helper_of, plan.course.helper_settings)
 
 
 def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
@@ -308,19 +305,19 @@ def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], user
     Raises:
         PlanError: unknown word, or no helpers.
     """
-    manner = plan.course.offload.manner if plan.course.offload else IN_STEP
+    settings = plan.course.helper_settings
     if not helper_of:
         raise PlanError(
             f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
         )
     _refuse_helpers_of_moves(plan, helper_of)
-    is_merged = manner.merged if users == JOINT else users == COLLABORATION
+    is_merged = settings.merged if users == JOINT else users == COLLABORATION
     facts = profile.nodes[0]
     configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}
     for config in sorted(configs) if is_merged else ():
         if problem := merged_refusal(config, dropout=facts.shape.dropout):
             raise PlanError(f"--change users={users}: {problem}")
-    return helped(plan, helper_of, dataclasses.replace(manner, users=str(users), merged=is_merged))
+    return helped(plan, helper_of, dataclasses.replace(settings, users=str(users), merged=is_merged))
 
 
 def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:
@@ -425,13 +422,13 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
     placements = [dataclasses.replace(one, slices=_slices_without(one, name), helpers=()) for one in plan.placements]
     helper_of = {host: helper for host, helper in helpers_by_host(plan).items() if name not in (host, helper)}
-    manner = course.offload.manner if course.offload else IN_STEP
+    settings = course.helper_settings
     lone = [
         one.node
         for one in placements[0].slices
         if one.node not in helper_of and course.trainable.ranges_within(one.start, one.stop)
     ]
-    if manner.has_users and lone:
+    if settings.has_users and lone:
         raise PlanError(
             f"--drop {name}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
             "give --replan JOB"
@@ -442,7 +439,7 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         choice = dataclasses.replace(choice, tables=tuple(tables))
     course = dataclasses.replace(course, owners=owners, offload=None, operations=operations, choice=choice)
     left = replaced(plan, course, placements)
-    return left if left.moves else helped(left, helper_of, manner)
+    return left if left.moves else helped(left, helper_of, settings)
 
 
 def _of_others(table: Operations, name: str) -> Operations:
@@ -511,54 +508,3 @@ def add_node(profile: Profile, name: str, like: str) -> Profile:
             links.append(LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=latency_s))
     nodes = tuple(sorted((*profile.nodes, twin), key=lambda node: node.node))
     return dataclasses.replace(profile, nodes=nodes, links=tuple(links))
-
-
-MIN_BYTES_PER_S: Final = 1e3
-MAX_BYTES_PER_S: Final = 1e10
-_CLOSE: Final = 1.02
-
-
-def gained_s(plan: Plan, profile: Profile, bytes_per_s: float, *, optimizer: str = "adamw") -> float:
-    """Predict the seconds that helpers save, at a rate of the links between hosts and helpers in both directions.
-
-    Raises:
-        PlanError: the plan has no helpers.
-    """
-    if not plan.placement.helpers:
-        raise PlanError("the plan has no helpers, so none of them can pay; name some with offload.mode")
-    at_rate = _with_rate(plan, profile, bytes_per_s)
-    without = predict(helped(plan, {}), at_rate, optimizer=optimizer)
-    return without.wall_s - predict(plan, at_rate, optimizer=optimizer).wall_s
-
-
-def break_even_bytes_per_s(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> float | None:
-    """Find the lowest rate at which helpers save time, up to a factor of ``_CLOSE``; see ``gained_s``.
-
-    The gain is assumed to rise with the rate.
-
-    Returns:
-        The rate in bytes per second; None if ``MAX_BYTES_PER_S`` is not enough.
-
-    Raises:
-        PlanError: the plan has no helpers.
-    """
-    low, high = MIN_BYTES_PER_S, MAX_BYTES_PER_S
-    if gained_s(plan, profile, high, optimizer=optimizer) <= 0:
-        return None
-    while high / low > _CLOSE:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if gained_s(plan, profile, middle, optimizer=optimizer) > 0 else (middle, high)
-    return high
-
-
-def _with_rate(plan: Plan, profile: Profile, bytes_per_s: float) -> Profile:
-    pairs = {frozenset((one.node, plan.placement.host_of(one.start))) for one in plan.placement.helpers}
-
-    def changed(link: LinkFacts) -> LinkFacts:
-        if frozenset((link.source, link.target)) not in pairs:
-            return link
-        return dataclasses.replace(
-            link, rate_bytes_per_s=bytes_per_s, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0
-        )
-
-    return dataclasses.replace(profile, links=tuple(map(changed, profile.links)))

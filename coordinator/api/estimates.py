@@ -219,11 +219,6 @@ class Estimated(NamedTuple):
     notes: list[str]
 
 
-def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[str, NodeFacts]:
-    """The facts alone; see ``estimate``."""
-    return estimate(job, num_nodes, memory_bytes=memory_bytes).facts
-
-
 def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     """Estimate the facts of equal nodes, as ``--local N`` would start them.
 

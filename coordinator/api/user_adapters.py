@@ -146,8 +146,7 @@ def adapter_of(run: SavedRun, user: str) -> Iterator[SavedRun]:
 
 
 def _adds_up(run: SavedRun) -> bool:
-    offload = run.plan.course.offload
-    return offload is not None and offload.users == COLLABORATION
+    return run.plan.course.helper_settings.users == COLLABORATION
 
 
 def _listed(names: Sequence[str]) -> str:

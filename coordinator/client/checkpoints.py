@@ -30,14 +30,13 @@ from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.run_control.continuation import (
     LENGTH_KEYS,
-    STATE_KEY,
     Length,
     changed_keys,
     describe_changes,
     digests,
+    equal_keys,
     longer,
     num_steps_of,
-    only_moves_state,
     plan_of_checkpoint,
     with_state_where_asked,
 )
@@ -303,7 +302,7 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
     except OSError as error:
         raise IntegrityError(f"can't read {path}: {error.strerror}") from error
     changed = changed_keys(before, job)
-    may_change = (*LENGTH_KEYS, STATE_KEY) if only_moves_state(before, job) else LENGTH_KEYS
+    may_change = (*LENGTH_KEYS, *equal_keys(before, job))
     if not set(changed) <= set(may_change):
         changes = describe_changes(before, job, but=may_change)
         raise JobError(

@@ -29,7 +29,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage import strict
 from ringtune.storage.durable import write_durably
 from ringtune.storage.strict import read_dataclass, read_json
-from ringtune.techniques.offload import OffloadSettings, user_sets
+from ringtune.techniques.offload import OffloadSettings
 
 PLACE = "run.json"
 
@@ -115,7 +115,7 @@ class SavedRun:
     @property
     def users(self) -> tuple[str, ...]:
         """Users with adapters of their own; empty where all rows trained the same."""
-        return user_sets(self.plan.course)
+        return self.plan.course.user_sets
 
 
 def read_run(folder: Path) -> SavedRun:
@@ -133,7 +133,7 @@ def read_run(folder: Path) -> SavedRun:
         raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
     job = load_job(folder / "job.toml")
     plan = Plan.from_json(read_run_file(folder / "plan.json"))
-    result, users = result_of(job), user_sets(plan.course)
+    result, users = result_of(job), plan.course.user_sets
     results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
     for place, wanted in results.items():
         if lacking := wanted.missing_in(folder / place):

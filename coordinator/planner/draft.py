@@ -10,6 +10,7 @@ Source: RingAda, section III-B.3 (the next initiator is the one with the best li
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,13 +18,12 @@ from typing import TypeVar
 from ringtune.config.sections import NEXT
 from ringtune.costs.activation_costs import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.errors import CapacityError, DataError, JobError, ModelError, PlanError
+from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.job.job import Job, kinds_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
-from ringtune.schedule.course import IN_STEP, Course, HelperSettings, Offload
-from ringtune.schedule.methods.hift import DISK
+from ringtune.schedule.course import IN_STEP, Course, HelperSettings
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -31,11 +31,10 @@ from ringtune.schedule.run_shape import Owner, users_text
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained, may_be_stale
-from ringtune.storage.strict import nearest
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
 from ringtune.techniques.full_parameters import check_warmup
-from ringtune.techniques.offload import helped, users_of
+from ringtune.techniques.offload import helped, named_helpers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +51,7 @@ class Draft:
         velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do, or the course has it.
         may_project: whether ``auto`` may choose it.
         helper_of: host -> helper: who fits the adapters of all blocks of a host that may train.
-        manner: how helpers fit.
+        helper_settings: how helpers fit.
     """
 
     course: Course
@@ -64,7 +63,7 @@ class Draft:
     copies: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
-    manner: HelperSettings = IN_STEP
+    helper_settings: HelperSettings = IN_STEP
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -99,18 +98,18 @@ class Draft:
 
     def with_offload(self, course: Course) -> Course:
         """Copy a course with how helpers fit, as if they fitted each block that may train; without helpers as it is."""
-        blocks = course.trainable.ranges_within(0, course.num_blocks)
-        if course.offload is not None or not (self.helper_of and blocks) or self.manner.is_exact:
+        if course.offload is not None or not self.helper_of:
             return course
-        offload = Offload(blocks=tuple(Range(*one) for one in blocks), **dataclasses.asdict(self.manner))
-        return dataclasses.replace(course, offload=offload)
+        blocks = itertools.starmap(Range, course.trainable.ranges_within(0, course.num_blocks))
+        offload = self.helper_settings.of_blocks(blocks)
+        return course if offload is None else dataclasses.replace(course, offload=offload)
 
     def may_host(self, node: str, start: int, stop: int) -> bool:
         """Whether a node may host these blocks.
 
         Where each user has adapters of their own, a node without a helper hosts no blocks that may train.
         """
-        if not (self.manner.has_users and self.course.num_steps) or node in self.helper_of:
+        if not (self.helper_settings.has_users and self.course.num_steps) or node in self.helper_of:
             return True
         return not self.course.trainable.ranges_within(start, stop)
 
@@ -136,7 +135,7 @@ class Draft:
         if self.velora is not None and projected:
             course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
         plan = Plan.of(course, placement)
-        return helped(plan, self.helper_of, self.manner)
+        return helped(plan, self.helper_of, self.helper_settings)
 
 
 def drafts_of(part: Plan) -> tuple[Draft, ...]:
@@ -342,14 +341,14 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     course = courses_to_try(job, course, nodes)[0]
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
-    kinds_of(job, users_of(course))  # refuses an adapter of a user who is none of the run
+    kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     draft = Draft(
         course=course,
         private_blocks=private_blocks,
-        state_on_disk=_state_on_disk(job),
+        state_on_disk=job.keeps_state_on_disk,
         copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
-        helper_of=named_helpers(job, nodes),
-        manner=job.offload.manner,
+        helper_of=named_helpers(job.offload, [node.node for node in nodes]),
+        helper_settings=job.offload.helper_settings,
     )
     return with_activations(job, draft, model)
 
@@ -383,31 +382,12 @@ def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -
         )
 
 
-def named_helpers(job: Job, nodes: Sequence[NodeFacts]) -> Mapping[str, str]:
-    """The helper of each host that a job names.
-
-    Raises:
-        JobError: a name is that of no node; names the nearest.
-    """
-    known = [node.node for node in nodes]
-    for host, helper in job.offload.helpers.items():
-        for name in (host, helper):
-            if name not in known:
-                advice = nearest(name, known)
-                raise JobError(f"offload.mode.{host} = {helper!r}: no node of this run has the name {name!r}; {advice}")
-    return job.offload.helpers
-
-
 def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:
     """Copy a draft with what another job says of method, frozen weights, activations and optimizer state."""
     ways = courses_to_try(job, draft.course, nodes)
     course = draft.course if draft.course in ways else ways[0]
     course = dataclasses.replace(course, method=job.method, velora=None)
     bare = dataclasses.replace(
-        draft, course=course, state_on_disk=_state_on_disk(job), activations=NONE, velora=None, may_project=False
+        draft, course=course, state_on_disk=job.keeps_state_on_disk, activations=NONE, velora=None, may_project=False
     )
     return with_activations(job, bare, model)
-
-
-def _state_on_disk(job: Job) -> bool:
-    return job.hift is not None and job.hift.state == DISK

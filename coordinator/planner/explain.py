@@ -26,7 +26,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.techniques.activation_checkpointing import AUTO, NONE, SlicePolicy
 from ringtune.techniques.frozen_weights import reason_line
-from ringtune.techniques.offload_report import HelpersReason, helper_reason_lines
+from ringtune.techniques.offload import HelpersReason, helper_reason_lines
 from ringtune.techniques.operations import expected_table
 
 

@@ -19,7 +19,6 @@ from coordinator.planner.draft import (
     check_same_users,
     job_draft,
 )
-from coordinator.planner.helpers import check_given_helpers
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
 from coordinator.planner.planned import Planned, with_copies
@@ -259,7 +258,6 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
         technique.check_plan(job, plan)
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
-    check_given_helpers(job, plan)
     _check_placements(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:

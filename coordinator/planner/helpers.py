@@ -26,40 +26,11 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.planned import Planned
 from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError, JobError, PlanError, StorageError
+from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
-from ringtune.schedule.course import IN_STEP, JOINT, HelperSettings
+from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, helped, helpers_by_host
-from ringtune.techniques.offload_report import HelpersReason, Trial
-
-
-def check_given_helpers(job: Job, plan: Plan) -> None:
-    """Refuse a given plan with other helpers than its job names; where the job lets the planner choose, any will do.
-
-    Raises:
-        PlanError: says who helps whom in the plan and in the job.
-    """
-    wish = job.offload
-    if wish.mode == AUTO:
-        _check_manner(job, plan)
-        return
-    if helped(plan, wish.helpers, wish.manner) != plan:
-        raise PlanError(
-            f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
-            f"{_manner_text(wish.manner)}; plan anew, or change [offload]"
-        )
-
-
-def _check_manner(job: Job, plan: Plan) -> None:
-    offload = plan.course.offload
-    has = offload.manner if offload else IN_STEP
-    helps = bool(plan.placement.helpers)
-    if (helps or job.offload.manner.has_users) and has != job.offload.manner:
-        text = f"helpers with {_manner_text(has)}" if helps else "no helpers"
-        raise PlanError(
-            f"the plan has {text}, the job says {_manner_text(job.offload.manner)}; plan anew, or change [offload]"
-        )
+from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host
 
 
 def unhelped_note(job: Job, plan: Plan) -> str:
@@ -68,16 +39,6 @@ def unhelped_note(job: Job, plan: Plan) -> str:
     return (
         f"offload.mode names helpers for {', '.join(idle)}, where no block trains: nobody helps there" if idle else ""
     )
-
-
-def _manner_text(manner: HelperSettings) -> str:
-    more = [word for word, is_so in (("merged", manner.merged), ("overlap", manner.overlap)) if is_so]
-    more += [f"users {manner.users}"] if manner.has_users else []
-    return ", ".join([f"interval {manner.interval}", f"pairs in {manner.pairs}", *more])
-
-
-def _text(helper_of: object) -> str:
-    return str(helper_of) if helper_of else "no helpers"
 
 
 MAX_TRIED: Final = 3
@@ -191,7 +152,7 @@ def with_helpers(
     """
     if job.offload.mode != AUTO or not drafts[0].course.num_steps:
         return placed(drafts)
-    if job.offload.manner.has_users:
+    if job.offload.helper_settings.has_users:
         return with_needed_helpers(job, drafts, profile, effort, placed, refuse)
     try:
         planned = placed(drafts)
@@ -224,11 +185,11 @@ def _where_it_fits(
             continue
     if planned is None:
         return None
-    manner = drafts[0].manner
+    settings = drafts[0].helper_settings
     for host in list(helpers_by_host(planned.plan)):
         fewer = {one: helper for one, helper in helpers_by_host(planned.plan).items() if one != host}
         try:
-            kept = refuse(helped(planned.plan, fewer, manner))
+            kept = refuse(helped(planned.plan, fewer, settings))
         except (CapacityError, StorageError):
             continue
         planned = dataclasses.replace(planned, plan=kept.plan, memory=kept.memory)
@@ -298,7 +259,9 @@ class _Trials:
         for helper in others[:MAX_TRIED] if before_s is not None else ():
             trial = Trial(host=host, helper=helper, without_s=None if first else before_s)
             try:
-                checked = self._refuse(helped(plan, {**helpers_by_host(plan), host: helper}, self._job.offload.manner))
+                checked = self._refuse(
+                    helped(plan, {**helpers_by_host(plan), host: helper}, self._job.offload.helper_settings)
+                )
             except (CapacityError, StorageError) as error:
                 trials.append(dataclasses.replace(trial, full=str(error)))
                 continue

@@ -187,10 +187,9 @@ def simulated_step_s(
         burn_in = measured = course.local_iterations
     if has_copies:  # a whole sweep
         measured = course.method.period(course)
-    if course.offload is not None and course.offload.interval <= MAX_AHEAD:  # whole intervals
-        burn_in, measured = (
-            -(-steps // course.offload.interval) * course.offload.interval for steps in (burn_in, measured)
-        )
+    interval = course.helper_settings.interval
+    if interval <= MAX_AHEAD:
+        burn_in, measured = (-(-steps // interval) * interval for steps in (burn_in, measured))
     ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
     steps = burn_in + measured + min(ahead, MAX_AHEAD)
     course = dataclasses.replace(

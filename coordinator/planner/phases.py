@@ -13,12 +13,12 @@ stretches of the schedule. The cheapest way through the depths, seconds of moves
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.judge import simulated_step_times
+from coordinator.planner.judge import Ranking, simulated_step_times
 from coordinator.planner.limits import PlanningClock
 from coordinator.planner.local_search import Budget, search_local
 from coordinator.planner.memory import MemoryCaps
@@ -106,11 +106,8 @@ _MOST: Final = 8
 """Most candidates that are simulated."""
 
 
-class _Candidate(NamedTuple):
-    """A placement with the seconds of a step at every depth."""
-
-    plan: Plan
-    step_s: dict[int, float]
+_StepTimes = dict[Plan, dict[int, float]]
+"""Placement -> seconds of a step at every depth."""
 
 
 def choose_phases(
@@ -143,17 +140,17 @@ def choose_phases(
     costs = ring_costs(draft, profile, optimizer=optimizer)
     caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
     plans = {plan: None} | dict.fromkeys(candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))
-    found: list[_Candidate] = []
-    for one in list(plans)[:_MOST]:
-        if found and clock.is_over():
-            break
-        found.append(_Candidate(one, simulated_step_times(one, profile, costs, optimizer=optimizer)))
-    starts = _starts(plan, costs)
-    best = min(found, key=lambda one: _steps_s(one, starts))
-    fixed_s = _steps_s(best, starts)
+    starts, step_s = _starts(plan, costs), _StepTimes()
+
+    def seconds(one: Plan) -> float:
+        step_s[one] = simulated_step_times(one, profile, costs, optimizer=optimizer)
+        return _steps_s(step_s[one], starts)
+
+    ranking = Ranking(seconds, lambda: bool(step_s) and clock.is_over()).judge_all(list(plans)[:_MOST])
+    fixed_s, best = ranking.ranked[0]
     moves = _Moves(profile, caps)
-    moving_s, way = _best_way(found, starts, moves)
-    phases = tuple(_phases(way, starts, best, moves))
+    moving_s, way = _best_way(step_s, starts, moves)
+    phases = tuple(_phases(way, starts, step_s, best, moves))
     is_taken = len(phases) > 1 and moving_s <= WORTH * fixed_s
     reason = PhasesReason(fixed_s=fixed_s, moving_s=moving_s, phases=phases, is_taken=is_taken)
     return (_moving(way, starts) if is_taken else None), reason
@@ -219,57 +216,57 @@ def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
     return found
 
 
-def _steps_s(one: _Candidate, starts: Sequence[_Stretch]) -> float:
-    return sum(stretch.steps * one.step_s[stretch.depth] for stretch in starts)
+def _steps_s(step_s: Mapping[int, float], starts: Sequence[_Stretch]) -> float:
+    return sum(stretch.steps * step_s[stretch.depth] for stretch in starts)
 
 
-def _best_way(found: Sequence[_Candidate], starts: Sequence[_Stretch], moves: _Moves) -> tuple[float, list[_Candidate]]:
+def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves: _Moves) -> tuple[float, list[Plan]]:
     """Find the candidates for each stretch such that steps and moves take least."""
-    ways = [(starts[0].steps * one.step_s[starts[0].depth], [one]) for one in found]
-    between = {
-        (a, b): moves.seconds(one.plan, other.plan) for a, one in enumerate(found) for b, other in enumerate(found)
-    }
+    ways = [(_steps_s(own, starts[:1]), [one]) for one, own in step_s.items()]
+    between = {(one, other): moves.seconds(one, other) for one in step_s for other in step_s}
     for stretch in starts[1:]:
         ways = [
             min(
                 (
-                    (seconds + between[a, b] + stretch.steps * one.step_s[stretch.depth], [*way, one])
-                    for a, (seconds, way) in enumerate(ways)
+                    (seconds + between[way[-1], one] + stretch.steps * own[stretch.depth], [*way, one])
+                    for seconds, way in ways
                 ),
                 key=lambda pair: pair[0],
             )
-            for b, one in enumerate(found)
+            for one, own in step_s.items()
         ]
     return min(ways, key=lambda pair: pair[0])
 
 
-def _phases(way: Sequence[_Candidate], starts: Sequence[_Stretch], fixed: _Candidate, moves: _Moves) -> Iterator[Phase]:
+def _phases(
+    way: Sequence[Plan], starts: Sequence[_Stretch], step_s: _StepTimes, fixed: Plan, moves: _Moves
+) -> Iterator[Phase]:
     begin = 0
     for at in range(1, len(way) + 1):
         if at < len(way) and way[at] is way[begin]:
             continue
         one, own = way[begin], starts[begin:at]
-        pieces = ", ".join(f"{piece.node} {piece.text}" for piece in one.plan.placement.hosts)
+        pieces = ", ".join(f"{piece.node} {piece.text}" for piece in one.placement.hosts)
         yield Phase(
             first_step=own[0].first_step,
             depth=own[0].depth,
             slices=pieces,
-            move_s=moves.seconds(way[begin - 1].plan, one.plan) if begin else 0.0,
-            gain_s=_steps_s(fixed, own) - _steps_s(one, own),
+            move_s=moves.seconds(way[begin - 1], one) if begin else 0.0,
+            gain_s=_steps_s(step_s[fixed], own) - _steps_s(step_s[one], own),
         )
         begin = at
 
 
-def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
+def _moving(way: Sequence[Plan], starts: Sequence[_Stretch]) -> Plan:
     """Make the plan with a placement for each phase of a way."""
     placements: list[Placement] = []
     for one, stretch in zip(way, starts, strict=True):
-        if placements and placements[-1].slices == one.plan.placement.slices:
+        if placements and placements[-1].slices == one.placement.slices:
             continue
         placements.append(
-            dataclasses.replace(one.plan.placement, placement_number=len(placements), first_turn=stretch.first_turn)
+            dataclasses.replace(one.placement, placement_number=len(placements), first_turn=stretch.first_turn)
         )
-    return Plan(way[0].plan.course, tuple(placements))
+    return Plan(way[0].course, tuple(placements))
 
 
 def candidates(

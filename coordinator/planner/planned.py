@@ -28,7 +28,7 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.offload_report import HelpersReason
+from ringtune.techniques.offload import HelpersReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_steps_s
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.ring_costs import RingCosts, ring_costs
+from coordinator.planner.step_time import Exchange, Layout, Stage, layout_step_s, shares_of
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import Profile
 from ringtune.schedule.placement import Slice
@@ -93,27 +94,6 @@ _DEPTHS: Final = 4
 _ALIKE: Final = 0.02
 """Nodes whose blocks take times that differ by no more than this share count as alike."""
 
-Exchange = Callable[[Sequence[int], int], float]
-"""(nodes of a stage, blocks) -> seconds in which they exchange the gradients of so many blocks."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """A stage of a layout.
-
-    Attributes:
-        nodes: indices of its hosts.
-        shares: micro-batches of a step that each of them takes.
-        count: blocks.
-    """
-
-    nodes: tuple[int, ...]
-    shares: tuple[int, ...]
-    count: int
-
-
-Layout = tuple[Stage, ...]
-
 
 def ranked_layouts(
     costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = (), classes: Sequence[str] = ()
@@ -130,7 +110,7 @@ def ranked_layouts(
     rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
     depths = _some(costs.depths)
     found = [
-        (sum(costs.steps_at[depth] * step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
+        (sum(costs.steps_at[depth] * layout_step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
         for layout in _layouts(costs, rooms, classes)
     ]
     return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
@@ -156,57 +136,6 @@ def slices_of_layout(costs: RingCosts, layout: Layout) -> tuple[Slice, ...]:
             slices.append(Slice(node=costs.names[node], start=at, stop=at + stage.count, share=share // common))
         at += stage.count
     return tuple(slices)
-
-
-def step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exchange) -> float:
-    """Seconds of a step that trains ``depth`` blocks: its busiest host or link, the way of a micro-batch, exchanges.
-
-    While the first and the last micro-batch of a step are on their way, the busiest host waits for the other stages.
-    """
-    busiest_s = way_s = sums_s = 0.0
-    lowest, at = costs.stop - depth, costs.first
-    for stage in layout:
-        stop = at + stage.count
-        trained = max(0, stop - max(at, lowest))
-        works = [_work_s(costs, node, stage.count - trained, trained) for node in stage.nodes]
-        updates = [trained * costs.update_s[node] for node in stage.nodes]
-        hosts = zip(works, stage.shares, updates, strict=True)
-        busiest_s = max(busiest_s, *(work_s * share + update_s for work_s, share, update_s in hosts))
-        way_s += max(works) if trained else 0.0
-        if len(stage.nodes) > 1 and trained:
-            sums_s = max(sums_s, exchange_s(stage.nodes, trained))
-        at = stop
-    last = layout[-1]
-    way_s -= max(_work_s(costs, node, 0, min(depth, last.count)) for node in last.nodes) if depth else 0.0
-    return max(busiest_s + max(0.0, way_s) + sums_s, _wires_s(costs, layout))
-
-
-def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
-    """Deal micro-batches to hosts so that the last one is done soonest: each to the host that is done with it first.
-
-    Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; with 6 they are 4 and 2.
-    """
-    found = [0] * len(times_s)
-    for _ in range(count):
-        index = min(range(len(times_s)), key=lambda at: ((found[at] + 1) * times_s[at], at))
-        found[index] += 1
-    return tuple(found)
-
-
-def _work_s(costs: RingCosts, node: int, frozen: int, trained: int) -> float:
-    """Seconds of one micro-batch at a host: forwards of frozen blocks, forwards and backwards of those that train."""
-    return frozen * costs.forward_s[node] + trained * (costs.graph_s[node] + costs.backward_s[node])
-
-
-def _wires_s(costs: RingCosts, layout: Layout) -> float:
-    """Seconds that the mean owner's uplink is taken by the hidden states of a step that go to other nodes."""
-    bottom = layout[0]
-    found = 0.0
-    for owner in costs.owners:
-        own = sum(share for node, share in zip(bottom.nodes, bottom.shares, strict=True) if node == owner.node)
-        away = costs.num_micro - own
-        found += owner.weight * away * (costs.uplink_s[owner.node] if owner.node >= 0 else 0.0)
-    return found
 
 
 def _layouts(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> Iterator[Layout]:

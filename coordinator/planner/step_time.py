@@ -27,13 +27,15 @@ PipeAdapter's batches overlap everywhere within a turn, so it pays (b) once a tu
 depths of steps times the step's time, averaged over the owners' turns. Hand-overs of the head, evaluations and the
 first filling of the ring are left out: they hardly depend on the slices.
 
+Stages with several hosts have a rougher formula of their own, ``layout_step_s``: it only ranks layouts.
+
 Source: RingAda, section III-B.2 (which parts overlap); the bounds are those of re-entrant flow shops (one job's path,
 and a machine with head and tail).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -369,3 +371,76 @@ def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
         heads = (costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s for owner in costs.owners)
         times[0] = sum(weight * max(one, two) for weight, one, two in zip(weights, below, heads, strict=True))
     return times
+
+
+Exchange = Callable[[Sequence[int], int], float]
+"""(nodes of a stage, blocks) -> seconds in which they exchange the gradients of so many blocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage of a layout.
+
+    Attributes:
+        nodes: indices of its hosts.
+        shares: micro-batches of a step that each of them takes.
+        count: blocks.
+    """
+
+    nodes: tuple[int, ...]
+    shares: tuple[int, ...]
+    count: int
+
+
+Layout = tuple[Stage, ...]
+
+
+def layout_step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exchange) -> float:
+    """Seconds of a step that trains ``depth`` blocks: its busiest host or link, the way of a micro-batch, exchanges.
+
+    While the first and the last micro-batch of a step are on their way, the busiest host waits for the other stages.
+    """
+    busiest_s = way_s = sums_s = 0.0
+    lowest, at = costs.stop - depth, costs.first
+    for stage in layout:
+        stop = at + stage.count
+        trained = max(0, stop - max(at, lowest))
+        works = [_micro_s(costs, node, stage.count - trained, trained) for node in stage.nodes]
+        updates = [trained * costs.update_s[node] for node in stage.nodes]
+        hosts = zip(works, stage.shares, updates, strict=True)
+        busiest_s = max(busiest_s, *(work_s * share + update_s for work_s, share, update_s in hosts))
+        way_s += max(works) if trained else 0.0
+        if len(stage.nodes) > 1 and trained:
+            sums_s = max(sums_s, exchange_s(stage.nodes, trained))
+        at = stop
+    last = layout[-1]
+    way_s -= max(_micro_s(costs, node, 0, min(depth, last.count)) for node in last.nodes) if depth else 0.0
+    return max(busiest_s + max(0.0, way_s) + sums_s, _bottom_wires_s(costs, layout))
+
+
+def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
+    """Deal micro-batches to hosts so that the last one is done soonest: each to the host that is done with it first.
+
+    Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; with 6 they are 4 and 2.
+    """
+    found = [0] * len(times_s)
+    for _ in range(count):
+        index = min(range(len(times_s)), key=lambda at: ((found[at] + 1) * times_s[at], at))
+        found[index] += 1
+    return tuple(found)
+
+
+def _micro_s(costs: RingCosts, node: int, frozen: int, trained: int) -> float:
+    """Seconds of one micro-batch at a host: forwards of frozen blocks, forwards and backwards of those that train."""
+    return frozen * costs.forward_s[node] + trained * (costs.graph_s[node] + costs.backward_s[node])
+
+
+def _bottom_wires_s(costs: RingCosts, layout: Layout) -> float:
+    """Seconds that the mean owner's uplink is taken by the hidden states of a step that go to other nodes."""
+    bottom = layout[0]
+    found = 0.0
+    for owner in costs.owners:
+        own = sum(share for node, share in zip(bottom.nodes, bottom.shares, strict=True) if node == owner.node)
+        away = costs.num_micro - own
+        found += owner.weight * away * (costs.uplink_s[owner.node] if owner.node >= 0 else 0.0)
+    return found

@@ -47,7 +47,6 @@ from ringtune.storage.durable import storage_errors
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, is_finite
-from ringtune.techniques.offload import user_sets
 from ringtune.texts import shown
 from ringtune.v1 import control_pb2
 
@@ -113,7 +112,7 @@ class ExpectedResult(NamedTuple):
 
     def sets(self) -> tuple[str, ...]:
         """Files of users with adapters of their own; hosts and helpers send parts of them."""
-        return tuple(of_user(user, ADAPTER_FILE) for user in user_sets(self.part.course))
+        return tuple(of_user(user, ADAPTER_FILE) for user in self.part.course.user_sets)
 
     def paths(self) -> tuple[str, ...]:
         """The files with tensors of blocks that every host sends."""
@@ -125,7 +124,7 @@ class ExpectedResult(NamedTuple):
         """Upper bound of the bytes that a node sends, whatever the names of its tensors."""
         numbers = max(self._numbers(self.model), *map(self._numbers, self.model.kinds), 0)
         blocks = len(self.may_send(node))
-        sets = max(1, len(user_sets(self.part.course)))
+        sets = max(1, len(self.part.course.user_sets))
         whole = sum(self._outside()) if node == self.holder else 0
         return (
             (2 * blocks * sets * self.max_numbers(numbers) + 2 * whole) * _NUMBER_BYTES
@@ -295,7 +294,7 @@ class Results:
             with_head=with_head,
             with_private=with_private,
             goes_on=goes_on,
-            users=user_sets(part.course),
+            users=part.course.user_sets,
             on_result=lambda files: put(Files(node, files)),
             on_progress=lambda: put(rd.Progressed(node)),
         )
@@ -338,7 +337,7 @@ class Results:
         if part is not None:  # a node that was lost may have sent something before
             sent = {node: files for node, files in self._files.items() if node in part.nodes}
         if part is not None and self._model is not None:
-            users = user_sets(part.course)
+            users = part.course.user_sets
             check_parts(sent, ExpectedResult(job, part, self._model, self._holder))
         result = result_of(job)
         if users:

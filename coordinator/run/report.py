@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from coordinator.run.run_text import LastStep, rise_text, shown, training_facts
 from ringtune import __version__
@@ -36,7 +36,6 @@ from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
-from ringtune.techniques.offload_report import ParcelBytes, offload_facts
 from ringtune.transport.codecs import total_of
 
 _LARGEST_EXPONENT = 700.0
@@ -135,13 +134,38 @@ class _Step:
     ended_unix_s: float
 
 
+_NAMES: Final[Mapping[str, str]] = {
+    Payload.UNIT_GRAD: "unit_gradient",
+    Payload.PAIRS: "pair",
+    Payload.WEIGHTS: "helper_weight",
+}
+
+
+class _ParcelBytes:
+    """Sent bytes of parcels by kind and link."""
+
+    __slots__ = ("_links",)
+
+    def __init__(self) -> None:
+        self._links: dict[str, dict[str, int]] = {payload: defaultdict(int) for payload in _NAMES}
+
+    def add(self, payload: str, link: str, sent_bytes: int) -> None:
+        """Count sent bytes; messages other than parcels are ignored."""
+        if payload in self._links:
+            self._links[payload][link] += sent_bytes
+
+    def to_json(self, what: str) -> dict[str, dict[str, int]]:
+        """Return each kind with bytes under its name, such as ``pair_links`` for ``what`` = ``links``."""
+        return {f"{_NAMES[kind]}_{what}": dict(sorted(found.items())) for kind, found in self._links.items() if found}
+
+
 @dataclass(slots=True)
 class _LinkBytes:
     """Bytes of one item by link: all, of gradients, and of each kind of parcel."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    parcels: ParcelBytes = field(default_factory=ParcelBytes)
+    parcels: _ParcelBytes = field(default_factory=_ParcelBytes)
 
 
 class RunLedger:
@@ -166,7 +190,7 @@ class RunLedger:
         self._decisions: list[dict[str, Any]] = []
         self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
-        self._parcels = ParcelBytes()
+        self._parcels = _ParcelBytes()
         self._evaluations: list[dict[str, Any]] = []
         self._known = NONE_DONE
         self._final: dict[str, Any] = {"rows": 0, "count": 0, "loss": None, "accuracy": None}
@@ -431,7 +455,7 @@ class RunLedger:
             "rows": dict(rows or {}),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
-            **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),
+            **self._of_techniques(),
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {
@@ -451,6 +475,10 @@ class RunLedger:
             "links": dict(sorted(self._links.items())),
             **self._parcels.to_json("links"),
         }
+
+    def _of_techniques(self) -> dict[str, Any]:
+        steps = int(self._last.line.get("step", 0))
+        return {key: item for each in TECHNIQUES for key, item in each.report(self._plan, steps).items()}
 
     def _busy(self) -> str:
         """Say which machines were busy at the end beyond the load of the run's own nodes."""
@@ -536,7 +564,7 @@ class OperationsLedger:
         """Close a turn that every node has done; only train and score turns count."""
         if not self._is_kept:
             return
-        plan = self._plan.decided(turn.unfreeze_at, turn.operations)
+        plan = turn.settled(self._plan)
         for seq in range(turn.first_seq, turn.end_seq):
             busy_s, sent = self._busy_s.pop(seq, {}), self._bytes.pop(seq, {})
             if turn.kind is StepKind.TRAIN:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import JobError
-from ringtune.job.job import Job, check_keep_best
+from ringtune.job.job import Job
 from ringtune.job.rows import look_alike_lines
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control.events import LogFetched, LogRecovery, Replanned
@@ -228,8 +228,7 @@ def _remedy(job: Job, best_step: int) -> str:
         return f"the result of step {best_step} is kept"
     better = f"the result of step {best_step} was better"
     try:
-        keeping = dataclasses.replace(job.train, keep_best=True)
-        check_keep_best(train=keeping, offload=job.offload, recovery=job.recovery)
+        dataclasses.replace(job, train=dataclasses.replace(job.train, keep_best=True))
     except JobError:  # this job can't keep it
         return f"{better}; train.max_steps = {best_step} ends there"
     return f"{better}; train.keep_best = true keeps it"

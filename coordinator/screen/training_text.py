@@ -17,7 +17,7 @@ from ringtune.schedule.run_shape import BY_ROWS, users_text
 from ringtune.schedule.units import EMBEDDING, unit_name, units_text
 from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.offload import rows_by_user, user_sets
+from ringtune.techniques.offload import rows_by_user
 from ringtune.techniques.operations import expected_table
 
 _MAX_OWNERS = 8
@@ -87,7 +87,7 @@ def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[s
     rate = course.method.rate_at(course, course.num_steps - 1)[1]
     lines = [
         f"trains all parameters, one group a step: {shown}{more}",
-        f"a sweep over all groups is {_count_text(period, 'step')}; the run has {_count_text(rate, 'sweep')}, and the "
+        f"a sweep over all groups is {_counted(period, 'step')}; the run has {_counted(rate, 'sweep')}, and the "
         "learning rate advances once a sweep",
     ]
     return [*lines, *_copies_lines(course, memory)]
@@ -116,10 +116,6 @@ def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[
     return lines
 
 
-def _count_text(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
 _MAX_NAMED = 20
 _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
@@ -144,9 +140,9 @@ def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
 
 def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
     """List the users with adapters of their own, with their rows and other adapter configurations."""
-    if not user_sets(plan.course):
+    if not plan.course.user_sets:
         return []
-    users = user_sets(plan.course)
+    users = plan.course.user_sets
     own = [f"{kind.config}: {_named([user for user in users if user in kind.users])}" for kind in kinds]
     own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
     return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
@@ -162,7 +158,7 @@ def _result(plan: Plan) -> str:
     if offload is None:
         return "helpers fit after every step from exact pairs: the result is that of a run without helpers"
     said: list[str] = []
-    if users := user_sets(plan.course):
+    if users := plan.course.user_sets:
         said.append(f"{len(users)} users {_USERS[offload.users]}")
     if offload.interval > 1:
         said.append(f"helpers add up {offload.interval} steps for one update")

@@ -315,8 +315,7 @@ def build_slice(
     if job.keeps_state_on_disk and active.saver is not None:
         active.inactive_state = active.executor.inactive_state
         active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
-    offload = active.plan.course.offload
-    if offload is not None and offload.merged and active.saver is not None:
+    if active.plan.course.helper_settings.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
     _open_techniques(active)
     if taken is not None:

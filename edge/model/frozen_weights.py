@@ -162,21 +162,16 @@ class CompactMatrix:
         return wide if self.scales is None else wide.mul_(self.scales[rows])
 
 
-def rounded_to_int8(matrix_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round each row to multiples of its largest magnitude / 127.
+def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
+    """Round each row to multiples of its largest magnitude / 127, into existing tensors; the rows are overwritten.
 
     Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0.
 
-    Returns:
-        Numbers (R, C) in int8, and scales (R, 1) in float32, 0 for a row of zeros.
+    Args:
+        rows_RC: in float32.
+        numbers_RC: in int8.
+        scales_R1: in float32; 0 for a row of zeros.
     """
-    numbers_RC, scales_R1 = torch.empty_like(matrix_RC, dtype=torch.int8), torch.empty(len(matrix_RC), 1)
-    round_to_int8(matrix_RC.to(torch.float32, copy=True), numbers_RC, scales_R1)
-    return numbers_RC, scales_R1
-
-
-def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
-    """Round float32 rows as ``rounded_to_int8`` into existing tensors; the rows are overwritten."""
     largest_R1 = torch.maximum(rows_RC.amax(dim=1, keepdim=True), -rows_RC.amin(dim=1, keepdim=True))
     torch.div(largest_R1, _MAX_INT8, out=scales_R1)
     rows_RC.div_(scales_R1.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-_MAX_INT8, _MAX_INT8)

@@ -48,7 +48,6 @@ from ringtune.storage.durable import write_pieces_durably
 from ringtune.storage.pieces import FilePieces, Piece, Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
-from ringtune.techniques.offload import user_sets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +84,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
     if not base.is_dir():
         raise InvalidInputError(f"the base model {base} is not there; name its folder with --model")
 
-    users = user_sets(course)
+    users = course.user_sets
     with tempfile.TemporaryDirectory(prefix="ringtune-") as summed:
         saved = run / (of_user(user) if user else result_of(job).folder)
         job = job_of_user(job, user) if user else job
@@ -105,7 +104,7 @@ def sum_run(run: Path, out: Path) -> None:
         RingTuneError: see ``summed_files`` and ``summed_kinds_files``.
     """
     job, course = _read(run)
-    folders = {user: run / of_user(user) for user in user_sets(course)}
+    folders = {user: run / of_user(user) for user in course.user_sets}
     if course.offload is None or not folders:
         raise UsageError(f"{run} has no users with adapters of their own; there is nothing to add up")
     is_own = course.offload.has_block

@@ -69,11 +69,6 @@ class DiskStateStore:
         self._ahead: set[int] = set()
         self._prefetcher = Prefetcher()
 
-    @property
-    def ahead_bytes(self) -> int:
-        """Bytes of the prefetched files that are not mapped yet."""
-        return sum(self._files[unit].size_bytes for unit in self._ahead)
-
     def reserve(self, units: Mapping[int, Parameters]) -> None:
         """Allocate the disk space for the state of these units.
 

@@ -174,7 +174,7 @@ class BlockRunner:
     """
 
     def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0) -> None:
-        self._skeleton, self._top_tokens = skeleton, top_tokens
+        self.skeleton, self._top_tokens = skeleton, top_tokens
         self.dropout = dropout
         self._seed = seed
         # by name: an update may replace tensors, and a resting block needs no gradient for a while
@@ -188,7 +188,7 @@ class BlockRunner:
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """Return the trainable parameters of the hosted blocks ``[start, stop)``, by name."""
         return {
-            f"{index}.{name}": self._skeleton.blocks[index].get_parameter(name)
+            f"{index}.{name}": self.skeleton.blocks[index].get_parameter(name)
             for index in range(start, stop)
             for name in self._trainable[index]
         }
@@ -204,7 +204,7 @@ class BlockRunner:
 
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
         """Build the other inputs of all blocks, once per micro-batch."""
-        return self._skeleton.family.context(self._skeleton.base, hidden_BTD, mask_BT)
+        return self.skeleton.family.context(self.skeleton.base, hidden_BTD, mask_BT)
 
     def run(
         self,
@@ -232,7 +232,7 @@ class BlockRunner:
         """
         from adapters.context import ForwardContext
 
-        skeleton, given = self._skeleton, patterns or {}
+        skeleton, given = self.skeleton, patterns or {}
         with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
             for index in range(start, stop):
                 with contextlib.nullcontext() if around is None else around(index):
@@ -247,13 +247,13 @@ class BlockRunner:
     def _whole(
         self, index: int, context: Any, train_at: tuple[int, int] | None, hidden_BTD: torch.Tensor
     ) -> torch.Tensor:
-        block = self._skeleton.blocks[index]
+        block = self.skeleton.blocks[index]
         set_mode(block, train=train_at is not None)
         if train_at is not None and self.dropout > 0:
             seed_unit(self._seed, *train_at, block_unit(index))
-        if self._top_tokens and index == len(self._skeleton.blocks) - 1:
-            return self._skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
-        return self._skeleton.family.block(block, hidden_BTD, context)
+        if self._top_tokens and index == len(self.skeleton.blocks) - 1:
+            return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
+        return self.skeleton.family.block(block, hidden_BTD, context)
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

@@ -158,7 +158,7 @@ class NodeExecutor:
 
     def grant(self, turn: Turn) -> None:
         """Open the items of a turn, before any of their actions."""
-        course = self._course.decided(turn.unfreeze_at, turn.operations)
+        course = turn.settled(self._course)
         self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
         for technique in self.techniques.values():
             technique.grant(turn)
@@ -445,7 +445,7 @@ class ForwardRunner:
         self._versions, self._scoring = versions, scoring
         self._by_user: UserBlockRunner | None = None
         if hosted.sets is not None and hosted.captures is not None:
-            runners = {user: one.blocks for one in hosted.kinds for user in one.kind.users}
+            runners = {user: runner for kind, runner in hosted.kinds.items() for user in kind.users}
             self._by_user = UserBlockRunner(hosted.sets, hosted.captures, runners)
         piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
         self._projections: Projections | None = None
@@ -466,8 +466,8 @@ class ForwardRunner:
         ``FamilyForward.context``.
         """
         blocks = self._hosted.blocks
-        for kind in self._hosted.kinds:
-            kind.blocks.train_only(action.start, action.stop, entry.trained)
+        for runner in self._hosted.kinds.values():
+            runner.train_only(action.start, action.stop, entry.trained)
         forward = BlockForward(
             blocks=blocks,
             mask=mask,

@@ -355,11 +355,6 @@ class AgentRun:
         """Wait until the loop has ended; False if it still runs after ``timeout_s`` seconds."""
         return self._ended.wait(timeout_s)
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of tensors in the inbox."""
-        return len(self._inbox.tensors)
-
     # ---- the loop's thread ------------------------------------------------------------------------
 
     def loop(self) -> None:

@@ -6,7 +6,7 @@ the frozen weights of the first one, also those in 16 or 8 bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,22 +37,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import users_text
 from ringtune.schedule.saved_activations import merged as joined
 from ringtune.schedule.units import Range
-from ringtune.techniques.offload import user_sets
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostedKind:
-    """The hosted blocks with one kind of adapters.
-
-    Attributes:
-        kind: with its users.
-        skeleton: shares its frozen weights with that of the first kind.
-        blocks: runs the hosted blocks.
-    """
-
-    kind: Kind
-    skeleton: Skeleton
-    blocks: BlockRunner
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,7 +55,8 @@ class HostedModel:
         merged: matrices with merged adapters that helpers fit; None where adapters are unmerged.
         kept: merged adapters, or the sums of several users', by name, for checkpoints and the result.
         sets: adapters of each user, of blocks that helpers fit; None with one set for all users, or merged ones.
-        kinds: adapter kinds of the rows, the job's own first; one if users have one kind, or adapters are merged.
+        kinds: kind of the rows' adapters -> what runs the hosted blocks with them, the job's own kind first; one if
+            users have one kind, or adapters are merged. All share their frozen weights.
     """
 
     skeleton: Skeleton
@@ -86,7 +71,7 @@ class HostedModel:
     merged: MergedMatrices | None = None
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     sets: UserSets | None = None
-    kinds: tuple[HostedKind, ...] = ()
+    kinds: Mapping[Kind, BlockRunner] = field(default_factory=dict)
 
     def fitted(self) -> dict[str, nn.Parameter]:
         """Return the adapters of other hosts' blocks that train here, by name."""
@@ -101,9 +86,9 @@ class HostedModel:
 
     def weights(self) -> Iterator[torch.Tensor]:
         """Yield every parameter and buffer of the model, including the empty ones of blocks hosted elsewhere."""
-        for one in self.kinds:
-            yield from one.skeleton.model.parameters()
-            yield from one.skeleton.model.buffers()
+        for runner in self.kinds.values():
+            yield from runner.skeleton.model.parameters()
+            yield from runner.skeleton.model.buffers()
 
 
 def host(
@@ -134,13 +119,13 @@ def host(
         if head is not None:
             task.connect(skeleton, head, weights)
     _check_subnets(course, job, skeleton)
-    helpers, users = plan.placement.helpers_of(node), user_sets(course)
+    helpers, users = plan.placement.helpers_of(node), course.user_sets
     helped_blocks, hosted_blocks = _blocks_of(helpers), [*private, *range(piece.start, piece.stop)]
     first, *more = kinds_of(job, users)
     captures, merged, sets, others = None, None, None, list[tuple[Kind, Skeleton]]()
     kept: dict[str, torch.Tensor] = {}
     if helpers:  # captures first: they change which tensors train
-        is_merged = course.offload is not None and course.offload.merged
+        is_merged = course.helper_settings.merged
         own = Capture(skeleton, helped_blocks)
         for kind in more:
             other = job_of(job, kind.config)
@@ -161,10 +146,11 @@ def host(
             every = [(skeleton, first.users), *((kin, kind.users) for kind, kin in others)]
             sets = UserSets(every, helped_blocks)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens)
-    kinds = [HostedKind(kind=first, skeleton=skeleton, blocks=blocks)]
+    kinds = {first: blocks}
     for kind, kin in others:
-        runner = BlockRunner(kin, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens)
-        kinds.append(HostedKind(kind=kind, skeleton=kin, blocks=runner))
+        kinds[kind] = BlockRunner(
+            kin, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens
+        )
     owner = None
     if head is not None:
         head.to(device=device, dtype=dtype).eval()
@@ -180,7 +166,7 @@ def host(
         owner=owner,
         dtype=dtype,
         device=device,
-        hosted_bytes=module_bytes(*(one.skeleton.model for one in kinds))
+        hosted_bytes=module_bytes(*(runner.skeleton.model for runner in kinds.values()))
         + (sets.other_bytes if sets is not None else 0)
         + sum(models.held_bytes for models in helped),
         captures=captures,
@@ -188,7 +174,7 @@ def host(
         merged=merged,
         kept=kept,
         sets=sets,
-        kinds=tuple(kinds),
+        kinds=kinds,
     )
 
 

@@ -23,14 +23,14 @@ from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
 from ringtune.job.job import Job, job_of, kinds_of
 from ringtune.schedule.actions import Action, Payload, TensorKey
-from ringtune.schedule.course import COLLABORATION, EXACT
+from ringtune.schedule.course import COLLABORATION
 from ringtune.schedule.lowering import weights_key
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item
 from ringtune.schedule.versions import weight_version
 from ringtune.storage.pieces import Pieces
-from ringtune.techniques.offload import RowsOfUser, rows_of_users, user_sets
+from ringtune.techniques.offload import RowsOfUser, rows_of_users
 
 
 class OffloadRunner:
@@ -39,7 +39,7 @@ class OffloadRunner:
     def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
         self._course, self._hosted = plan.course, hosted
         self._helpers = plan.placement.helpers_of(node)
-        wire, seed = plan.course.offload.pairs if plan.course.offload else EXACT, plan.course.seed
+        wire, seed = plan.course.helper_settings.pairs, plan.course.seed
         self._wire = PairWire(wire, hosted.captures.inputs if hosted.captures else {}, seed=seed)
         if hosted.captures is not None:
             hosted.captures.with_signs = wire in LOSSY
@@ -75,7 +75,7 @@ class OffloadRunner:
 
         Users alone: at the host. Users in collaboration: at the helper, because the host has only the sum.
         """
-        found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in user_sets(self._course)}
+        found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in self._course.user_sets}
         for user, own in found.items():
             if self._hosted.sets is not None:
                 own |= self._hosted.sets.of(user)
@@ -87,12 +87,11 @@ class OffloadRunner:
     def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
         """Return hosted blocks with the adapters of each user of another kind; see ``other_kinds`` below."""
         fitted = [block for helper in self._helpers for block in range(helper.start, helper.stop)]
-        return other_kinds(self._hosted, job, folder, users=user_sets(self._course), fitted=fitted)
+        return other_kinds(self._hosted, job, folder, users=self._course.user_sets, fitted=fitted)
 
     @property
     def _is_collaboration(self) -> bool:
-        offload = self._course.offload
-        return offload is not None and offload.users == COLLABORATION
+        return self._course.helper_settings.users == COLLABORATION
 
     @contextlib.contextmanager
     def recording(self, action: Action, entry: OpenItem, flow: MicroBatch) -> Iterator[None]:
@@ -201,7 +200,7 @@ class OffloadRunner:
 
     def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
         """The rows of each user in a micro-batch; empty with one set for all users."""
-        return rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
+        return rows_of_users(self._course, entry.item, action.micro) if self._course.user_sets else ()
 
     def changing(self, action: Action) -> tuple[str, ...]:
         """Users with adapters that the next update at this helper changes; empty without users."""
@@ -219,7 +218,7 @@ class OffloadRunner:
                 weights = models.sums(action.start, action.stop)
             else:
                 weights = models.weights(action.start, action.stop, users)
-            if self._course.offload is not None and self._course.offload.overlap:
+            if self._course.helper_settings.overlap:
                 weights = {name: value.clone() for name, value in weights.items()}
             self._shipped[key] = to_file(weights, self._metadata(key, step))
 
@@ -272,7 +271,7 @@ def other_kinds(
     which the helpers return the sets. Of the folder only the configuration is read.
     """
     found: dict[str, Skeleton] = {}
-    there = {one.kind.number: one.skeleton for one in hosted.kinds}
+    there = {kind.number: runner.skeleton for kind, runner in hosted.kinds.items()}
     own = [index for index, block in enumerate(hosted.skeleton.blocks) if not isinstance(block, Empty)]
     for kind in kinds_of(job, tuple(users))[1:]:
         skeleton = there.get(kind.number)

@@ -309,7 +309,7 @@ class KnownTurns:
 
     def granted(self, turn: Turn) -> None:
         """Take a turn that the coordinator granted; turns are granted in order."""
-        known = KnownTurn(turn, self._plan.decided(turn.unfreeze_at, turn.operations))
+        known = KnownTurn(turn, turn.settled(self._plan))
         with self._lock:
             self._derive(turn.index)
             at = turn.index - self._forgotten

@@ -114,7 +114,7 @@ def accuracy(counted: Iterable[Sequence[int]]) -> float:
 def judge(host: NodeExecutor, plan: Plan) -> Correct:
     """Count by user, with the adapters that each user has in training."""
     sets = host._hosted.sets
-    runners = {user: one.blocks for one in host._hosted.kinds for user in one.kind.users}
+    runners = {user: runner for kind, runner in host._hosted.kinds.items() for user in kind.users}
 
     def around(user: str) -> Any:
         return sets.using(user) if sets is not None else torch.no_grad()
@@ -131,14 +131,14 @@ def judge_sum(ring: Ring, adapter: str, manner: str) -> Correct:
     blocks, hosted = range(ring.plan.course.num_blocks), ring.host._hosted
     (models,) = ring.carrier.executors[HELPER]._hosted.helped
     sums = models.sums(0, len(blocks))
-    first, *others = hosted.kinds
+    first, *others = hosted.kinds.items()
     merged = MergedMatrices(
         hosted.skeleton,
         blocks,
         Path(ring.job.model.path),
         ring.job,
-        users=len(first.kind.users),
-        others=[(one.skeleton, len(one.kind.users)) for one in others],
+        users=len(first[0].users),
+        others=[(runner.skeleton, len(kind.users)) for kind, runner in others],
     )
     merged.install(sums, blocks, where="the sums of all users")
     return _judged(ring.host, ring.plan, lambda user: torch.no_grad())

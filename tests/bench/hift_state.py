@@ -169,7 +169,8 @@ class Held:
             if parameter.grad is not None
         )
         held = sum(each.held_bytes for each in self._optimizers)
-        ahead = sum(getattr(each._keeper, "ahead_bytes", 0) for each in self._optimizers)
+        keepers = [each._keeper for each in self._optimizers]
+        ahead = sum(keeper._files[unit].size_bytes for keeper in keepers for unit in getattr(keeper, "_ahead", ()))
         self.peak_bytes = max(self.peak_bytes, gradients + held + ahead)
 
     def group_bytes(self) -> int:

@@ -191,7 +191,7 @@ class Watched(TorchCarrier):
         """Note what trains in the items of the turn."""
         super().granted(node, turn)
         assert self.plan is not None
-        course = self.plan.course.decided(turn.unfreeze_at, turn.operations)
+        course = turn.settled(self.plan.course)
         self.units |= {item.seq: trained(course, item.kind, item.step) for item in items(course, turn)}
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:

@@ -91,7 +91,7 @@ def test_user_gets_a_folder_with_the_bits_of_a_run_of_one_user(ring: Cluster, us
 
 def in_manner(plan: Plan, job: Job) -> Plan:
     """The plan in which helpers fit as the job says."""
-    manner = job.offload.manner
+    manner = job.offload.helper_settings
     offload = None if manner.is_exact else Offload(blocks=(Range(0, 4),), **dataclasses.asdict(manner))
     return Plan(dataclasses.replace(plan.course, offload=offload), plan.placements)
 

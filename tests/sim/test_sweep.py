@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from ringtune.errors import ConnectionFailedError, UsageError
-from sim.sweep import Axis, each_cell, grid, parse_axis, run_cells
+from sim.sweep import Axis, each_cell, grid, parse_axis
 
 
 @pytest.mark.parametrize(
@@ -119,29 +119,29 @@ CELLS = [(f"a={index}", f"b={index * index}") for index in range(7)]
 @pytest.fixture(scope="module")
 def tracker() -> None:
     """Joblib's resource tracker, a process that stays as long as this one, is there before a test begins."""
-    run_cells(join, CELLS, jobs=2)
+    list(each_cell(join, CELLS, jobs=2))
 
 
 @pytest.mark.usefixtures("tracker")
 @pytest.mark.parametrize("jobs", [1, 2, 3, -1])
-def test_run_cells_keep_the_order_for_any_number_of_workers(jobs: int) -> None:
+def test_cells_keep_the_order_for_any_number_of_workers(jobs: int) -> None:
     """Results stand where their cells stand."""
-    assert run_cells(join, CELLS, jobs=jobs) == [join(cell) for cell in CELLS]
+    assert list(each_cell(join, CELLS, jobs=jobs)) == [join(cell) for cell in CELLS]
 
 
 @pytest.mark.parametrize("jobs", [0, -2])
-def test_run_cells_refuse_a_number_of_workers_that_is_none(jobs: int) -> None:
+def test_cells_refuse_a_number_of_workers_that_is_none(jobs: int) -> None:
     """No worker would do nothing."""
     with pytest.raises(UsageError, match=f"--jobs {jobs} has to be at least 1, or -1"):
-        run_cells(join, CELLS, jobs=jobs)
+        list(each_cell(join, CELLS, jobs=jobs))
 
 
-def test_run_cells_refuse_an_unknown_backend() -> None:
+def test_cells_refuse_an_unknown_backend() -> None:
     """The known ones are named."""
     with pytest.raises(UsageError, match="--backend 'spark' is not one of loky, dask, ray"):
-        run_cells(join, CELLS, backend="spark")
+        list(each_cell(join, CELLS, backend="spark"))
     with pytest.raises(UsageError, match="--cluster is for --backend dask and ray"):
-        run_cells(join, CELLS, cluster="10.0.0.1:8786")
+        list(each_cell(join, CELLS, cluster="10.0.0.1:8786"))
 
 
 @pytest.mark.parametrize(
@@ -152,19 +152,19 @@ def test_run_cells_refuse_an_unknown_backend() -> None:
         ("ray", {"backend": "ray"}, "needs the package 'ray'; pip install 'ray'"),
     ],
 )
-def test_run_cells_name_the_package_that_is_missing(
+def test_cells_name_the_package_that_is_missing(
     module: str, options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is computed with another backend instead; what the message advises does without the package."""
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=message) as caught:
-        run_cells(join, CELLS, **options)  # type: ignore[arg-type]
+        list(each_cell(join, CELLS, **options))  # type: ignore[arg-type]
     assert "or give --backend loky --jobs 1" in str(caught.value)
-    assert run_cells(join, CELLS, backend="loky", jobs=1) == [join(cell) for cell in CELLS]
+    assert list(each_cell(join, CELLS, backend="loky", jobs=1)) == [join(cell) for cell in CELLS]
 
 
 @pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
-def test_run_cells_on_a_cluster_that_is_not_there_end_at_once(
+def test_cells_on_a_cluster_that_is_not_there_end_at_once(
     backend: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the package is asked, which may try for minutes."""
@@ -178,11 +178,11 @@ def test_run_cells_on_a_cluster_that_is_not_there_end_at_once(
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ConnectionFailedError, match=f"can't use the {backend} cluster at {address}: .*refused"):
-            run_cells(join, CELLS, backend=backend, cluster=address)
+            list(each_cell(join, CELLS, backend=backend, cluster=address))
 
 
-def test_run_cells_of_one_worker_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_one_worker_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small sweep in this process works wherever the core is installed."""
     monkeypatch.setitem(sys.modules, "joblib", None)
-    assert run_cells(join, CELLS, jobs=1) == [join(cell) for cell in CELLS]
-    assert run_cells(join, CELLS[:1]) == [join(CELLS[0])]
+    assert list(each_cell(join, CELLS, jobs=1)) == [join(cell) for cell in CELLS]
+    assert list(each_cell(join, CELLS[:1])) == [join(CELLS[0])]

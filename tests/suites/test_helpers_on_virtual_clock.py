@@ -19,11 +19,12 @@ from ringtune.schedule.methods import Hift, PipeAdapter
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora, merged
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from sim.ring import RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
+from tests.support.tables import parse_table
 from tests.support.validate import validate_table
 
 OUTSIDERS = ("y", "z")

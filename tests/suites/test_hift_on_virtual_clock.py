@@ -18,12 +18,13 @@ from ringtune.schedule.methods import Hift, Method
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
 from sim.ring import Message, RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
+from tests.support.tables import parse_table
 from tests.support.validate import validate_table
 
 

@@ -25,7 +25,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import depth, weight_version
@@ -39,6 +39,7 @@ from tests.support.plans import changed, make_method
 from tests.support.plans import make_plan as plan_by_hand
 from tests.support.profiles import all_pairs, profile_of
 from tests.support.reference import inputs_of, targets_of, whole_model
+from tests.support.tables import parse_table
 from tests.support.torch_ring import Case, distance, reference_of, write_inputs
 from tests.support.validate import validate_table
 

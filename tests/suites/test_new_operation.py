@@ -23,13 +23,14 @@ from ringtune.errors import PlanError
 from ringtune.schedule import lowering
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, format_action, ops, parse_action
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import turn_sequence
 from sim.prediction import Prediction, predict
 from sim.recorded_run import read_trace
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
+from tests.support.tables import parse_table
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_inputs
 from tests.support.validate import validate_table
 

@@ -67,7 +67,7 @@ def num_reads(plan: Plan, result: RingResult) -> int:
     kept: dict[object, tuple[int, str]] = {}
     reads = 0
     for turn in turns_of(result):
-        course = plan.course.decided(turn.unfreeze_at, turn.operations)
+        course = turn.settled(plan.course)
         for item in items(course, turn):
             key = key_of(course, item) if any(item.passage) else None
             if item.passage.enters:

@@ -13,7 +13,7 @@ from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.lowering import max_waiting
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import turn_sequence
 from sim.prediction import predict
 from tests.suites.test_any_method_on_virtual_clock import Scattered, peak_graphs
@@ -22,6 +22,7 @@ from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weig
 from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, make_plan, random_replicas
 from tests.support.profiles import random_profile
+from tests.support.tables import parse_table
 from tests.support.validate import validate_table
 
 

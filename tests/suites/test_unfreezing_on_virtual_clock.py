@@ -15,11 +15,12 @@ from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.schedule.versions import depth, unfreezing_steps
 from sim.ring import RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
+from tests.support.tables import parse_table
 from tests.support.unfreezing import unfreezing_after
 from tests.support.validate import validate_table
 

@@ -17,7 +17,7 @@ from ringtune.job.job import result_of_user
 from ringtune.models.result_files import part_files
 from ringtune.schedule.course import ALONE, COLLABORATION, HelperSettings
 from ringtune.storage.pieces import Pieces
-from ringtune.techniques.offload import helped, users_of
+from ringtune.techniques.offload import helped
 from tests.features.feature import Feature, Tensors, carry_out, plan_of, wanted_of
 from tests.features.offload import HELPER_OF, LINEAR, ON_THEIR_OWN, THREE, TOGETHER, USERS, sets_at_helpers, users
 from tests.support.resumed import same_bits
@@ -41,7 +41,7 @@ def test_users_results_are_their_sets_and_say_their_kind(manner: dict[str, Any])
     """The nodes' parts together have each tensor of each user once; the config comes with each of them."""
     feature = short(manner, {"ben": LINEAR})
     run = carry_out(feature, feature.plan_on("three"))
-    names = users_of(run.plan.course)
+    names = run.plan.course.users
     assert {name for sent in run.files.values() for name in sent} <= set(part_files(names))
     sent = {node: {name: Pieces.of(each) for name, each in files.items()} for node, files in run.files.items()}
     merged = users_folders(sent, {user: result_of_user(feature.case.job, user) for user in names})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import threading
@@ -25,8 +24,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
-from ringtune.storage.chunks import cut_file
-from ringtune.techniques.offload import user_sets
+from ringtune.storage.chunks import cut_pieces
 from ringtune.transport.codecs import GrantReader, scores_to_proto
 from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.transport.status import abort
@@ -262,7 +260,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """A tensor for each hosted block, and the head if it is here."""
         self._enter("collect", context)
         for name, content in self.files(with_head=request.with_head).items():
-            yield from cut_file(name, io.BytesIO(content))
+            yield from cut_pieces(name, [content])
 
     def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remember that the run is over."""
@@ -282,9 +280,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             if is_checkpoint:
                 request.saved.add(turn=turn.index, step=turn.first_step, sha256=shard_digest(turn.first_step), bytes=9)
             for item in () if is_checkpoint else items(self.plan.course, turn):
-                for leg in itertools.chain.from_iterable(
-                    legs(self.plan.decided(turn.unfreeze_at, turn.operations), item, self.node)
-                ):
+                for leg in itertools.chain.from_iterable(legs(turn.settled(self.plan), item, self.node)):
                     if leg.op is Op.SEND:
                         request.traffic.add(seq=item.seq, target=leg.peer, payload=leg.payload, bytes=10)
                 if item.owner == self.node:
@@ -312,7 +308,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         tensors = {block_tensor(block): numpy.full(3, block + gained, dtype=numpy.float32) for block in blocks}
         figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
         found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}
-        users = user_sets(self.plan.course)
+        users = self.plan.course.user_sets
         for number, user in enumerate(users):
             if user != self._without_user:
                 own = {name: value + 10 * number for name, value in tensors.items()}

@@ -102,7 +102,7 @@ def users_instead(folder: Path, users: str) -> None:
         offload__merged=users == COLLABORATION,
     )
     (folder / "job.toml").write_text(wanted.to_toml())
-    made = helped(plan(method=Everything()), wanted.offload.helpers, wanted.offload.manner)
+    made = helped(plan(method=Everything()), wanted.offload.helpers, wanted.offload.helper_settings)
     (folder / "plan.json").write_text(json.dumps(made.to_json()))
     shutil.rmtree(folder / "adapter")
     config = {"config": {"r": 2, "alpha": 4, "leave_out": []}, "model_name": "tiny", "model_type": "bert"}

@@ -19,7 +19,7 @@ from ringtune.job.job import Job, parse_job
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item
-from ringtune.techniques.offload import RowsOfUser, rows_of_users, users_of
+from ringtune.techniques.offload import RowsOfUser, rows_of_users
 from tests.support import reference
 from tests.support.plans import train_items
 from tests.support.torch_ring import Case
@@ -63,7 +63,7 @@ class LayerByUser(nn.Module):
 def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str, torch.Tensor]]:
     """Train with a copy of every layer for each user; return all sets, and the head."""
     job, datasets, rows = case.job, case.datasets(), list[RowsOfUser]()
-    model, users = reference.whole_model(job, plan, case.folder / "model"), users_of(plan.course)
+    model, users = reference.whole_model(job, plan, case.folder / "model"), plan.course.users
     at, num_blocks = [reference.seed_units(model, job)], plan.course.num_blocks
     theirs = dict.fromkeys(users, _layers_of(model, num_blocks))
     for user, config in job.offload.chosen_adapters.items():
@@ -109,7 +109,7 @@ def together(case: Case, plan: Plan) -> Sets:
     The sum is in a plain matrix beside each frozen one, and a user's set gets the gradient of the user's rows: of a
     product that of the matrix, times the other factor.
     """
-    job, datasets, users = case.job, case.datasets(), users_of(plan.course)
+    job, datasets, users = case.job, case.datasets(), plan.course.users
     slots = reference.whole_model(_with_adapter(job, "linear"), plan, case.folder / "model").eval()
     initial = reference.whole_model(job, plan, case.folder / "model")
     slots.heads.load_state_dict(initial.heads.state_dict())  # drawn after the adapters

@@ -79,9 +79,7 @@ class _Column:
 
     def __init__(self, plan: Plan, turns: Sequence[Turn], node: str, holder: str) -> None:
         self._node = node
-        self._first_steps = {
-            turn.index: (plan.decided(turn.unfreeze_at, turn.operations).course, turn.first_step) for turn in turns
-        }
+        self._first_steps = {turn.index: (turn.settled(plan).course, turn.first_step) for turn in turns}
         course, step = self._first_steps[turns[0].index]
         piece = plan.slice_of(node)
         self._hosted = (piece.start, piece.stop)
@@ -215,11 +213,7 @@ class _Column:
 
 
 def _check_versions(plan: Plan, turns: tuple[Turn, ...], table: Table, node: str, holder: str) -> None:
-    by_seq = {
-        item.seq: (item, plan.decided(turn.unfreeze_at, turn.operations))
-        for turn in turns
-        for item in items(plan.course, turn)
-    }
+    by_seq = {item.seq: (item, turn.settled(plan)) for turn in turns for item in items(plan.course, turn)}
     column = _Column(plan, turns, node, holder)
     for position, action in enumerate(table[node]):
         if action.payload == Payload.HEAD:

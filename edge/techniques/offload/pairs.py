@@ -452,10 +452,6 @@ class PairWire:
                 found[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
         return found
 
-    def resend_vectors(self) -> None:
-        """Send every vector again with the next pairs, for a new helper."""
-        self._shown.clear()
-
     @torch.no_grad()
     def _projected(self, vectors: Vectors, site: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
         vector = vectors.next(site, x)

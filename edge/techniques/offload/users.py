@@ -49,7 +49,7 @@ class UserSets:
     """
 
     def __init__(self, kinds: Iterable[tuple[Skeleton, Collection[str]]], blocks: Sequence[int]) -> None:
-        self._kinds = [_Kind(skeleton, blocks, users) for skeleton, users in kinds if users]
+        self._kinds = [_KindSets(skeleton, blocks, users) for skeleton, users in kinds if users]
         self._of_user = {user: kind for kind in self._kinds for user in kind.sets}
 
     @property
@@ -81,12 +81,6 @@ class UserSets:
         """Return the set of a user, by block and name."""
         return self._of_user[user].sets[user]
 
-    def of_site(self, user: str, site: str) -> dict[str, torch.Tensor]:
-        """Return a user's tensors of one adapter module, by name in it, without a copy."""
-        inside = f"{site}."
-        own = self.of(user).items()
-        return {name.removeprefix(inside): value.detach() for name, value in own if name.startswith(inside)}
-
     def parameters(self, blocks: Collection[int]) -> dict[str, nn.Parameter]:
         """Return all sets of some blocks, by user, block and name; see ``set_name``."""
         return {
@@ -115,7 +109,7 @@ class UserSets:
                 value.copy_(tensors[name])
 
 
-class _Kind:
+class _KindSets:
     """The modules of one kind of adapters, and the sets of its users.
 
     Attributes:

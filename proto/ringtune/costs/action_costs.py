@@ -565,7 +565,7 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
     """
     found = {node: NodeWork() for node in plan.nodes}
     course, rows, lowest = plan.course, subnet_rows(plan.course, item), lowest_units(plan.course, item)
-    subnets = course.operations.subnets if course.operations else 1
+    subnets = course.subnets
     for micro, size in enumerate(course.microbatch_sizes(item.rows)):
         row, legs = rows[micro] if rows else "", way(plan, item, micro)
         tokens = costs.size(item.owner, size, item.kind) if costs else float(size)

@@ -269,8 +269,8 @@ class RecordedProfile:
         """Note a granted turn: actions of its items count from now on, unless they score subnets beside their work."""
         if turn.kind is StepKind.SCORE:
             return
-        course = self._course.decided(turn.unfreeze_at, turn.operations)
-        subnets = course.operations.subnets if course.operations else 1
+        course = turn.settled(self._course)
+        subnets = course.subnets
         for item in items(course, turn):
             if item.seq < self._skipped_items:
                 continue

@@ -46,7 +46,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes
-from ringtune.schedule.course import EXACT, IN_STEP, Course
+from ringtune.schedule.course import EXACT, Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import ever_trained
@@ -330,10 +330,9 @@ def check_parcels(plan: Plan, sizes: Sizes) -> None:
                 f"{parcel.what} up to {format_bytes(parcel.size_bytes)}, a message at most "
                 f"{format_bytes(MAX_BLOB_BYTES)}; {parcel.remedy}"
             )
-    manner = course.offload.manner if course.offload is not None else IN_STEP
     pairs = math.ceil(sizes.sent_pair_bytes(course.microbatch_sizes()[0] * course.max_length))
     smaller = "raise train.microbatches, "
-    if manner.pairs == EXACT:
+    if course.helper_settings.pairs == EXACT:
         smaller += "set offload.pairs = 'bfloat16', "
     for helper in plan.placement.helpers:
         where = f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}"

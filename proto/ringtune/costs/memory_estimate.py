@@ -50,7 +50,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.course import IN_STEP, Course
+from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import WAITING
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.placement import Placement
@@ -98,12 +98,12 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     micro, trained = course.microbatch_sizes(), ever_trained(course)
     pair = round(sizes.pair_bytes(micro[0] * course.max_length))
     helped = _trained_of(trained.ranges, share.helped)
-    manner = course.offload.manner if course.offload is not None else IN_STEP
-    waits = not (manner.overlap or manner.interval > 1)
+    settings = course.helper_settings
+    waits = not (settings.overlap or settings.interval > 1)
     late = 0 if waits else len(micro)  # the next item has graphs again
     count = late + (_AT_WORK if _graphs_are_larger(course, share, sizes) else len(micro) + 1)
     yield Term("buffers", "pairs of a block until they are sent", helped * count, pair)
-    updates = 2 if manner.overlap else 1
+    updates = 2 if settings.overlap else 1
     own = sum(stop - start for start, stop in share.helped)
     yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
     yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
@@ -516,14 +516,14 @@ def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
     """Bytes of a shard's adapters that are fitted here for others, with moments, and of those that others fit."""
     fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
     own = sum(stop - start for start, stop in share.helped)
-    has_sums = course.offload is not None and course.offload.interval > 1
+    has_sums = course.helper_settings.interval > 1
     of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if has_sums else 0)
     return fitted * of_helper + own * (sizes.helped.hosted or sizes.helped.sent)
 
 
 def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
     """Bytes of the adapters of hosted blocks that helpers fit and matrices have inside: as many as travel."""
-    if course.offload is None or not course.offload.merged:
+    if not course.helper_settings.merged:
         return 0
     return sizes.helped.sent * sum(stop - start for start, stop in share.helped)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringtune.config.optimizers import state_bytes
-from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, set_bytes, wire_of
+from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.kept_inputs import ADAPTER_DOWN
@@ -32,7 +32,6 @@ from ringtune.schedule.operation_tables import FULL, Operations, Policy, block_r
 from ringtune.schedule.saved_activations import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
-from ringtune.techniques.offload import user_sets
 from ringtune.techniques.operations import choosers_of, limits_of
 
 _HIDDEN_STATES: Final = 4
@@ -365,7 +364,7 @@ class Sizes:
         device: str = "cpu",
     ) -> None:
         self.context_bytes = CONTEXT_BYTES if device == "cuda" else 0
-        if user_sets(course):
+        if course.user_sets:
             activation_token_bytes += max((kind.more_activation_token_bytes for kind in model.kinds), default=0.0)
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits + model.head_class_token_logits * len(course.labels)
@@ -394,7 +393,7 @@ class Sizes:
         head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
-        kinds = kinds_of_users(model, user_sets(course))
+        kinds = kinds_of_users(model, course.user_sets)
         self.sets_state_bytes = sum(
             state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
         )
@@ -413,7 +412,7 @@ class Sizes:
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
         self._pair_token_bytes = sent_pair_token_bytes(model, EXACT)
-        self._sent_pair_token_bytes = sent_pair_token_bytes(model, wire_of(course.offload))
+        self._sent_pair_token_bytes = sent_pair_token_bytes(model, course.helper_settings.pairs)
         self._has_mask = not model.fixed_tokens
         self._head = course.head
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)

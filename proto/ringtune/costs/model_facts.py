@@ -44,8 +44,7 @@ from ringtune.models.family import (
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
-from ringtune.techniques.full_parameters import check_group
-from ringtune.techniques.offload import check_fused
+from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.operations import given_tables
 
 
@@ -371,9 +370,9 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
             f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
             "leave at least one to train"
         )
-    check_group(job.hift, dimensions.num_blocks)
     check_subnets(job, dimensions, where=where)
-    check_fused(job.offload, adapter=job.adapter, train=job.train, fused=family.widths(config).merged)
+    for technique in TECHNIQUES:
+        technique.check_model(job, dimensions, family.widths(config))
 
 
 class _HeadSizes(NamedTuple):

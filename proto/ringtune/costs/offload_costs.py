@@ -53,12 +53,12 @@ from ringtune.models.adapter_config import (
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
 from ringtune.models.family import Widths
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.course import ALONE, EXACT, PAIRS, Course, Offload
+from ringtune.schedule.course import ALONE, EXACT, PAIRS, Course
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens
 from ringtune.schedule.turns import StepKind
-from ringtune.techniques.offload import max_changed, user_sets
+from ringtune.techniques.offload import max_changed
 
 FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
 """The types of pairs on links; ``float32`` means as they are, in the type of the run."""
@@ -184,13 +184,6 @@ def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
 
 
-def vector_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
-    """Bytes of VeLoRA's vectors, which go with the first pairs of a run and not again."""
-    if wire != VELORA:
-        return 0
-    return sum(subtoken_size(one.inputs, min(parts, one.inputs)) for one in found if one.inputs) * value_bytes
-
-
 def weight_bytes(
     config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int, value_bytes: int
 ) -> int:
@@ -222,14 +215,13 @@ def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetByt
         model: with its adapters.
         adapter: configuration; unknown = it may be of any kind.
     """
-    one, offload = model.adapter_block_bytes, course.offload
-    hosted = 0 if offload is not None and offload.merged else one
-    users = user_sets(course)
-    if offload is None or not users:
+    one, users = model.adapter_block_bytes, course.user_sets
+    hosted = 0 if course.helper_settings.merged else one
+    if not users:
         return SetBytes(hosted, one, one, one)
     own = sorted((kind.adapter_block_bytes for kind in kinds_of_users(model, users)), reverse=True)
     changed, held = sum(own[: max_changed(course)]), sum(own)
-    if offload.users == ALONE:
+    if course.helper_settings.users == ALONE:
         return SetBytes(held, held, changed, changed)
     if model.kinds:
         return SetBytes(0, held, max(own[0], model.beside_block_bytes), changed)
@@ -241,11 +233,6 @@ def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts |
     """The sizes of each user's adapters in a block; without users those of the set that all have."""
     chosen = {user: kind for kind in model.kinds for user in kind.users}
     return [chosen.get(user, model) for user in users] or [model]
-
-
-def wire_of(offload: Offload | None) -> str:
-    """The type of the pairs of a run on links."""
-    return EXACT if offload is None else offload.pairs
 
 
 def sent_pair_token_bytes(model: ModelFacts, wire: str) -> int:
@@ -273,7 +260,7 @@ def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, f
     course, blocks = plan.course, helper.stop - helper.start
     tokens = course.batch_size * course.max_length
     return (
-        tokens * blocks * sent_pair_token_bytes(facts.model, wire_of(course.offload)),
+        tokens * blocks * sent_pair_token_bytes(facts.model, course.helper_settings.pairs),
         blocks * set_bytes(course, facts.model, adapter=facts.shape.adapter).sent,
     )
 
@@ -301,7 +288,7 @@ class OffloadCosts:
     def __init__(self, course: Course, facts: NodeFacts, helpers: Sequence[Helper]) -> None:
         model = facts.model
         self._helpers = tuple(helpers)
-        self._token_bytes = sent_pair_token_bytes(model, wire_of(course.offload))
+        self._token_bytes = sent_pair_token_bytes(model, course.helper_settings.pairs)
         self._hidden_bytes = _COMPUTED_BYTES * model.hidden_size
         self._sent_bytes = set_bytes(course, model, adapter=facts.shape.adapter).sent
         self._changed = max_changed(course)

@@ -126,18 +126,13 @@ class NodeEngine:
             commands.append(ev.SetTimer(WAIT_TIMER, self._last_progress_s + self._wait_s))
         return commands
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether this node has done every granted item."""
-        return not self._ready_queue.states and self._running is None
-
     # ---- events -----------------------------------------------------------------------------------
 
     def _on_turn(self, event: ev.TurnGranted, now_s: float, commands: list[ev.Command]) -> bool:
         turn = event.turn
         if turn.index < self._next_turn:
             return False
-        plan = self.plan.decided(turn.unfreeze_at, turn.operations)
+        plan = turn.settled(self.plan)
         if self._next_turn == self._start_point.first_turn:
             self._ready_queue.begin(plan, self._start_point.step)
             self._head.begin(weight_version(plan.course, self._head_unit, self._start_point.step))

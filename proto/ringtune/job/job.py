@@ -48,7 +48,6 @@ from ringtune.config.sections import (
     with_free_microbatches,
 )
 from ringtune.errors import JobError
-from ringtune.job.rows import check_user_column
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import sum_of_kinds
 from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
@@ -209,31 +208,6 @@ def _refuse(name: str, key: str, sections: Mapping[str, frozenset[str]]) -> None
         raise JobError(f"unknown key {name!r}; {key} is a key of {where}, write it there")
 
 
-def check_keep_best(*, train: Train, offload: OffloadSettings, recovery: RecoverySettings) -> None:
-    """Refuse what leaves no single best result, or one of a model's size.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
-    if not train.keep_best:
-        return
-    if method_class(train.method).full_parameters:
-        raise JobError(
-            f"train.keep_best = true and train.method = {train.method!r} can't go together: each better result would "
-            "be a whole model, sent by every node; leave keep_best out or change the method"
-        )
-    if offload.mode != OFF:
-        raise JobError(
-            f"train.keep_best = true and offload.mode = {offload.mode!r} can't go together: what helpers have updated "
-            "comes later than the evaluation; leave one out"
-        )
-    if recovery.owners == SKIP_OWNER:
-        raise JobError(
-            "train.keep_best = true and recovery.owners = 'skip' can't go together: without the rows of a lost owner "
-            "evaluations can't be compared with those before; leave one out"
-        )
-
-
 METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
 """Sections that only some methods have; each method names its own."""
 
@@ -275,8 +249,11 @@ class Job:
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         for technique in TECHNIQUES:
             technique.check_job(self)
-        check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
-        check_user_column(self.data, self.offload, task=self.model.task)
+        if self.train.keep_best and self.recovery.owners == SKIP_OWNER:
+            raise JobError(
+                "train.keep_best = true and recovery.owners = 'skip' can't go together: without the rows of a lost "
+                "owner evaluations can't be compared with those before; leave one out"
+            )
         if self.train.sample_prompt and self.model.task != CAUSAL_LM:
             raise JobError(
                 f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringtune.config.sections import SKIP, Data
-from ringtune.errors import DataError, JobError, PlanError
+from ringtune.errors import DataError, PlanError
 from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
@@ -33,7 +33,6 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
-from ringtune.schedule.course import ALONE, JOINT
 from ringtune.schedule.run_shape import UserRows, check_user_name
 from ringtune.storage.tables import (
     Problem,
@@ -48,7 +47,6 @@ from ringtune.storage.tables import (
     text_of,
 )
 from ringtune.storage.text_files import form_suffix, read_text
-from ringtune.techniques.offload import OffloadSettings
 
 
 def look_alikes(labels: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -167,28 +165,6 @@ def opened_picture(path: Path) -> Iterator[Any]:
         raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
     except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
         raise DataError(f"{path} is no readable picture ({error}); remove it") from error
-
-
-def check_user_column(data: Data, offload: OffloadSettings, *, task: str) -> None:
-    """Refuse a column of users where rows have no columns, or where nobody has adapters of their own.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
-    if not data.user:
-        return
-    if not data.user.strip():
-        raise JobError(f"data.user is {data.user!r}; name a column, or remove it")
-    if task == IMAGE_CLASSIFICATION:
-        raise JobError(
-            f"data.user = {data.user!r} has no meaning for model.task = {task!r}, where rows have no columns; remove "
-            "it, so that all rows of a node are of one user with the node's name"
-        )
-    if offload.users == JOINT:
-        raise JobError(
-            f"data.user = {data.user!r} has no meaning with offload.users = {JOINT!r}, where all users train the same "
-            f"adapters; remove it, or set offload.users = {ALONE!r}"
-        )
 
 
 def user_column(data: Data) -> dict[str, str]:

@@ -3,14 +3,15 @@
 A run of N steps and a longer one are equal up to step N, if none of these steps depends on the number of steps. Then
 the longer run may continue from a checkpoint of the shorter one, and ends with the same bits as from its start.
 
-``hift.state`` may change with ``--resume`` between memory and disk: both give the same bits, so it belongs to the
-placement. Dropped state belongs to the course and can't change.
+A key of which several values give the same bits may change with ``--resume`` from one of them to another: the place of
+optimizer state, in memory or on disk, belongs to the placement. Dropped state belongs to the course and can't change.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +19,6 @@ from ringtune.config.sections import ERROR, LENGTHS
 from ringtune.errors import IntegrityError, InvalidInputError, JobError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Course
-from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.migration import all_owners, reduced_num_steps, with_owner_back
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
@@ -92,17 +92,14 @@ def _result_keys(job: Job) -> dict[str, object]:
     }
 
 
-STATE_KEY: Final = "hift.state"
-"""The job key for the place of optimizer state of units that do not train in the present step."""
+def equal_keys(before: Job, now: Job) -> tuple[str, ...]:
+    """List the keys whose values in two jobs give the same bits; see ``Technique.equal_values``."""
+    old, new = _result_keys(before), _result_keys(now)
+    return tuple(name for name, equal in _equal_values() if old.get(name) in equal and new.get(name) in equal)
 
-_SAME_BITS: Final = (MEMORY, DISK)
 
-
-def only_moves_state(before: Job, now: Job) -> bool:
-    """Whether both jobs keep HiFT's state in memory or on disk, so that a change of ``hift.state`` keeps the bits."""
-    if before.hift is None or now.hift is None:
-        return False
-    return before.hift.state in _SAME_BITS and now.hift.state in _SAME_BITS
+def _equal_values() -> Iterator[tuple[str, Sequence[object]]]:
+    return itertools.chain.from_iterable(technique.equal_values.items() for technique in TECHNIQUES)
 
 
 def with_state_where_asked(plan: Plan, job: Job) -> Plan:
@@ -112,11 +109,11 @@ def with_state_where_asked(plan: Plan, job: Job) -> Plan:
     return dataclasses.replace(plan, placements=placements)
 
 
-def state_places(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
-    """List (job, plan) for each ``hift.state`` with the same bits; the given pair alone if there is no other."""
-    if job.hift is None or job.hift.state not in _SAME_BITS:
-        return ((job, plan),)
-    jobs = [job.with_overrides({STATE_KEY: state}) for state in _SAME_BITS]
+def equal_jobs(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
+    """List (job, plan) for each value of a key with the same bits; the given pair alone if there is no other."""
+    keys = _result_keys(job)
+    values = [(name, value) for name, equal in _equal_values() if keys.get(name) in equal for value in equal]
+    jobs = [job.with_overrides({name: value}) for name, value in values] or [job]
     return tuple((one, with_state_where_asked(plan, one)) for one in jobs)
 
 
@@ -214,7 +211,7 @@ def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[st
     ``lengths`` are former ones of the run.
     """
     found: dict[str, set[str]] = {}
-    for one, placed in state_places(job, plan):
+    for one, placed in equal_jobs(job, plan):
         found.setdefault(job_digest(one), set()).update(part.digest for part in placed.parts)
         for length in lengths:
             before = length.applied(one)

@@ -419,7 +419,7 @@ class TurnGrants:
 
     def depth(self, turn: Turn, step: int) -> int:
         """Number of blocks that train at a step of a turn."""
-        return depth(self._plan.course.decided(turn.unfreeze_at, turn.operations), step)
+        return depth(turn.settled(self._plan.course), step)
 
     def ahead(self) -> list[Command]:
         """Grant all turns that may be granted now; log the decisions that they carry."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -38,7 +38,7 @@ from ringtune.schedule.methods import Method
 from ringtune.schedule.operation_tables import Choice, Operations, OwnerRows, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import EQUAL, MAX_COUNT, TURNS, Count, Extent, Owner, check_owners
-from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges
+from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges, merged
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, json_digest, read_dataclass, to_table
 
@@ -143,6 +143,11 @@ class HelperSettings:
         """Whether the weights are those of local training."""
         return (self.interval, self.pairs, self.merged, self.overlap, self.users) == (1, EXACT, False, False, JOINT)
 
+    def of_blocks(self, blocks: Iterable[Range]) -> Offload | None:
+        """These settings with the blocks that helpers fit; None where that changes no result."""
+        ranges = merged(blocks)
+        return Offload(blocks=ranges, **dataclasses.asdict(self)) if ranges and not self.is_exact else None
+
 
 IN_STEP: Final = HelperSettings()
 """After every step, from exact pairs, with the host waiting: the weights are those of local training."""
@@ -170,7 +175,7 @@ class Offload(HelperSettings):
             raise PlanError("offload.blocks is empty; name blocks, or leave offload out")
 
     @property
-    def manner(self) -> HelperSettings:
+    def helper_settings(self) -> HelperSettings:
         """The settings of helpers, without their blocks."""
         return HelperSettings(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(HelperSettings)})
 
@@ -268,6 +273,11 @@ class Course(Extent):
     # ---- what may train ---------------------------------------------------------------------------
 
     @property
+    def helper_settings(self) -> HelperSettings:
+        """How helpers fit; those of local training where no helper changes the result."""
+        return self.offload.helper_settings if self.offload is not None else IN_STEP
+
+    @property
     def trainable(self) -> Units:
         """The units that may train: every one where all parameters do."""
         if self.method.full_parameters:
@@ -279,6 +289,16 @@ class Course(Extent):
     def owner(self, node: str) -> Owner | None:
         """The owner entry of ``node``, or None if it has no data."""
         return next((owner for owner in self.owners if owner.node == node), None)
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The users of a run, in the order of owners and rows; a user with rows at several owners is listed once."""
+        return _users(self)
+
+    @property
+    def user_sets(self) -> tuple[str, ...]:
+        """The users with adapters of their own; none where all users train the same."""
+        return self.users if self.offload is not None and self.offload.has_users else ()
 
     def sent_tokens(self, boundary: int, tokens: int) -> int:
         """How many of the tokens of a row travel over a boundary: to the head and back those that it reads."""
@@ -436,6 +456,11 @@ class Course(Extent):
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form."""
         return json_digest(self.to_json())
+
+
+@functools.lru_cache(maxsize=256)
+def _users(course: Course) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -525,8 +525,7 @@ def max_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
     if payload != Payload.WEIGHTS:
         return WAITING[payload]
     ranges = sum(helper.node == source for helper in plan.placement.helpers_of(target))
-    offload = plan.course.offload
-    return WAITING[payload] * ranges * (2 if offload is not None and offload.overlap else 1)
+    return WAITING[payload] * ranges * (2 if plan.course.helper_settings.overlap else 1)
 
 
 def _is_helped(plan: Plan, update: Action, helper: str, host: str) -> bool:

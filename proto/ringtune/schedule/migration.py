@@ -265,7 +265,7 @@ def joined(parts: Iterator[Source]) -> Iterator[Source]:
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:
     """The blocks of a host that were trained until the end of a turn: they are what it keeps."""
-    settled, piece = course.decided(turn.unfreeze_at, turn.operations), placement.slice_of(node)
+    settled, piece = turn.settled(course), placement.slice_of(node)
     return tuple(block for block in range(piece.start, piece.stop) if weight_version(settled, block, turn.end_step))
 
 

@@ -17,8 +17,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ringtune.errors import PlanError
-from ringtune.schedule.actions import Action, Op, Payload, format_action, message, parse_action
+from ringtune.schedule.actions import Action, Op, Payload, format_action, message
 from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs, replica_messages, weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import copy_messages
@@ -46,7 +45,7 @@ def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None =
         if holder not in ("", turn.owner) and not plan.course.method.full_parameters:
             table[holder].append(_hand_over(Op.SEND, turn, turn.owner))
             table[turn.owner].append(_hand_over(Op.RECEIVE, turn, holder))
-        now = plan.decided(turn.unfreeze_at, turn.operations)
+        now = turn.settled(plan)
         for node in plan.nodes:
             parts = [part for item in items(plan.course, turn) for part in _item_parts(now, item, node)]
             for _, actions in sorted(parts, key=lambda part: part[0]):
@@ -171,27 +170,6 @@ def _cell(table: Table, node: str, position: int | None, num_blocks: int, marked
         return "."
     text = format_action(table[node][position], num_blocks)
     return f"{text} <-- here" if marked == (node, position) else text
-
-
-def parse_table(text: str, num_blocks: int) -> dict[str, list[Action]]:
-    """Read what ``format_table`` printed; the order per node is kept, idle cells are dropped.
-
-    Raises:
-        PlanError: a row has another number of cells than there are nodes, or a cell is not an action.
-    """
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) < 2:
-        raise PlanError("the table is empty; its first line names the nodes, its second is a rule")
-    nodes = lines[0].split()
-    table: dict[str, list[Action]] = {node: [] for node in nodes}
-    for line in lines[2:]:
-        cells = line.replace("<-- here", "").split()[1:]
-        if len(cells) != len(nodes):
-            raise PlanError(f"the row {line.strip()!r} has {len(cells)} cells for {len(nodes)} nodes")
-        for node, cell in zip(nodes, cells, strict=True):
-            if cell != ".":
-                table[node].append(parse_action(cell, num_blocks))
-    return table
 
 
 def message_of(node: str, action: Action) -> tuple[str, str, str, int, int, int]:

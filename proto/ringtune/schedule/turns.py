@@ -57,7 +57,7 @@ import math
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, Self, TypeVar
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream
@@ -271,6 +271,13 @@ class StepKind(enum.StrEnum):
         return self is StepKind.TRAIN
 
 
+class _Decides(Protocol):
+    def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Self: ...
+
+
+Decidable = TypeVar("Decidable", bound=_Decides)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """The consecutive items of one owner.
@@ -285,7 +292,7 @@ class Turn:
         first_step: optimizer steps done before its first item.
         first_batch: index of its first batch in the owner's own stream of batches.
         unfreeze_at: all decisions of the run that hold for it, if the course leaves them to the run; whoever works
-            on the turn goes by ``course.decided`` of them.
+            on the turn goes by ``settled``.
         operations: the table that holds for it, if the course leaves tables to the run; None as long as there is none.
         passages: where each of its items enters the ring and is kept; none = every item is embedded and not kept.
     """
@@ -311,6 +318,10 @@ class Turn:
     def end_seq(self) -> int:
         """``seq`` of the first item after the turn."""
         return self.first_seq + self.num_items
+
+    def settled(self, value: Decidable) -> Decidable:
+        """The course or plan in which the decisions that hold for this turn are settled; see ``Course.decided``."""
+        return value.decided(self.unfreeze_at, self.operations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

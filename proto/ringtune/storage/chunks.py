@@ -53,14 +53,6 @@ class FileCutter:
         return control_pb2.FileChunk(path=self._path, chunk=chunk, last=last, sha256=digest)
 
 
-def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
-    """Cut one file into messages."""
-    cutter = FileCutter(path)
-    while content := file.read(CHUNK_BYTES):
-        yield from cutter.add(content)
-    yield cutter.end()
-
-
 def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[control_pb2.FileChunk]:
     """Cut one file into messages, from content that arrives a piece at a time."""
     cutter = FileCutter(path)

@@ -135,7 +135,7 @@ def prefix_after(course: Course, turn: Turn) -> int:
     """
     if not is_cacheable(turn.kind):
         return course.num_blocks
-    decided = course.decided(turn.unfreeze_at, turn.operations)
+    decided = turn.settled(course)
     return frozen_prefix(decided, turn.kind, max(turn.first_step, turn.end_step - 1))
 
 
@@ -310,7 +310,7 @@ class CachedBatches:
         """Return the turn with the passages of its items; the same object if all are whole."""
         passages: tuple[Passage, ...] = ()
         if is_cacheable(turn.kind):
-            course = self._plan.course.decided(turn.unfreeze_at, turn.operations)
+            course = turn.settled(self._plan.course)
             passages = tuple(self._passage(course, turn, item) for item in items(course, turn))
         if any(passage != WHOLE for passage in passages):
             turn = dataclasses.replace(turn, passages=passages)

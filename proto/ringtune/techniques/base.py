@@ -3,12 +3,12 @@
 Each technique is one module with one record, ``TECHNIQUE``, in the list of ``ringtune.techniques``. Others ask every
 record in the order of that list. A field that a record leaves out has no effect::
 
-    a job is read, compared      check_job, later_keys
+    a job is read, compared      check_job, check_model, later_keys, equal_values
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
     a plan or times are given    check_plan, timing_mismatch
     a plan is shown              course_lines, plan_lines, notes
     turns are granted            turn_rule
-    a node reports its totals    totals
+    a run is reported            totals, report
 
 A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from ringtune.models.family import Dimensions, Widths
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
@@ -91,6 +92,10 @@ def _nothing(*_: Any) -> tuple[()]:
     return ()
 
 
+def _no_entries(*_: Any) -> Mapping[str, Any]:
+    return {}
+
+
 def _no_word(*_: Any) -> str:
     return ""
 
@@ -115,7 +120,10 @@ class Technique:
         name: of its module.
         later_keys: its job keys that the first version did not have, each with the value that means the former
             behaviour; a job with that value has the digest of one without the key.
+        equal_values: its job keys of which several values give the same bits, each with those values; a run continues
+            with any of them.
         check_job: refuses a job that does not permit the technique as set; raises ``JobError``.
+        check_model: refuses a job for a model with these dimensions and widths; raises ``JobError``.
         courses: variants of a course for nodes with these facts, the preferred first, each next one in less memory; the
             planner takes the first that fits.
         smaller_settings: keys and values with which a job takes less memory, the mildest first; of the keys that
@@ -135,11 +143,14 @@ class Technique:
             turn that depends on it. None where the placement does not use the technique.
         totals: figures that a node reports at the end of a placement, each with the function that combines two
             placements.
+        report: entries of report.json, from a plan and the number of steps done since the beginning of the run.
     """
 
     name: str
     later_keys: Mapping[str, object] = field(default_factory=dict)
+    equal_values: Mapping[str, Sequence[object]] = field(default_factory=dict)
     check_job: Callable[[Any], object] = _nothing
+    check_model: Callable[[Any, Dimensions, Widths], object] = _nothing
     courses: Callable[[Any, Course, Sequence[Any]], Sequence[Course]] = _the_course
     smaller_settings: Callable[[Any], Iterable[tuple[str, object]]] = _nothing
     placed: Callable[[Any, Plan], Plan] = _as_it_is
@@ -154,3 +165,4 @@ class Technique:
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
     turn_rule: Callable[[Plan, int], TurnRule | None] = _no_rule
     totals: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
+    report: Callable[[Plan, int], Mapping[str, Any]] = _no_entries

@@ -14,9 +14,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from ringtune.config.sections import Adapter, Privacy, Train
+from ringtune.config.sections import Adapter, Train
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MAX_BLOCKS
@@ -27,7 +27,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weights
 from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Copies, Technique
-from ringtune.techniques.operations import OperationsSettings
 
 MAX_UNITS = MAX_BLOCKS + 2
 """Limit of units in a group: all blocks, embedding and head."""
@@ -79,12 +78,13 @@ def _default(method: object) -> str:
     return FULL if is_full else Adapter().config
 
 
-def check_full_parameters(*, train: Train, adapter: Adapter, operations: OperationsSettings, privacy: Privacy) -> None:
-    """Refuse a job that combines a method for all parameters with adapters, operations or private blocks.
+def check_job(job: Any) -> None:
+    """Refuse a job that combines a method for all parameters with what is for adapters or for parts of blocks.
 
     Raises:
         JobError: names both keys, and the remedy.
     """
+    train, adapter, privacy = job.train, job.adapter, job.privacy
     if not method_class(train.method).full_parameters:
         return
     name = f"train.method = {train.method!r}"
@@ -93,7 +93,7 @@ def check_full_parameters(*, train: Train, adapter: Adapter, operations: Operati
             f"adapter.config = {adapter.config!r} and {name} can't go together: the method trains all parameters and "
             "has no adapters; remove adapter.config or change the method"
         )
-    if operations.is_any:
+    if job.operations.is_any:
         raise JobError(
             f"[operations] and {name} can't go together: a subnet that is passed by has no gradient, but the method "
             "trains whole units; remove the section or change the method"
@@ -102,6 +102,11 @@ def check_full_parameters(*, train: Train, adapter: Adapter, operations: Operati
         raise JobError(
             f"privacy.private_blocks = {privacy.private_blocks} and {name} can't go together: private blocks never "
             "train, but the method trains every block; remove one of them"
+        )
+    if train.keep_best:
+        raise JobError(
+            f"train.keep_best = true and {name} can't go together: each better result would be a whole model, sent by "
+            "every node; leave keep_best out or change the method"
         )
 
 
@@ -199,9 +204,9 @@ def copies(plan: Plan) -> Iterator[Copies]:
 
 TECHNIQUE: Final = Technique(
     name="full_parameters",
-    check_job=lambda job: check_full_parameters(
-        train=job.train, adapter=job.adapter, operations=job.operations, privacy=job.privacy
-    ),
+    equal_values={"hift.state": (MEMORY, DISK)},
+    check_job=check_job,
+    check_model=lambda job, dimensions, _: check_group(job.hift, dimensions.num_blocks),
     smaller_settings=lambda job: smaller_settings(job.hift),
     copies=copies,
 )

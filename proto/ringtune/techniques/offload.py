@@ -1,4 +1,4 @@
-"""Offload (ColA): the section of a job, the helpers of a plan, and the rows of users with adapters of their own.
+"""Offload (ColA): the job's section, the helpers of a plan, the rows of users with own adapters, trials and report.
 
 An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So every
 node derives the user of a row from the course, and no message names it.
@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.config.sections import MAX_STEPS, Adapter, Train
+from ringtune.config.sections import MAX_STEPS, Adapter, Data, Train
 from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
+from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALONE,
@@ -30,20 +31,16 @@ from ringtune.schedule.course import (
     USERS,
     Course,
     HelperSettings,
-    Offload,
     stream_of,
 )
-from ringtune.schedule.methods import Method
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
-from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest
-from ringtune.techniques.activation_checkpointing import BOTH, VELORA, Memory, VeloraSettings
+from ringtune.techniques.activation_checkpointing import BOTH, VELORA
 from ringtune.techniques.base import Technique
-from ringtune.techniques.operations import OperationsSettings
 
 OFF: Final = "off"
 AUTO: Final = "auto"
@@ -93,7 +90,7 @@ class OffloadSettings:
                 "or remove it"
             )
         try:
-            _ = self.manner
+            _ = self.helper_settings
             for user in self.chosen_adapters:
                 check_user_name(user)
         except PlanError as error:  # users exclude or need merged adapters, or a user name is invalid
@@ -114,10 +111,10 @@ class OffloadSettings:
     @property
     def is_exact(self) -> bool:
         """Whether the result equals that of a run without helpers."""
-        return self.manner.is_exact
+        return self.helper_settings.is_exact
 
     @property
-    def manner(self) -> HelperSettings:
+    def helper_settings(self) -> HelperSettings:
         """The settings that change how helpers fit."""
         return HelperSettings(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
@@ -134,36 +131,25 @@ class OffloadSettings:
         return {} if isinstance(self.mode, str) else self.mode
 
 
-def check_offload(
-    settings: OffloadSettings,
-    *,
-    method: Method,
-    adapter: Adapter,
-    train: Train,
-    operations: OperationsSettings,
-    memory: Memory,
-    velora: VeloraSettings | None,
-) -> None:
-    """Refuse helpers where the other sections of a job exclude them.
+def check_job(job: Any) -> None:
+    """Refuse a job with helpers that its other sections exclude, or with users that nothing is trained for.
 
     Raises:
         JobError: names both keys, and the remedy.
     """
-    if not settings.is_on:
-        return
-    if problem := _problem(settings, method, adapter, train, operations, memory, velora):
+    settings = job.offload
+    if settings.is_on and (problem := _problem(job)):
         raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
+    if settings.is_on and job.train.keep_best:
+        raise JobError(
+            f"train.keep_best = true and offload.mode = {settings.mode!r} can't go together: what helpers have updated "
+            "comes later than the evaluation; leave one out"
+        )
+    check_user_column(job.data, settings, task=job.model.task)
 
 
-def _problem(
-    settings: OffloadSettings,
-    method: Method,
-    adapter: Adapter,
-    train: Train,
-    operations: OperationsSettings,
-    memory: Memory,
-    velora: VeloraSettings | None,
-) -> str:
+def _problem(job: Any) -> str:
+    settings, method, adapter, train = job.offload, job.method, job.adapter, job.train
     name = f"train.method = {train.method!r}"
     if method.full_parameters:
         return f"{name}, which trains all parameters, and helpers fit adapters only; choose another method"
@@ -180,17 +166,39 @@ def _problem(
             both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
             of_user = f" ({where})" if settings.chosen_adapters else ""
             return f"offload.merged: {problem}{both}{of_user}"
-    if operations.is_chosen:
+    if job.operations.is_chosen:
         return (
-            f"operations.policy = {operations.policy!r}, which chooses operations by scores of weights at their host; "
-            "set operations.policy = 'standard', or give operations.table"
+            f"operations.policy = {job.operations.policy!r}, which chooses operations by scores of weights at their "
+            "host; set operations.policy = 'standard', or give operations.table"
         )
-    if memory.activations in (VELORA, BOTH) or velora is not None:
+    if job.memory.activations in (VELORA, BOTH) or job.velora is not None:
         return (
             "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "
             "offload.pairs = 'velora' projects what is sent"
         )
     return ""
+
+
+def check_user_column(data: Data, settings: OffloadSettings, *, task: str) -> None:
+    """Refuse a column of users where rows have no columns, or where nobody has adapters of their own.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not data.user:
+        return
+    if not data.user.strip():
+        raise JobError(f"data.user is {data.user!r}; name a column, or remove it")
+    if task == IMAGE_CLASSIFICATION:
+        raise JobError(
+            f"data.user = {data.user!r} has no meaning for model.task = {task!r}, where rows have no columns; remove "
+            "it, so that all rows of a node are of one user with the node's name"
+        )
+    if settings.users == JOINT:
+        raise JobError(
+            f"data.user = {data.user!r} has no meaning with offload.users = {JOINT!r}, where all users train the same "
+            f"adapters; remove it, or set offload.users = {ALONE!r}"
+        )
 
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
@@ -244,7 +252,7 @@ NOBODY: Final = "off"
 """The text for a plan without helpers."""
 
 
-def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN_STEP) -> Plan:
+def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = IN_STEP) -> Plan:
     """Set the helper of each named host for every block of its slice that may train; others have none.
 
     Each block is a range of its own, so that pairs of upper blocks travel, and their weights return, while lower blocks
@@ -261,14 +269,60 @@ def helped(plan: Plan, helper_of: Mapping[str, str], manner: HelperSettings = IN
         for start, stop in plan.course.trainable.ranges_within(piece.start, piece.stop)
         for block in range(start, stop)
     )
-    offload = None
-    if helpers and not manner.is_exact:
-        blocks = merged(Range(helper.start, helper.stop) for helper in helpers)
-        offload = Offload(blocks=blocks, **dataclasses.asdict(manner))
+    offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in helpers)
     if (helpers, offload) == (plan.placement.helpers, plan.course.offload):
         return plan
     course = dataclasses.replace(plan.course, offload=offload)
     return Plan(course, (dataclasses.replace(plan.placement, helpers=helpers),))
+
+
+def check_plan(job: Any, plan: Plan) -> None:
+    """Refuse a given plan with other helpers than its job names; where the job lets the planner choose, any will do.
+
+    Raises:
+        PlanError: says who helps whom in the plan and in the job.
+    """
+    wish = job.offload
+    if wish.mode == AUTO:
+        _check_settings(job, plan)
+        return
+    if helped(plan, wish.helpers, wish.helper_settings) != plan:
+        raise PlanError(
+            f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
+            f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
+        )
+
+
+def _check_settings(job: Any, plan: Plan) -> None:
+    has, wanted = plan.course.helper_settings, job.offload.helper_settings
+    helps = bool(plan.placement.helpers)
+    if (helps or wanted.has_users) and has != wanted:
+        text = f"helpers with {_settings_text(has)}" if helps else "no helpers"
+        raise PlanError(f"the plan has {text}, the job says {_settings_text(wanted)}; plan anew, or change [offload]")
+
+
+def _settings_text(settings: HelperSettings) -> str:
+    more = [word for word, is_so in (("merged", settings.merged), ("overlap", settings.overlap)) if is_so]
+    more += [f"users {settings.users}"] if settings.has_users else []
+    return ", ".join([f"interval {settings.interval}", f"pairs in {settings.pairs}", *more])
+
+
+def _text(helper_of: object) -> str:
+    return str(helper_of) if helper_of else "no helpers"
+
+
+def named_helpers(settings: OffloadSettings, known: Collection[str]) -> Mapping[str, str]:
+    """The helper of each host that a job names; ``known`` are the names of all nodes.
+
+    Raises:
+        JobError: a name is that of no node; names the nearest.
+    """
+    for host, helper in settings.helpers.items():
+        for name in (host, helper):
+            if name not in known:
+                advice = nearest(name, known)
+                raise JobError(f"offload.mode.{host} = {helper!r}: no node of this run has the name {name!r}; {advice}")
+    return settings.helpers
 
 
 def helpers_by_host(plan: Plan) -> dict[str, str]:
@@ -317,26 +371,14 @@ RowsOfUser = tuple[str, tuple[int, ...]]
 """A user, and the ascending positions of their rows in a micro-batch."""
 
 
-@functools.lru_cache(maxsize=256)
-def users_of(course: Course) -> tuple[str, ...]:
-    """List the users of a run, in the order of owners and rows; a user with rows at several owners is listed once."""
-    return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
-
-
 def rows_by_user(course: Course) -> tuple[UserRows, ...]:
-    """Count the rows of each user at all owners together, in the order of ``users_of``."""
-    found = {name: [0, 0] for name in users_of(course)}
+    """Count the rows of each user at all owners together, in the order of ``Course.users``."""
+    found = {name: [0, 0] for name in course.users}
     for owner in course.owners:
         for user in owner.user_rows:
             found[user.name][0] += user.train_rows
             found[user.name][1] += user.eval_rows
     return tuple(UserRows(name=name, train_rows=train, eval_rows=held_out) for name, (train, held_out) in found.items())
-
-
-def user_sets(course: Course) -> tuple[str, ...]:
-    """List the users with adapters of their own; empty where all users train the same."""
-    offload = course.offload
-    return users_of(course) if offload is not None and offload.has_users else ()
 
 
 def max_changed(course: Course) -> int:
@@ -345,7 +387,7 @@ def max_changed(course: Course) -> int:
     if offload is None or not offload.has_users:
         return 1
     of_step = max(min(len(owner.user_rows), course.batch_rows(owner)) for owner in course.owners)
-    return min(len(users_of(course)), of_step * offload.interval)
+    return min(len(course.users), of_step * offload.interval)
 
 
 def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
@@ -353,7 +395,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
 
     Steps of an unfinished interval count rows but no update, except at the end of the run.
     """
-    offload, users = course.offload, user_sets(course)
+    offload, users = course.offload, course.user_sets
     if offload is None or not users:
         return {}
     rows, updates, waiting = dict.fromkeys(users, 0), dict.fromkeys(users, 0), set[str]()
@@ -372,7 +414,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
-    """List the users of a micro-batch with the positions of their rows, in the order of ``users_of``.
+    """List the users of a micro-batch with the positions of their rows, in the order of ``Course.users``.
 
     Every position belongs to one user.
     """
@@ -390,7 +432,7 @@ def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, 
     own = _rows(course, item, owner)[first : first + sizes[micro]]
     for position, user in enumerate(_users_at(owner, own, is_training=item.kind is not StepKind.EVALUATE)):
         found.setdefault(user, []).append(position)
-    return tuple((user, tuple(found[user])) for user in users_of(course) if user in found)
+    return tuple((user, tuple(found[user])) for user in course.users if user in found)
 
 
 def _rows(course: Course, item: Item, owner: Owner) -> Sequence[int]:
@@ -409,16 +451,101 @@ def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[s
     return [next(name for end, name in ends if row < end) for row in rows]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A helper for a host, as the planner tried it.
+
+    Attributes:
+        host: the node with the blocks.
+        helper: the node that fits their adapters.
+        with_s: predicted seconds of all steps; None = not predicted.
+        without_s: the same without this helper, but with those that were taken before.
+        full: why it does not fit; empty if it does.
+        is_taken: whether the plan has it.
+    """
+
+    host: str
+    helper: str
+    with_s: float | None = None
+    without_s: float | None = None
+    full: str = ""
+    is_taken: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HelpersReason:
+    """The planner's trials of helpers under ``offload.mode = "auto"``.
+
+    Attributes:
+        trials: in order.
+        note: that nothing fitted without helpers, or that nothing could be tried.
+        is_needed: whether every host needs a helper, so that there is no trial without helpers.
+    """
+
+    trials: tuple[Trial, ...] = ()
+    note: str = ""
+    is_needed: bool = False
+
+
+def helper_reason_lines(found: HelpersReason, seconds: Callable[[float], str]) -> list[str]:
+    """Write the trials as lines of an explanation."""
+    lines = ['  helpers (offload.mode = "auto"):' + (f" {found.note}" if found.note else "")]
+    say = _needed_line if found.is_needed else _trial_line
+    return lines + [f"    {say(one, seconds)}" for one in found.trials]
+
+
+def _needed_line(one: Trial, seconds: Callable[[float], str]) -> str:
+    name = f"{one.helper} for {one.host}"
+    if one.full:
+        return f"{name}: it does not fit: {one.full}"
+    end = "taken" if one.is_taken else "not taken, as another one is faster"
+    return f"{name}: {end}" if one.with_s is None else f"{name}: {seconds(one.with_s)} for all steps: {end}"
+
+
+def _trial_line(one: Trial, seconds: Callable[[float], str]) -> str:
+    name = f"{one.helper} for {one.host}"
+    if one.full:
+        return f"{name}: it does not fit: {one.full}"
+    if one.with_s is None or one.without_s is None:
+        return f"{name}: taken, so that every slice fits"
+    end = "taken" if one.is_taken else "not taken" if one.with_s < one.without_s else "it does not pay"
+    return f"{name}: {seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
+
+
+def report(plan: Plan, steps: int) -> dict[str, Any]:
+    """Describe the helpers of a run and their settings; empty for a run without helpers."""
+    placement, settings = plan.placement, plan.course.helper_settings
+    if not placement.helpers:
+        return {}
+    return {
+        "offload": {
+            "helpers": [
+                {"node": one.node, "host": placement.host_of(one.start), "blocks": [one.start, one.stop]}
+                for one in placement.joined_helpers()
+            ],
+            **dataclasses.asdict(settings),
+            "staleness": "one step within a turn" if settings.overlap else "none",
+            **_by_user(plan, steps),
+        }
+    }
+
+
+def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
+    """Rows of each user and their use, where users have adapters of their own."""
+    if not plan.course.user_sets:
+        return {}
+    rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}
+    uses = {user: use._asdict() for user, use in uses_of_users(plan.course, steps).items()}
+    return {"rows_by_user": rows, "training_by_user": uses}
+
+
 TECHNIQUE: Final = Technique(
     name="offload",
     later_keys={f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
-    check_job=lambda job: check_offload(
-        job.offload,
-        method=job.method,
-        adapter=job.adapter,
-        train=job.train,
-        operations=job.operations,
-        memory=job.memory,
-        velora=job.velora,
+    check_job=check_job,
+    check_model=lambda job, _, widths: check_fused(
+        job.offload, adapter=job.adapter, train=job.train, fused=widths.merged
     ),
+    check_plan=check_plan,
+    report=report,
 )

@@ -49,7 +49,7 @@ def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
 def _compared_blocks(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
     if turn.kind is not StepKind.TRAIN or not replicas(plan.placement, node):
         return {}
-    now = plan.decided(turn.unfreeze_at, turn.operations)
+    now = turn.settled(plan)
     for item in reversed(items(now.course, turn)):
         updates = [one for one in item_updates(now, item, node) if is_replicated(now, node, one)]
         if updates:

@@ -180,7 +180,7 @@ def test_engine_of_pipeadapter_updates_after_the_last_forward_that_must_not_see_
     driver.arrive(GRAD, 2, 0, 2, "b")
     driver.step(Op.BACKWARD, 0, 2)
     driver.step(Op.UPDATE, 0, 2)
-    assert driver.engine.is_idle
+    assert not driver.engine._ready_queue.states
 
 
 def test_engine_of_pipeadapter_never_mixes_gradients_of_two_items() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Scope, format_action, ops, parse_action
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import turn_sequence
 from tests.support.plans import make_plan, random_plan
+from tests.support.tables import parse_table
 from tests.support.validate import validate_table
 
 TWO_HOSTS = [("a", 0, 2), ("b", 2, 4)]

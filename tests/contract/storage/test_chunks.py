@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ringtune.errors import IntegrityError, StorageError
-from ringtune.storage.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_pieces, write_any_files, write_files
+from ringtune.storage.chunks import CHUNK_BYTES, FileCutter, cut_pieces, write_any_files, write_files
 from ringtune.storage.pieces import FilePieces
 from ringtune.v1.control_pb2 import FileChunk
 
@@ -21,7 +20,7 @@ EMPTY_SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 def chunks() -> list[FileChunk]:
     """Both files in pieces: one of exactly two chunks, one that is empty."""
-    return [chunk for name in NAMES for chunk in cut_file(name, io.BytesIO(CONTENT[name]))]
+    return [chunk for name in NAMES for chunk in cut_pieces(name, [CONTENT[name]])]
 
 
 def write(pieces: list[FileChunk], folder: Path, *, max_bytes: int = LIMIT) -> None:

@@ -97,7 +97,7 @@ def test_offload_of_users_is_refused_with_both_keys_and_a_remedy(changes: dict[s
 def test_offload_of_users_is_dropped_with_the_helpers() -> None:
     """Without helpers, or with one set of adapters for all, nobody asks whose a row is; old digests last."""
     helped = job().with_overrides({**ALONE, "data.user": "who"})
-    assert helped.offload.manner.has_users
+    assert helped.offload.helper_settings.has_users
     assert helped.with_overrides({"offload.mode": "off"}) == job()
     assert helped.with_overrides({"offload.users": "joint"}).data.user == ""
     assert job_digest(helped) != job_digest(job().with_overrides(ALONE))

@@ -18,8 +18,6 @@ from ringtune.techniques.offload import (
     helped,
     rows_by_user,
     rows_of_users,
-    user_sets,
-    users_of,
     uses_of_users,
 )
 from tests.support.plans import changed, make_plan
@@ -41,9 +39,9 @@ def _items(course: Course) -> list[Item]:
 
 def test_users_are_those_of_the_rows_and_otherwise_the_nodes() -> None:
     """Who has rows at several owners is one user."""
-    assert users_of(_plan().course) == ("anna", "ben", "b")
+    assert _plan().course.users == ("anna", "ben", "b")
     also_ben = dataclasses.replace(PLAIN, users=(UserRows(name="ben", train_rows=5, eval_rows=4),))
-    assert users_of(_plan(owners=(MIXED, also_ben)).course) == ("anna", "ben")
+    assert _plan(owners=(MIXED, also_ben)).course.users == ("anna", "ben")
     both = UserRows(name="ben", train_rows=7 + 5, eval_rows=1 + 4)
     assert rows_by_user(_plan(owners=(MIXED, also_ben)).course) == (ANNA, both)
 
@@ -72,10 +70,10 @@ def test_rows_of_users_are_those_of_the_batch_stream() -> None:
 def test_users_without_sets_of_their_own_train_the_same() -> None:
     """Sets are there where users train alone or in collaboration, and only where helpers fit every block."""
     plan = _plan()
-    assert user_sets(plan.course) == ()
-    assert user_sets(helped(plan, HELPERS, HelperSettings(interval=2)).course) == ()
+    assert plan.course.user_sets == ()
+    assert helped(plan, HELPERS, HelperSettings(interval=2)).course.user_sets == ()
     for manner in (HelperSettings(users=ALONE), HelperSettings(users=COLLABORATION, merged=True)):
-        assert user_sets(helped(plan, HELPERS, manner).course) == ("anna", "ben", "b")
+        assert helped(plan, HELPERS, manner).course.user_sets == ("anna", "ben", "b")
     with pytest.raises(PlanError, match="block 2 has no helper"):
         helped(plan, {"a": "b"}, HelperSettings(users=ALONE))
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import ringtune
 from coordinator.api import train
 from coordinator.api.arguments import parse_changes
-from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate_note, estimated_facts
+from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate, estimate_note
 from coordinator.api.plan import plan
 from coordinator.cli.plan import app
 from coordinator.planner.explain import explain
@@ -48,7 +48,7 @@ def wanted(tmp_path: Path) -> Job:
 
 def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
     """Two owners get all rows between them, sizes differing by one at most."""
-    facts = estimated_facts(wanted, 2, memory_bytes=GIB)
+    facts = estimate(wanted, 2, memory_bytes=GIB).facts
     assert sorted(node.train_rows for node in facts.values()) == [10, 11]
     assert sorted(node.eval_rows for node in facts.values()) == [4, 5]
     assert {node.memory_bytes for node in facts.values()} == {GIB}
@@ -75,18 +75,18 @@ def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_p
     for name in ("train.csv", "eval.csv"):
         (tmp_path / name).write_text("text,class\na,b\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"train\.csv has no column 'label'.*; .*eval\.csv has no column 'label'"):
-        estimated_facts(wanted, 2, memory_bytes=GIB)
+        estimate(wanted, 2, memory_bytes=GIB)
 
 
 def test_estimates_hold_rows_out_before_they_share(wanted: Job) -> None:
     """A third of 21 rows is evaluated, the other 14 are trained on, both shared evenly; nobody has another's."""
-    facts = estimated_facts(wanted.with_overrides({"data.held_out": 1 / 3}), 2, memory_bytes=GIB)
+    facts = estimate(wanted.with_overrides({"data.held_out": 1 / 3}), 2, memory_bytes=GIB).facts
     assert [(node.train_rows, node.eval_rows) for node in facts.values()] == [(7, 3), (7, 4)]
 
 
 def test_estimates_leave_helpers_without_data(wanted: Job) -> None:
     """With one owner of three nodes, two host only."""
-    facts = estimated_facts(wanted.with_overrides({"data.owners": 1}), 3, memory_bytes=GIB)
+    facts = estimate(wanted.with_overrides({"data.owners": 1}), 3, memory_bytes=GIB).facts
     assert [node.train_rows for node in facts.values()] == [21, 0, 0]
 
 
@@ -94,7 +94,7 @@ def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
     """Rows may be JSON lines; empty lines are no rows."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "x", "label": "bad"}\n\n{"text": "y", "label": "good"}\n')
-    facts = estimated_facts(wanted.with_overrides({"data.train": str(path)}), 1, memory_bytes=GIB)
+    facts = estimate(wanted.with_overrides({"data.train": str(path)}), 1, memory_bytes=GIB).facts
     assert facts["node-0"].train_rows == 2
 
 
@@ -119,12 +119,12 @@ def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, cont
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
-        estimated_facts(wanted.with_overrides({"data.train": str(tmp_path / name)}), 1, memory_bytes=GIB)
+        estimate(wanted.with_overrides({"data.train": str(tmp_path / name)}), 1, memory_bytes=GIB)
 
 
 def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
     """The text names every node once with its blocks and memory, what travels, and the actions of a step."""
-    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
     assert planned.choice is not None
     why = explain(planned.choice, relative=True)
     lines = plan_text(planned.plan, planned.memory, num_steps=1, measured=False, why=why)
@@ -159,7 +159,7 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
     shown = CliRunner().invoke(app, [*arguments, str(tmp_path / "plan.json")])
     assert shown.output.splitlines()[-1] == f"the plan is in {tmp_path / 'plan.json'}"
     given = read_given_plan(tmp_path / "plan.json")
-    facts = estimated_facts(wanted, 2, memory_bytes=GIB)
+    facts = estimate(wanted, 2, memory_bytes=GIB).facts
     assert given.model_digest == facts["node-0"].model.digest
     assert accept_plan(given, wanted, facts).plan == make_plan(wanted, facts).plan
     refused = CliRunner().invoke(app, [*arguments, str(tmp_path)])
@@ -233,17 +233,17 @@ def test_block_flop_counts_own_weights_once(wanted: Job) -> None:
 def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
     """Whoever plans a stale run is told by how many steps each host lags; other methods have no such line."""
     wanted = wanted.with_overrides({"train.method": "pipeadapter", "train.local_iterations": 8})
-    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
     text = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=False))
     assert "stale on purpose" in text
     assert "node-0 1, node-1 0" in text
-    fresh = make_plan(wanted.with_overrides({"train.method": "all"}), estimated_facts(wanted, 2, memory_bytes=GIB))
+    fresh = make_plan(wanted.with_overrides({"train.method": "all"}), estimate(wanted, 2, memory_bytes=GIB).facts)
     assert "stale" not in "\n".join(plan_text(fresh.plan, fresh.memory, num_steps=0, measured=False))
 
 
 def test_plan_json_is_one_line_that_reads_back(wanted: Job) -> None:
     """Machines get the whole plan with its digest, and the memory in bytes."""
-    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
     value = json.loads(plan_json(GivenPlan(plan=planned.plan, version="9.8.7"), planned.memory))
     assert value["version"] == "9.8.7"
     assert value["plan"]["digest"] == planned.plan.digest
@@ -315,7 +315,7 @@ def test_rows_of_every_task_are_those_of_a_node(tmp_path: Path, task: str) -> No
     )
     max_length = families.IMAGE_TOKENS if task == "image-classification" else 16
     job = make_job(task, folder, data__train=str(train), data__eval=str(evaluation), train__max_length=max_length)
-    facts = estimated_facts(job, 2, memory_bytes=GIB)
+    facts = estimate(job, 2, memory_bytes=GIB).facts
     for share, node in enumerate(facts.values()):
         wanted = counted_by_a_node(job, train, evaluation, share=share, num_owners=2)
         if task == "question-answering":
@@ -335,7 +335,7 @@ def test_rows_of_users_are_those_of_a_node(tmp_path: Path) -> None:
     path.write_text("text,label,who\n" + "".join(f"a b,{at % 2},u{at % 3}\n" for at in range(17)))
     users = {"offload__mode": "auto", "offload__users": "alone", "data__user": "who"}
     job = make_job("sequence-classification", folder, data__train=str(path), data__eval=str(path), **users)
-    for share, node in enumerate(estimated_facts(job, 2, memory_bytes=GIB).values()):
+    for share, node in enumerate(estimate(job, 2, memory_bytes=GIB).facts.values()):
         dataset = OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=folder)
         assert node.users == dataset.users and len(node.users) == 3
 

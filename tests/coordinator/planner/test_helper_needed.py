@@ -18,7 +18,7 @@ from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.job.job import Job
 from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.run_shape import UserRows
-from ringtune.techniques.offload import helped, helpers_by_host, users_of
+from ringtune.techniques.offload import helped, helpers_by_host
 from tests.coordinator.planner.test_helper_choice import nodes, wanted
 from tests.coordinator.planner.test_helpers import PAIRS
 from tests.support.fake_agents import facts, job
@@ -49,8 +49,8 @@ def test_users_of_nodes_are_in_the_course() -> None:
     """Where the job names the column; otherwise each owner is one user."""
     known = of_users("a", "b")
     with_column = make_plan(job_of(data__user="who"), known).plan
-    assert users_of(with_column.course) == ("anna", "ben")
-    assert users_of(make_plan(job_of(), known).plan.course) == ("a",)
+    assert with_column.course.users == ("anna", "ben")
+    assert make_plan(job_of(), known).plan.course.users == ("a",)
     nobody = {name: dataclasses.replace(one, users=()) for name, one in known.items()}
     with pytest.raises(DataError, match="nothing is known of the users of node a; measure anew"):
         make_plan(job_of(data__user="who"), nobody)

@@ -103,7 +103,7 @@ def test_best_way_is_the_best_of_all_ways(seed: int, monkeypatch: pytest.MonkeyP
     rng = random.Random(seed)
     starts = [phases._Stretch(depth, depth, 10 * depth, rng.randint(1, 20)) for depth in range(4)]
     plans = [object() for _ in range(3)]
-    found: list[Any] = [phases._Candidate(plan, {depth: rng.random() for depth in range(4)}) for plan in plans]  # type: ignore[arg-type]
+    step_s: dict[Any, dict[int, float]] = {plan: {depth: rng.random() for depth in range(4)} for plan in plans}
     costs = {(one, other): rng.choice([0.5, 3.0]) if one is not other else 0.0 for one in plans for other in plans}
 
     class Moves:
@@ -113,9 +113,9 @@ def test_best_way_is_the_best_of_all_ways(seed: int, monkeypatch: pytest.MonkeyP
             return costs[before, after]
 
     def total(way: tuple[Any, ...]) -> float:
-        steps = sum(stretch.steps * one.step_s[stretch.depth] for one, stretch in zip(way, starts, strict=True))
-        return float(steps + sum(costs[one.plan, other.plan] for one, other in itertools.pairwise(way)))
+        steps = sum(stretch.steps * step_s[one][stretch.depth] for one, stretch in zip(way, starts, strict=True))
+        return float(steps + sum(costs[one, other] for one, other in itertools.pairwise(way)))
 
-    seconds, way = phases._best_way(found, starts, Moves())  # type: ignore[arg-type]
+    seconds, way = phases._best_way(step_s, starts, Moves())  # type: ignore[arg-type]
     assert seconds == pytest.approx(total(tuple(way)))
-    assert seconds == pytest.approx(min(map(total, itertools.product(found, repeat=len(starts)))))
+    assert seconds == pytest.approx(min(map(total, itertools.product(plans, repeat=len(starts)))))

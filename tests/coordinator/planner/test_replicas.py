@@ -14,8 +14,9 @@ from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.judge import simulated_steps_s
 from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
-from coordinator.planner.replicas import neighbours, ranked_layouts, replicas_lines, shares_of, slices_of_layout, step_s
+from coordinator.planner.replicas import neighbours, ranked_layouts, replicas_lines, slices_of_layout
 from coordinator.planner.ring_costs import ring_costs
+from coordinator.planner.step_time import layout_step_s, shares_of
 from ringtune.costs import links as blobs
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PlanError
@@ -164,7 +165,7 @@ def test_layouts_have_replicas_and_cover_all_blocks() -> None:
         assert placed.placement.has_replicas
     first, last = layouts[0], layouts[-1]
     depth = costs.depths[-1]
-    assert step_s(costs, first, depth, lambda *_: 0.0) < step_s(costs, last, depth, lambda *_: 0.0)
+    assert layout_step_s(costs, first, depth, lambda *_: 0.0) < layout_step_s(costs, last, depth, lambda *_: 0.0)
 
 
 def test_layouts_beside_one_have_other_cuts_or_another_order() -> None:

@@ -76,7 +76,9 @@ def _run_of_users(folder: Path, **options: Any) -> None:
     helper_of = dict.fromkeys("ab", "c")
     plan = make_plan(job(**asked), {name: facts(name, **NO_TIMES) for name in "ab"}).plan
     wanted = job(**asked, offload__mode=helper_of, offload__users="alone")
-    request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=helped(plan, helper_of, wanted.offload.manner)))
+    request = RunRequest(
+        job=wanted, join_s=0.5, plan=GivenPlan(plan=helped(plan, helper_of, wanted.offload.helper_settings))
+    )
     agents: dict[str, dict[str, Any]] = {"c": {"facts_changes": {"train_rows": 0, "eval_rows": 0}}, "b": options}
     with (
         FakeCluster("a", "b", "c", agents=agents) as cluster,

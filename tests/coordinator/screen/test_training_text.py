@@ -28,8 +28,7 @@ from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, C
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Units, units_text
-from ringtune.techniques.offload import helped
-from ringtune.techniques.offload_report import offload_facts
+from ringtune.techniques.offload import helped, report
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import node
 
@@ -190,7 +189,7 @@ def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], 
     plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
     assert words in helper_lines(plan)[-1]
     assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
-    facts = offload_facts(plan)["offload"]
+    facts = report(plan, 0)["offload"]
     assert {name: facts[name] for name in manner} == manner
     assert (facts["staleness"] == "none") is not ("overlap" in manner)
 
@@ -216,8 +215,8 @@ def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_th
     found = helped(plan, {"a": "z", "b": "z"}, manner)
     assert helper_lines(found)[-1].startswith(words)
     rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
-    assert offload_facts(found)["offload"]["rows_by_user"] == rows
-    assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
+    assert report(found, 0)["offload"]["rows_by_user"] == rows
+    assert "rows_by_user" not in report(helped(plan, {"a": "z"}), 0)["offload"]
 
 
 def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:

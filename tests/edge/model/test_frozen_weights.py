@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from edge.model import frozen_weights as held_module
-from edge.model.frozen_weights import CompactMatrix, FrozenFiles, FrozenMatrix, WideningBuffer, mm_into, rounded_to_int8
+from edge.model.frozen_weights import CompactMatrix, FrozenFiles, FrozenMatrix, WideningBuffer, mm_into, round_to_int8
 from edge.model.tensor_files import SafetensorsFiles
 from edge.runtime.executor import NodeExecutor
 from edge.techniques.activation_checkpointing import saved_tensors
@@ -32,6 +32,13 @@ from tests.support.slice_memory import PLAIN
 
 ROWS, COLUMNS = 48, 32
 WAYS = [(dtype, native) for dtype in ("bfloat16", "int8") for native in (False, True)]
+
+
+def rounded_to_int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of a matrix, and a scale for each row."""
+    numbers, scales = torch.empty_like(matrix, dtype=torch.int8), torch.empty(len(matrix), 1)
+    round_to_int8(matrix.clone(), numbers, scales)
+    return numbers, scales
 
 
 def make(dtype: str, *, native: bool = False, room: WideningBuffer | None = None) -> FrozenMatrix:

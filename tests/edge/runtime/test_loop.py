@@ -227,7 +227,7 @@ def test_run_drops_a_tensor_that_came_twice() -> None:
         ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
         ring.start("a")
         assert ring.wait_done(1)
-        assert ring.runs["b"].num_waiting == 0
+        assert not ring.runs["b"]._inbox.tensors
 
 
 def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
@@ -247,7 +247,7 @@ def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
         ring.start("a")
         ring.runs["a"].grant([first, *later])
         assert ring.wait_done(1 + len(later))
-        assert run.num_waiting == 0
+        assert not run._inbox.tensors
 
 
 def test_run_call_after_the_end_is_refused() -> None:
@@ -394,7 +394,7 @@ def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
     with ring_of(plan, record=True) as ring:
         ring.start()
         assert ring.wait_done(len(ring.grant_all()))
-        assert all(run.num_waiting == 0 and not run._inbox.parcels for run in ring.runs.values())
+        assert all(not run._inbox.tensors and not run._inbox.parcels for run in ring.runs.values())
     sent = [entry for node in plan.nodes for entry in ring.reports[node].of(rp.Sent) if entry.payload != Payload.HIDDEN]
     grads = [entry for entry in sent if entry.payload == Payload.UNIT_GRAD]
     assert len(grads) == 2 * (4 + 4) and not [entry for entry in sent if entry.payload == Payload.HEAD]

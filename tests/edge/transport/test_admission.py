@@ -316,7 +316,7 @@ def _received(of: Plan, turn: Turn, node: str) -> set[tuple[str, int, str]]:
     return {
         (leg.peer, leg.start, leg.payload)
         for item in items(of.course, turn)
-        for found in legs(of.decided(turn.unfreeze_at, turn.operations), item, node)
+        for found in legs(turn.settled(of), item, node)
         for leg in found
         if leg.op is Op.RECEIVE
     }

@@ -56,7 +56,7 @@ def readers() -> tuple[Reader, ...]:
     plain = header + bytes(32)
     who = speaker_of("pi-4").identity
     whole = who.key_pem + who.certificate_pem + who.authority_pem
-    files = list(itertools.chain(chunks.cut_file("a", io.BytesIO(b"abc")), chunks.cut_file("sub/b", io.BytesIO(b""))))
+    files = list(itertools.chain(chunks.cut_pieces("a", [b"abc"]), chunks.cut_pieces("sub/b", [b""])))
     return (
         Reader(name="header", seeds=(plain, shard), read=_header),
         Reader(name="header of text", seeds=(plain[8 : len(header)],), read=_header_of_text, is_json=True),
