@@ -1,4 +1,4 @@
-"""Sizes, times and rates as people write and read them: parsing and formatting."""
+"""Sizes, rates and durations: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RATE_FORMS: Final = "100Mbit, 100Mbit/s, 1Gbit, 5MB/s, 20MB or 12.5e6 (bytes per
 def parse_rate(text: str) -> float:
     """Read a rate as bytes per second: ``100Mbit``, ``1Gbit/s``, ``5MB/s``, ``20MB`` or a plain number of bytes.
 
-    Boards and networks are sold by Mbit/s: 100 Mbit/s are 12.5e6 bytes per second. ``Mb`` alone may be either.
+    Networks are sold by Mbit/s: 100 Mbit/s are 12.5e6 bytes per second. ``Mb`` is refused: it may mean either.
 
     Raises:
         UsageError: not a rate.
@@ -64,7 +64,7 @@ def parse_seconds(text: str) -> float:
     """Read a duration as seconds: ``90s``, ``30m``, ``24h``, ``7d``.
 
     Raises:
-        UsageError: not a duration above zero.
+        UsageError: not a duration above 0.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
     if match is None or match[2] not in _SECONDS or not float(match[1]):
@@ -75,7 +75,7 @@ def parse_seconds(text: str) -> float:
 def format_bytes(size_bytes: float) -> str:
     """Print bytes in binary units: ``512 B``, ``1.5 KiB``, ``3,100 MiB``, ``12.0 GiB``.
 
-    MiB are used up to 10 GiB, so that budgets compare at sight.
+    MiB are used up to 10 GiB, so that memory budgets have one unit.
     """
     size = abs(size_bytes)
     if size < 1024:
