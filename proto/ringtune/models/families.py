@@ -1,4 +1,4 @@
-"""The families of models that can be sliced, by ``model_type``."""
+"""Families of models that can be sliced, by ``model_type``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
 
 
 def family_named(model_type: object, *, where: str = "config.json") -> Family:
-    """The family of this ``model_type``.
+    """Return the family of a ``model_type``.
 
     Args:
-        model_type: as found.
-        where: the file, for the message.
+        model_type: value in the config, of any type.
+        where: path of the file, for the message.
 
     Raises:
-        ModelError: not a supported one; lists those that are.
+        ModelError: not supported; lists the supported ones.
     """
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -35,7 +35,7 @@ def family_named(model_type: object, *, where: str = "config.json") -> Family:
 
 
 def check_task(family: Family, task: str, *, where: str = "config.json") -> None:
-    """Refuse a task that the family has no head for.
+    """Refuse a task for which the family has no head.
 
     Raises:
         ModelError: lists the tasks of the family, and the families of the task.
