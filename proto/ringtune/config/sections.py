@@ -132,8 +132,8 @@ class Data:
             user, named as the node. Names of users and their numbers of rows leave the node; they are in the plan.
         missing: a row without a value in a column of the task: error = the file is refused; skip = the row is left out
             and counted.
-        encoding: of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 if the file begins with its byte order
-            mark, UTF-8 if every line is valid UTF-8, else Windows-1252 with a notice.
+        encoding: of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 or UTF-32 by the byte order mark, else
+            UTF-8 if every line is valid, else Windows-1252 with a notice.
         stride: tokens that two consecutive windows of a long context share; 0 = a third of ``train.max_length``.
         split: how ``--local N`` divides the rows: iid = evenly at random; dirichlet = each class unevenly, the more so
             the smaller ALPHA.
