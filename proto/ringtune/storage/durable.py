@@ -442,7 +442,7 @@ class FileLock:
         """Acquire the lock without waiting.
 
         Raises:
-            BusyError: another process, or another user in this one, holds it; names the process.
+            BusyError: another process, or another holder in this one, has it; names the process.
             StorageError: the file can't be made.
         """
         with storage_errors(self._path), self._guard:

@@ -1,6 +1,6 @@
-"""TLS of both ends of a connection: mutual, with the identity of the process, and why a handshake failed.
+"""Mutual TLS with the identity of the process, and diagnosis of failed handshakes.
 
-A channel keeps the certificate that it was opened with; a server shows the newest one in each handshake.
+A channel keeps the certificate with which it was opened; a server uses the newest one in each handshake.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
-    """Open a channel to a party that proves itself by a certificate.
+    """Open a channel to a party with a certificate.
 
     Args:
-        address: ``host:port``; what stands there proves nothing.
+        address: ``host:port``; not authenticated by the certificate.
         options: of the channel.
-        speaker: as whom.
-        peer: to whom; None = any member.
+        speaker: identity of this process.
+        peer: expected party; None = any member.
     """
     identity = speaker.identity
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
@@ -38,20 +38,20 @@ def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party
 def pinned_channel(
     address: str, credentials: grpc.ChannelCredentials, server_name: str, options: Options
 ) -> grpc.Channel:
-    """Open an encrypted channel to the bearer of a certificate of that name."""
+    """Open an encrypted channel to the holder of a certificate for ``server_name``."""
     return grpc.secure_channel(address, credentials, options=(*options, ("grpc.ssl_target_name_override", server_name)))
 
 
 def server_credentials(speaker: Speaker, *, asks_certificate: bool) -> grpc.ServerCredentials:
-    """Make the credentials of a server, which has the newest certificate in each handshake.
+    """Make the credentials of a server, with the newest certificate in each handshake.
 
     Args:
-        speaker: as whom.
-        asks_certificate: whether callers need one too.
+        speaker: identity of this process.
+        asks_certificate: whether callers need a certificate.
     """
     served = speaker.identity
 
-    def newest() -> Any:  # None where nothing has changed, which the types do not foresee
+    def newest() -> Any:  # None where nothing has changed, which gRPC's types lack
         nonlocal served
         if speaker.identity is served:
             return None
@@ -80,7 +80,7 @@ _HANDSHAKE: Final = {
     "coordinator, or correct the address",
     "Hostname Verification Check failed": "is another party than {peer}; correct the address",
 }
-"""What gRPC says of a failed handshake, and what it means of the party at the address."""
+"""Part of gRPC's text of a failed handshake -> meaning for the party at the address."""
 _TAKES_CERTIFICATES: Final = (
     "who answers at {address} takes certificates only, and this process has none; join with a token ('ringtune node "
     "--token-file FILE', for a user 'ringtune join'), or correct --trust"
@@ -88,12 +88,12 @@ _TAKES_CERTIFICATES: Final = (
 
 
 def handshake_problem(failure: str, address: str, peer: Party) -> str:
-    """Say why certificates prevented a connection; empty = they are not known to be the reason.
+    """Say why certificates prevented a connection; empty = no such reason is known.
 
     Args:
         failure: gRPC's text of the failed call.
         address: ``host:port``.
-        peer: who should be there.
+        peer: expected party.
     """
     who = speaking.speaker()
     if who is None:
@@ -114,10 +114,10 @@ def _is_encrypted(address: str) -> bool:
 
 
 def certificate_at(address: str, *, timeout_s: float = 10.0) -> bytes:
-    """Return the certificate of the party that answers at an address, PEM, without trust.
+    """Return the certificate of the party that answers at an address, PEM, unverified.
 
     Raises:
-        ConnectionFailedError: nobody answers, or not with a certificate.
+        ConnectionFailedError: nobody answers, or without a certificate.
     """
     host, port = split_address(address, option="--coordinator")
     try:
