@@ -191,7 +191,7 @@ def _require_printed(command: str) -> None:
     A broken pipe is no error: the reader, such as ``head``, has read enough.
 
     Raises:
-        StorageError: the disk is full, say.
+        StorageError: the text could not be written, because of a full disk for example.
     """
     lost = lost_output() if command in _PRINTED else None
     if lost is not None and lost.errno != errno.EPIPE:

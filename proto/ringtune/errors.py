@@ -7,7 +7,7 @@ The tree::
     ├── UsageError               exit 2   the command line makes no sense
     ├── ConnectionFailedError    exit 3   nobody answers, a port is busy, a bind is refused
     ├── PeerLostError            exit 4   a node died, hung, or missed its deadline
-    │   └── DeadlineError        exit 4   an awaited message did not come in time
+    │   └── DeadlineError        exit 4   an awaited message did not arrive in time
     ├── InvalidInputError        exit 5   job, data, model or plan is wrong
     │   ├── JobError                      a key of job.toml
     │   ├── DataError                     a data file, a column, a label
@@ -196,11 +196,7 @@ def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
     """Describe an unforeseen error to another party by its class and its place in the code.
 
     Its message may contain a cell of a row, so it stays in the log of its process; only messages of ``OSError``,
-    ``MemoryError`` and ``RuntimeError`` are included.
-
-    Args:
-        error: as caught.
-        where: put before the message, such as ``node a``.
+    ``MemoryError`` and ``RuntimeError`` are included. ``where`` is put before the message, such as ``node a``.
     """
     places = [f"{frame.f_globals.get('__name__', '?')}:{line}" for frame, line in walk_tb(error.__traceback__)]
     ours = [place for place in places if place.partition(".")[0] in _OURS]
@@ -211,11 +207,7 @@ def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
 
 
 def needed(value: T | None, problem: str) -> T:
-    """Return a value that must not be None here.
-
-    Raises:
-        PlanError: it is None; with the message ``problem``.
-    """
+    """Return a value that must not be None here; else raise ``PlanError`` with the message ``problem``."""
     if value is None:
         raise PlanError(problem)
     return value

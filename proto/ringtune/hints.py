@@ -23,13 +23,8 @@ def hint_to_install(extra: str) -> str:
 def hint(name: str, *words: str, coordinator: str = "") -> str:
     """Write a command line of RingTune.
 
-    Example: ``hint("nodes", coordinator="pi:7070")`` is ``ringtune nodes --coordinator pi:7070 --insecure``.
-
-    Args:
-        name: of the command.
-        words: its arguments.
-        coordinator: ``host:port``; for another machine ``--insecure`` is added, unless this process encrypts. Empty =
-            no option.
+    Example: ``hint("nodes", coordinator="pi:7070")`` is ``ringtune nodes --coordinator pi:7070 --insecure``. For
+    ``coordinator`` on another machine ``--insecure`` is added, unless this process encrypts; empty = no option.
     """
     options = ["--coordinator", coordinator] if coordinator else []
     options += ["--insecure"] if coordinator and not is_allowed(coordinator, insecure=False) else []

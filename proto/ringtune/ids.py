@@ -45,12 +45,7 @@ def naming_node(node: str, message: str) -> str:
 
 
 def make_run_id(started_unix_s: float, token: bytes) -> str:
-    """Make a run id that sorts by start time, such as ``r20260102-030405-0a1b2c3d``.
-
-    Args:
-        started_unix_s: wall clock, seconds.
-        token: at least four random bytes.
-    """
+    """Make a run id that sorts by start time, such as ``r20260102-030405-0a1b2c3d``, from four random bytes."""
     if len(token) < 4:
         raise ValueError("a run id needs four random bytes")
     return f"r{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_unix_s))}-{token[:4].hex()}"
@@ -62,11 +57,7 @@ def is_run_id(name: str) -> bool:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return ``run_id`` if it has the form ``rYYYYMMDD-HHMMSS-xxxxxxxx``.
-
-    Raises:
-        UsageError: it has another form.
-    """
+    """Return ``run_id`` if it has the form ``rYYYYMMDD-HHMMSS-xxxxxxxx``; else raise ``UsageError``."""
     if not is_run_id(run_id):
         raise UsageError(f"run id {run_id!r} is not of the form rYYYYMMDD-HHMMSS-xxxxxxxx")
     return run_id

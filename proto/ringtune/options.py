@@ -28,8 +28,7 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
 def coordinator_option(*instead: str) -> Any:
     """Make the option ``--coordinator``, which the environment variable may set.
 
-    Args:
-        instead: parameters that replace a coordinator; if one of them is set, the environment variable does not count.
+    The variable does not count if one of the parameters ``instead`` is set, which replace a coordinator.
     """
 
     def choose(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:

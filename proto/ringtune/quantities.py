@@ -22,11 +22,7 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB`` or a plain number.
-
-    Raises:
-        UsageError: not a size.
-    """
+    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB``, ``1000``; or ``UsageError``."""
     match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-z]*)\s*", text)
     if match is None or match[3].lower() not in _FACTORS:
         raise UsageError(f"{text!r} is not a size; write it like 512MiB, 2GB or 1073741824")
@@ -61,11 +57,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration as seconds: ``90s``, ``30m``, ``24h``, ``7d``.
-
-    Raises:
-        UsageError: not a duration above 0.
-    """
+    """Read a duration above 0 as seconds: ``90s``, ``30m``, ``24h``, ``7d``; else raise ``UsageError``."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
     if match is None or match[2] not in _SECONDS or not float(match[1]):
         raise UsageError(f"{text!r} is not a duration; write it like 90s, 30m, 24h or 7d")

@@ -43,10 +43,6 @@ def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
 
     Example: for a matrix of 30 rows and 7 columns Adafactor keeps ``row_var`` (30, 1), ``col_var`` (1, 7) and ``step``
     ().
-
-    Args:
-        optimizer: one of ``OPTIMIZERS``.
-        shape: of the parameter.
     """
     if optimizer != "adafactor":
         found = dict.fromkeys(_LIKE_THE_PARAMETER[optimizer], shape)
@@ -69,7 +65,7 @@ Below it the memory of the step's graphs stays resident, which saves page faults
 """
 
 TABLE_GIVEN_BACK_BYTES: Final = 32 << 20
-"""The same for an embedding table whose sparse gradient becomes dense; a smaller one fits where the graphs were."""
+"""The same for an embedding table with a sparse gradient that becomes dense; a smaller one fits in freed graphs."""
 
 _MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
 
@@ -95,13 +91,9 @@ def factor_numbers(shapes: Iterable[Shape]) -> int:
 
 
 def update_work_bytes(largest_bytes: int, optimizer: str) -> int:
-    """Bytes that an optimizer's step allocates besides gradients and state.
+    """Bytes that an optimizer's step allocates besides gradients and state; ``largest_bytes`` is the size of a tensor.
 
     Adafactor builds the product of rows and columns, one copy of the largest tensor. The others update in place.
-
-    Args:
-        largest_bytes: of the largest tensor.
-        optimizer: one of ``OPTIMIZERS``.
 
     Source: torch 2.13, ``_single_tensor_adafactor`` in ``torch/optim``, and the kernels ``fused``.
     """

@@ -29,11 +29,7 @@ _MAX_NAME_BYTES: Final = 255
 
 
 def check_path(name: str, path: str) -> None:
-    """Refuse a path that no file system accepts.
-
-    Args:
-        name: of the key, for the message.
-        path: its value.
+    """Refuse a path that no file system accepts; ``name`` is its key, for the message.
 
     Raises:
         JobError: the path has more than 4,095 bytes, or one part of it more than 255.
@@ -222,7 +218,7 @@ class Train:
             to 0.
         warmup_steps: steps over which the learning rate rises from 0 to its peak; with method hift, sweeps over all
             groups.
-        momentum: factor of the last step in the next one; 0.9 if not given. Only with optimizer momentum.
+        momentum: momentum factor, 0.9 if not given. Only with optimizer momentum.
         weight_decay: weight decay; decoupled with adamw and adafactor, else added to the gradient.
         dropout: probability of every dropout of the model.
         batch_size: rows of one step.

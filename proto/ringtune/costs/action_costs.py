@@ -55,8 +55,8 @@ from ringtune.schedule.units import EMBEDDING, Range, Units
 class Rest(NamedTuple):
     """Effect of idle time on a node under a quota: its next action is faster by at most ``max_s``.
 
-    The action keeps at least ``min_share`` of its time. Example: an action of 30 ms takes 23 ms with ``max_s`` 0.007
-    after a long rest. At a quota of 0.4 cores for one thread it takes at least 12 ms.
+    It keeps at least ``min_share`` of its time. Example: 30 ms become 23 ms with ``max_s`` 0.007, and at least 12 ms at
+    a quota of 0.4 cores for one thread.
     """
 
     max_s: float
@@ -79,12 +79,7 @@ def share_left(asked: int, tokens: float, *, hidden: int, inner: int) -> float:
 
 
 class TopShare:
-    """Computed share of the last block of a course.
-
-    Args:
-        course: of the run.
-        model: of the run.
-    """
+    """Computed share of the last block of a course."""
 
     def __init__(self, course: Course, model: ModelFacts) -> None:
         self._asked, self._rows = course.top_tokens, course.microbatch_sizes()[0]
@@ -152,10 +147,7 @@ def _point(work: Work, seconds: float) -> WorkTime:
 class NodeCosts:
     """Seconds of one node's actions.
 
-    Args:
-        node: its measurements.
-        head: the unit of the head.
-        top: computed share of the last block; None = all of it.
+    ``head`` is the head's unit; ``top`` the computed share of the last block, None = all of it.
     """
 
     def __init__(self, node: NodeFacts, head: int, top: TopShare | None = None) -> None:
@@ -258,7 +250,7 @@ class CourseCosts:
         profile: facts of the nodes and of all links that are used; without any link messages take no time, as on one
             machine.
         nodes: to cost; by default every node of the profile.
-        recompute: blocks whose backward runs them again (``Placement.recompute``).
+        recompute: recomputed blocks (``Placement.recompute``).
         helpers: of ``Placement.helpers``.
         stops: ends of the stages (``Placement.stages``), if some have several hosts.
         optimizer: of the job; the head is sent with its optimizer state.
@@ -337,8 +329,8 @@ class CourseCosts:
     ) -> float:
         """Seconds of a compute action with the node's overhead for each action; see ``NodeCosts.seconds``.
 
-        Times that were recorded in a run include the overhead. ``trained`` are the units whose weights get a gradient;
-        it matters only where all parameters train.
+        Times that were recorded in a run include the overhead. ``trained`` are the units with a gradient of their
+        weights; they matter only where all parameters train.
         """
         facts = self._facts[node]
         op, start, stop = action.op, action.start, action.stop

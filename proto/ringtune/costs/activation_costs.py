@@ -45,12 +45,6 @@ from ringtune.techniques.activation_checkpointing import PAPER_LAYERS, VeloraSet
 def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
     """Return VeLoRA as set in a job, for all blocks that may train; None without settings or such blocks.
 
-    Args:
-        settings: ``[velora]`` of the job.
-        adapter: ``adapter.config`` of the job.
-        extent: of the run; has the trainable blocks.
-        model: with the inputs that its blocks keep.
-
     Raises:
         JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts``.
     """
@@ -83,11 +77,7 @@ def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora |
 
 
 def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:
-    """Refuse layers that do not train in this model, or that keep their input even with VeLoRA.
-
-    Raises:
-        JobError: names the layer, and those that train, or the cause.
-    """
+    """Refuse layers that do not train in this model, or that keep their input even with VeLoRA; raises ``JobError``."""
     trained = trained_layers(inputs)
     for layer in layers:
         if layer not in trained:
@@ -125,7 +115,7 @@ def graph_terms(
 
     Args:
         course: the run.
-        recompute: blocks whose backward runs them again.
+        recompute: recomputed blocks.
         blocks: blocks [start, stop) of the node that keep activations.
         sizes: of one block.
         flying: items in flight.
@@ -247,10 +237,6 @@ def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
 
     Example: query, key, value and down of a BERT block of width 384 are 7/12 of its multiplications, of which 32 / 384
     and 32 / 1,536 remain: 0.56 of a forward's are saved, and with 0.77 of its time g is 0.43.
-
-    Args:
-        velora: of the course; None without.
-        model: with its ``kept_inputs``.
     """
     own = [kept for kept in model.kept_inputs if ADAPTER_DOWN not in kept.layers]
     if velora is None or not own:
@@ -304,11 +290,6 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
     """Number of each work in a backward with recomputed blocks; empty for another action.
 
     Example: the backward of blocks [2, 4), both recomputed, is two forwards with graph and two backwards.
-
-    Args:
-        action: of any op.
-        recompute: recomputed blocks.
-        lowest: lowest unit that gets a gradient.
     """
     op, start, stop = action.op, action.start, action.stop
     if op.graph is not Graph.FREES or not (again := count_within(recompute, action)):
@@ -322,12 +303,9 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
 
 
 def trained_parts(course: Course, projected: Sequence[Range], trained: Units | None) -> Sequence[Range]:
-    """Return the parts of ranges with VeLoRA whose weights get a gradient; the others are not projected.
+    """Return the parts of ``projected`` ranges with a gradient of their weights; other parts are not projected.
 
-    Args:
-        course: the run.
-        projected: blocks with VeLoRA.
-        trained: units of an item that get a gradient; it matters only where all parameters train, a group at a time.
+    ``trained`` are the units with a gradient; they matter only where all parameters train, a group at a time.
     """
     if trained is None or not course.method.full_parameters:
         return projected

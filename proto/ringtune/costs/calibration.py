@@ -117,8 +117,7 @@ class _Turns:
 class ChangeDetector(Generic[Name]):
     """Detects lasting changes of pace of any number of names with equal noise.
 
-    Args:
-        changed: smallest factor between the newest and the usual paces, in either direction, that counts as a change.
+    ``changed`` is the smallest factor between newest and usual paces, in either direction, that counts.
     """
 
     def __init__(self, changed: float) -> None:
@@ -211,7 +210,7 @@ class RecordedProfile:
     Args:
         course: the run.
         profile: of its plan; has every node of the run.
-        recompute: blocks whose backward runs them again.
+        recompute: recomputed blocks.
         skipped_items: number of first items that do not count, as first executions take longer.
 
     Attributes:
@@ -242,12 +241,7 @@ class RecordedProfile:
         self.pace: dict[tuple[str, Work], tuple[float, float]] = {}
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
-        """Add a node that joined the run.
-
-        Args:
-            facts: of the node.
-            links: between it and the others.
-        """
+        """Add a node that joined the run, with its links."""
         profile, points = self._profile, work_points(facts)
         nodes = sorted((*profile.nodes, facts), key=lambda node: node.node)
         self._profile = dataclasses.replace(profile, nodes=tuple(nodes), links=(*profile.links, *links))
@@ -527,11 +521,7 @@ class _Transfer(NamedTuple):
 
 
 class LinkMonitor:
-    """Monitors the rates of links on one placement.
-
-    Args:
-        links: known when the placement was planned.
-    """
+    """Monitors the rates of links on one placement; ``links`` are those known when it was planned."""
 
     def __init__(self, links: Sequence[LinkFacts]) -> None:
         self._latency_s = {(link.source, link.target): link.latency_s for link in links}
@@ -617,10 +607,6 @@ class _Done(NamedTuple):
 class PaceMonitor:
     """Monitors the pace of every node on one placement.
 
-    Args:
-        part: of the run's plan, with this placement.
-        profile: with which the placement was planned.
-
     Attributes:
         links: monitor of the links between the nodes.
     """
@@ -675,10 +661,7 @@ class PaceMonitor:
     def profile(self, links: RecordedLinks) -> Profile:
         """Return the profile with times of the newest turns, and recorded rates of links.
 
-        The rate of a changed link is from the newest turns only.
-
-        Args:
-            links: with the transfers of the whole run.
+        The rate of a changed link is from the newest turns only. ``links`` has the transfers of the whole run.
         """
         factors = self.changed()
         nodes = tuple(_at_pace(node, factors.get(node.node, 1.0)) for node in self._profile.nodes)

@@ -47,12 +47,7 @@ def with_full_parameters(
 ) -> ModelFacts:
     """Convert the facts of a model with adapters to those of a model in which all parameters train.
 
-    Args:
-        facts: of the model, with the bytes of a head that the task adds.
-        family: of the model.
-        tensors: of its folder, by name in the base model, with a decoder that is not tied to the token table.
-        task: of the job.
-        item_bytes: of a number of the computation.
+    ``tensors`` are by name in the base model, with a decoder that is not tied to the token table.
     """
     shapes = {name: stored.shape for name, stored in tensors.items()}
     block = [shape for name, shape in shapes.items() if name.startswith(f"{family.block_prefix}0.")]
@@ -106,8 +101,8 @@ def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
 def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
     """Yield the terms of graphs, gradients and optimizer state at the fullest moment of a step.
 
-    A block whose weights do not train at a step keeps no inputs of its linear layers; a recomputed one keeps its input.
-    A node that is the whole ring does the backward of each micro-batch before the next forward.
+    A block that does not train at a step keeps no inputs of its linear layers; a recomputed one keeps its input. A node
+    that is the whole ring does the backward of each micro-batch before the next forward.
     """
     is_alone = share.is_owner and len(course.owners) == 1 and (share.start, share.stop) == (0, course.head)
     micro = 1 if is_alone else len(course.microbatch_sizes())

@@ -71,15 +71,9 @@ def loopback_link(source: str, target: str) -> LinkFacts:
 def with_assumed(
     nodes: Sequence[str], machines: Mapping[str, str], known: Sequence[LinkFacts]
 ) -> tuple[LinkFacts, ...]:
-    """Complete the links of a ring: every directed pair of ``nodes`` gets one.
+    """Complete the links of a ring: return one for each directed pair of ``nodes``, sorted.
 
-    Args:
-        nodes: of the ring.
-        machines: node -> its machine.
-        known: measured links; links of other nodes are left out.
-
-    Returns:
-        One link for each directed pair, sorted.
+    ``machines`` is node -> machine. Known links of other nodes are left out.
     """
     by_pair = {(link.source, link.target): link for link in known if {link.source, link.target} <= set(nodes)}
     assumed = _Assumed(tuple(by_pair.values()))
@@ -143,13 +137,8 @@ class Transfer(NamedTuple):
 def busy_rate(transfers: Iterable[Transfer]) -> float:
     """Bytes per second that a line reaches or exceeds in a quarter of its busy time; 0.0 without transfers.
 
-    Other delays of a message make a busy period slower, never quicker.
-
-    Args:
-        transfers: all messages over one line in one direction, in any order.
-
-    Example:
-        Two messages of 400 kB from 0 to 100 ms and from 25 to 125 ms give 6.4 MB/s.
+    The transfers are all over one line in one direction. Other delays of a message make a busy period slower, never
+    quicker. Example: two messages of 400 kB from 0 to 100 ms and from 25 to 125 ms give 6.4 MB/s.
     """
     periods = sorted(_periods(sorted(transfers)), key=lambda period: period[1] / period[0], reverse=True)
     left_s = BUSIEST_SHARE * sum(seconds for seconds, _ in periods)
@@ -242,11 +231,7 @@ class _Message(NamedTuple):
 
 
 class _Lines:
-    """Rates of links, and busy rates of the lines that they share.
-
-    Args:
-        transfers: of each link.
-    """
+    """Rates of links, and busy rates of the lines that they share."""
 
     def __init__(self, transfers: Mapping[Pair, Sequence[Transfer]]) -> None:
         self._rates = {
@@ -313,10 +298,6 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
 
 def check_parcels(plan: Plan, sizes: Sizes) -> None:
     """Refuse pairs and weights of helpers, and parcels of techniques, larger than ``MAX_BLOB_BYTES``.
-
-    Args:
-        plan: with its helpers.
-        sizes: of its course, at any node.
 
     Raises:
         CapacityError: names host and helper, or the hosts, both sizes, and the remedy.

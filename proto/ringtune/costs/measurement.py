@@ -48,11 +48,7 @@ class Size(NamedTuple):
 def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1, frozen: FrozenWeights | None = None) -> TimedShape:
     """Return the shape of a job's timings: its largest micro-batch, at ``train.max_length`` tokens.
 
-    Args:
-        job: the job.
-        fixed_tokens: tokens of every image; 0 = texts.
-        subnets: of each block, where the job has operations.
-        frozen: format of frozen weights.
+    ``fixed_tokens`` are those of every image; 0 = texts.
     """
     return TimedShape(
         rows=-(-job.train.batch_size // job.train.microbatches),
@@ -72,11 +68,7 @@ def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
     """Return the sizes at which work is timed: the largest micro-batch, and half of it.
 
     The half has half the tokens, or half the rows for images, which have one length; it is left out if it would be
-    empty. Example: 4 rows of 128 tokens are timed at (4, 128) and (4, 64).
-
-    Args:
-        job: the job.
-        fixed_tokens: tokens of every image; 0 = texts.
+    empty. Example: 4 rows of 128 tokens are timed at (4, 128) and (4, 64). ``fixed_tokens`` as for ``job_shape``.
     """
     shape = job_shape(job, fixed_tokens=fixed_tokens)
     whole = Size(shape.rows, shape.tokens)
@@ -99,10 +91,6 @@ def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tupl
     """Pair every two nodes once, in rounds in which no node and no machine is in two pairs.
 
     Example: four nodes on machines of their own need three rounds of two pairs.
-
-    Args:
-        nodes: to pair.
-        machines: node -> its machine.
     """
     rounds: list[tuple[Pair, ...]] = []
     for tournament_round in _tournament(sorted(nodes)):
@@ -157,21 +145,12 @@ def rehearsal_steps(job: Job, num_blocks: int) -> int:
     """Number of steps of a rehearsal: ten with one block, one for each further depth, fourteen with all blocks.
 
     Example: 29 for six blocks, 47 for twenty-four; 27 for six of which two are private, as these never train.
-
-    Args:
-        job: that will run.
-        num_blocks: of the model.
     """
     return _SHALLOW_STEPS + _deeper(job, num_blocks) + _DEEP_STEPS
 
 
 def rehearsal_of(job: Job, num_blocks: int) -> Job:
-    """Make the job of a rehearsal: the same work in short turns, quickly rising depth, nothing saved.
-
-    Args:
-        job: that will run.
-        num_blocks: of the model.
-    """
+    """Make the job of a rehearsal: the same work in short turns, quickly rising depth, nothing saved."""
     steps = rehearsal_steps(job, num_blocks)
     changes: dict[str, object] = {
         "train.max_steps": 2 * steps,  # it is stopped earlier, as an end evaluates and collects
@@ -194,12 +173,8 @@ def _deeper(job: Job, num_blocks: int) -> int:
 def rehearsed(before: Profile, after: Profile) -> Profile:
     """Apply the corrections of a rehearsal to nodes that did not do all works in it.
 
-    Args:
-        before: the profile with which the rehearsal was planned.
-        after: the profile corrected by it; has the same nodes.
-
-    Returns:
-        ``after``, with each work that a node did not do scaled by the median ratio of the nodes that did it.
+    ``before`` is the profile of its plan, ``after`` the one corrected by it. Each work that a node did not do is scaled
+    by the median ratio of the nodes that did it.
     """
     known, ratios = before.by_name, dict[str, list[float]]()
     own = [_ratios(known[node.node], node) for node in after.nodes]
@@ -300,10 +275,6 @@ def numeric_class(facts: NodeFacts) -> str:
 
 def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
     """Refuse a plan with copies on nodes of different numeric classes.
-
-    Args:
-        plan: with all its placements.
-        facts: of every node of the plan, by name.
 
     Raises:
         PlanError: names the copies, and two nodes with their classes.

@@ -284,7 +284,7 @@ def _hidden_links(course: Course, share: Share) -> int:
     is_host, is_top = share.start < share.stop, share.above == 0
     is_bottom = share.start == share.private_blocks
     count = 0
-    if is_host and course.may_skip:  # any slice may be passed by
+    if is_host and course.may_skip:  # any slice may be skipped
         count += share.below + others + share.above + others
     elif is_host:
         count += (others if is_bottom else 1) + (others if is_top else 1)
@@ -376,12 +376,8 @@ def moving_memory(
     """Estimate the memory of each node of a placement while the run moves to it, between micro-batches.
 
     First the state of newly hosted blocks is received, beside the old slice. Then the next slice is built, with the
-    received state and the trained state of the old slice.
-
-    Args:
-        placements: the old and the next one.
-        before: estimates in the old placement.
-        after: estimates in the next placement.
+    received state and the trained state of the old slice. ``before`` and ``after`` are the estimates in the old and the
+    next placement.
     """
     found = {}
     for node, here in after.items():
@@ -424,11 +420,6 @@ def refuse_full_moves(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]], facts: Mapping[str, NodeFacts]
 ) -> None:
     """Refuse a plan with a move that exceeds the memory of a node.
-
-    Args:
-        plan: with several placements.
-        parts: estimates of the nodes in each placement, in order.
-        facts: of every node.
 
     Raises:
         CapacityError: names the node, the move, and both numbers.

@@ -45,10 +45,6 @@ def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
     There is a value for every attention probability, for some hidden states, and for every input of an adapter module.
 
     Example: 12 heads, rows of 128 tokens, width 384 and a bottleneck are 1,536 + 5 * 384 values, 432 bytes.
-
-    Args:
-        model: sizes of the model.
-        max_length: tokens of a row.
     """
     adapters = sum(kept.width for kept in model.kept_inputs if ADAPTER_DOWN in kept.layers)
     return (model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters) / 8
@@ -63,12 +59,7 @@ def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
     """Whether a head may compute the logits of a micro-batch at once.
 
     Logits computed at once exist three times: as logits, probabilities, and gradient. Logits of a chunk are changed in
-    place.
-
-    Args:
-        num_tokens: padded tokens of the micro-batch.
-        token_logits: logits per token; 0 if the head reads one token of a row.
-        item_bytes: of a number.
+    place. ``token_logits`` are 0 if the head reads one token of a row.
     """
     return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MAX_LOGIT_BYTES
 
@@ -110,12 +101,7 @@ TOKEN_BYTES: Final = 8
 def data_bytes(model: ModelFacts, files: tuple[Path, ...], *, num_owners: int, rows: int, max_length: int) -> int:
     """Bytes of an owner's encoded rows and of the tokenizer.
 
-    Args:
-        model: with the vocabulary; images have none.
-        files: of the rows, shared by ``num_owners``.
-        num_owners: owners that divide these files evenly.
-        rows: of the owner, for training and evaluation.
-        max_length: most tokens of a row.
+    ``files`` are shared evenly by ``num_owners``; ``rows`` are the owner's, for training and evaluation.
     """
     own = sum(map(held_bytes, files)) // max(1, num_owners) + rows * ROW_BYTES
     if model.fixed_tokens:

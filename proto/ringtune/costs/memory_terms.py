@@ -140,8 +140,8 @@ class Share:
         credits: hidden states in flight per (link, boundary).
         recompute: recomputed blocks of the placement.
         state_on_disk: whether the optimizer state of units that do not train at a step is in files.
-        helped: own blocks whose adapters helpers train.
-        helps: blocks whose adapters it trains, a tuple for each of their hosts.
+        helped: own blocks with adapters that helpers train.
+        helps: blocks with adapters that it trains, a tuple for each of their hosts.
         around: hosts around it where stages have several; None where each has one.
         copies: ranges of other hosts' blocks of which it keeps copies; None = no ends of turns are kept.
     """

@@ -24,7 +24,7 @@ count, and the sum is at most as large as the matrices beside all kinds.
 Seconds: an adapter's weights are multiplied with each token once in a forward, and once more for their gradient. With
 the share of adapters in all weights of a block, times the block's forward:
 
-- a backward at the host is shorter by that for each block whose adapters a helper trains;
+- a backward at the host is shorter by that for each block with adapters that a helper trains;
 - a fit takes three times that for each block: a forward, the gradient of the weights, the gradient of the hidden
 values.
 
@@ -94,18 +94,7 @@ class PairWidths(NamedTuple):
 
 
 def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dropout: float) -> tuple[PairWidths, ...]:
-    """Return the pairs of the adapter modules of one block.
-
-    Args:
-        config: ``adapter.config`` of the job.
-        block: index.
-        hidden_size: width of the hidden state.
-        widths: of the matrices that LoRA wraps.
-        dropout: ``train.dropout``.
-
-    Raises:
-        JobError: as ``parse_adapter_config``.
-    """
+    """Return the pairs of the adapter modules of one block."""
     found: list[PairWidths] = []
     attention: list[_OfAttention] = []
     for part in parse_adapter_config(config):
@@ -168,14 +157,7 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
 
 
 def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
-    """Bytes of pairs per token.
-
-    Args:
-        found: from ``pair_widths``.
-        wire: one of ``WIRES``.
-        value_bytes: of a number of the run.
-        parts: of VeLoRA.
-    """
+    """Bytes of pairs per token; ``parts`` are those of VeLoRA."""
     outputs = sum(one.outputs for one in found)
     signs = sum(one.sign_bytes for one in found) if wire in LOSSY else 0
     if wire == VELORA:

@@ -463,11 +463,7 @@ class NodeFacts:
 
     @staticmethod
     def from_message(value: Mapping[str, Any]) -> NodeFacts:
-        """Parse the table of ``to_message``.
-
-        Raises:
-            PlanError: another schema, a key is missing, unknown or mistyped.
-        """
+        """Parse the table of ``to_message``; raises ``PlanError`` if it is another schema or not valid."""
         return read_dataclass(NodeFacts, _fields_of(value), where="", error=PlanError)
 
 
@@ -517,20 +513,12 @@ class Profile:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Profile:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            PlanError: another schema, a key is missing, unknown or mistyped.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` if it is another schema or not valid."""
         return read_dataclass(Profile, _fields_of(value), where="", error=PlanError)
 
 
 def _fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a table besides its schema.
-
-    Raises:
-        PlanError: not a table, or of another schema.
-    """
+    """Return the fields of a table besides its schema; raises ``PlanError`` if it is another one."""
     if not isinstance(value, Mapping):
         raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
     if (schema := value.get("schema")) != SCHEMA:

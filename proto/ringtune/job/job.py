@@ -113,11 +113,7 @@ def read_job_text(path: Path) -> str:
 
 
 def parse_tables(text: str, *, source: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Args:
-        text: of the file.
-        source: origin of the text, for messages.
+    """Parse TOML; ``source`` is its origin, for messages.
 
     Raises:
         JobError: not TOML; the message has the line, and for common mistakes the remedy.
@@ -151,11 +147,7 @@ _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping
 
 
 def refuse_unsupported(tables: Mapping[str, object]) -> None:
-    """Refuse keys of other frameworks that RingTune does not support, such as ``train.clip_norm``.
-
-    Raises:
-        JobError: names the key and the remedy.
-    """
+    """Refuse keys of other frameworks, such as ``train.clip_norm``; raises ``JobError`` with the remedy."""
     train = tables.get("train")
     for key in train if isinstance(train, Mapping) else ():
         if key in _CLIP_KEYS:
@@ -181,14 +173,9 @@ def section_class(hint: Any) -> Any:
 
 
 def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:
-    """Refuse a key that belongs to another section, or is written before all sections.
+    """Refuse a key of another section, or before all sections; raises ``JobError`` with its section.
 
-    Args:
-        job: dataclass with the sections as fields.
-        tables: of a job, as read from TOML.
-
-    Raises:
-        JobError: names the key and its section; keys of no section pass.
+    Keys of no section pass. The fields of ``job`` are the sections, ``tables`` are as read from TOML.
     """
     sections = sections_of(typing.cast(Any, job))
     for name, value in tables.items():
@@ -208,11 +195,7 @@ def _refuse(name: str, key: str, sections: Mapping[str, frozenset[str]]) -> None
 
 
 def check_keep_best(*, train: Train, offload: OffloadSettings, recovery: RecoverySettings) -> None:
-    """Refuse ``train.keep_best`` where evaluations or results are not comparable, or a result is a whole model.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse ``train.keep_best`` without comparable evaluations, or for a whole model; raises ``JobError``."""
     if not train.keep_best:
         return
     if method_class(train.method).full_parameters:
@@ -328,7 +311,7 @@ class Job:
         return tomli_w.dumps(self.to_tables())
 
     def with_overrides(self, overrides: Mapping[str, object]) -> Job:
-        """Replace some values; settings that contradict a new value are dropped.
+        """Replace values, such as ``{"train.seed": 1}``; settings that contradict a new value are dropped.
 
         One of ``train.rounds``, ``train.epochs`` and ``train.max_steps`` drops the others. So does each of the
         exclusive keys of ``data`` (``eval``, ``held_out``), ``unfreeze`` and ``operations``. Also dropped are
@@ -339,9 +322,6 @@ class Job:
         * ``[velora]``, with ``memory.activations`` of ``"none"`` or ``"recompute"``;
         * the rest of ``[offload]``, with ``offload.mode`` off; and ``data.user``, with this or ``offload.users`` joint;
         * ``placement.microbatches``, with a number of micro-batches.
-
-        Args:
-            overrides: dotted keys as in the file, such as ``{"train.seed": 1}``.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the rules are those of the file.
@@ -375,11 +355,7 @@ class Job:
 
     @staticmethod
     def from_tables(tables: Mapping[str, object]) -> Job:
-        """Build a job from the tables of a TOML file.
-
-        Raises:
-            JobError: unknown key, wrong type, out of range, or not supported.
-        """
+        """Build a job from the tables of a TOML file; raises ``JobError`` for a key that is unknown or not valid."""
         tables = with_free_microbatches(tables, Train().microbatches, Train().batch_size)
         refuse_unsupported(tables)
         refuse_misplaced(Job, tables)
@@ -397,11 +373,7 @@ def load_job(path: str | Path) -> Job:
 
 
 def parse_job(text: str, *, source: str) -> Job:
-    """Parse the text of a job file.
-
-    Args:
-        text: TOML.
-        source: origin of the text, for messages.
+    """Parse the text of a job file; ``source`` is its origin, for messages.
 
     Raises:
         JobError: not TOML, an unknown key, a wrong type, out of range, or not supported.
@@ -453,14 +425,7 @@ class Kind(NamedTuple):
 
 
 def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
-    """Group users by adapter configuration.
-
-    Args:
-        job: of the run.
-        users: with adapters of their own, in order; empty where all train the same adapters.
-
-    Returns:
-        Kinds by number; one kind with all users if ``offload.adapters`` is not set.
+    """Group users, in order, by adapter configuration; without ``offload.adapters`` there is one kind.
 
     Raises:
         JobError: ``offload.adapters`` names a user who is not in the run.
@@ -504,8 +469,7 @@ def job_of_user(job: Job, user: str) -> Job:
 def job_of_sum(job: Job, users: Sequence[str]) -> Job:
     """Return the job with the ``adapter.config`` of the sum of all users' adapters, and without ``offload.adapters``.
 
-    Raises:
-        UsageError: these adapters have no sum.
+    Raises ``UsageError`` if they have no sum.
     """
     return _alone(job, sum_of_kinds([config_of(job, user) for user in users]))
 

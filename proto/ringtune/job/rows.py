@@ -106,9 +106,7 @@ class PictureFolder:
 def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
     """List the pictures below a folder; the headers of all but arrays are read.
 
-    Args:
-        folder: root of the search.
-        has_classes: whether pictures are in one folder per class; else at any depth.
+    With ``has_classes`` they are in one folder per class; else at any depth.
 
     Raises:
         DataError: a picture can't be read, or Pillow is missing.
@@ -134,12 +132,9 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
 
 
 def further_frames(path: Path) -> int:
-    """Count the frames or pages of a picture after the first.
+    """Count the frames or pages of a picture after the first; raises as ``opened_picture``.
 
     Other pictures in a phone's photo (MPO), such as its preview, are no frames; an array has none.
-
-    Raises:
-        DataError: as ``opened_picture``.
     """
     if path.suffix.lower() == ARRAY:
         return 0
@@ -170,11 +165,7 @@ def opened_picture(path: Path) -> Iterator[Any]:
 
 
 def check_user_column(data: Data, offload: OffloadSettings, *, task: str) -> None:
-    """Refuse ``data.user`` where rows have no columns, or users have no adapters of their own.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse ``data.user`` where rows have no columns, or users have no adapters of their own; raises ``JobError``."""
     if not data.user:
         return
     if not data.user.strip():
@@ -199,8 +190,7 @@ def user_column(data: Data) -> dict[str, str]:
 def user_of(record: Record, column: str) -> str:
     """Return the user of a row: a text or whole number, without blanks around it.
 
-    Raises:
-        RowError: another type, or no valid name.
+    Raises ``RowError`` for another type, or no valid name.
     """
     value = record[1][column]
     where = f"column {column!r} (data.user)"
@@ -213,11 +203,7 @@ def user_of(record: Record, column: str) -> str:
 
 
 def refuse_plain_text(path: Path, data: Data) -> None:
-    """Refuse ``data.user`` for a plain text, which has no columns.
-
-    Raises:
-        DataError: names the file and the key.
-    """
+    """Refuse ``data.user`` for a plain text, which has no columns; raises ``DataError``."""
     if data.user:
         raise DataError(
             f"{path} is a plain text without columns, so data.user = {data.user!r} can't say whose a row is; give a "
@@ -228,22 +214,14 @@ def refuse_plain_text(path: Path, data: Data) -> None:
 def sorted_by_user(chosen: Iterable[int], users: Sequence[str]) -> list[int]:
     """Sort rows by user name; rows of one user stay in the order of the file.
 
-    Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2.
-
-    Args:
-        chosen: indices of rows.
-        users: of every row of the file; empty = the order stays.
+    Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2. ``users`` has one for every row of the file;
+    empty = the order stays.
     """
     return sorted(chosen, key=users.__getitem__) if users else list(chosen)
 
 
 def count_users(train: Iterable[tuple[str, int]], evaluation: Iterable[tuple[str, int]] = ()) -> tuple[UserRows, ...]:
-    """Count the examples of each user, sorted by name; users without examples are left out.
-
-    Args:
-        train: user and number of examples of each training row.
-        evaluation: the same for each evaluation row.
-    """
+    """Count the examples of each user, given (user, examples) of each row; sorted by name."""
     counted, held_out = Counter[str](), Counter[str]()
     for counter, rows in ((counted, train), (held_out, evaluation)):
         for user, examples in rows:

@@ -36,9 +36,6 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
     An ignored SIGHUP stays ignored, so that ``nohup`` works. The earlier handlers are restored at the end. A handler
     runs between any two instructions of the main thread, so it should only note the signal, start a thread, or raise.
-
-    Args:
-        handler: called with signal number and interrupted frame.
     """
     hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     wanted = [number for number in ENDS if hears or number != signal.SIGHUP]

@@ -27,14 +27,9 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def group_folders(controller: str, *, proc: Path, cgroup: Path) -> list[Path]:
-    """List the folders of this process's control groups and their parents, innermost first.
+    """List the folders of this process's control groups for ``cpu`` or ``memory``, innermost first, with their parents.
 
     In a container the mount point is the group.
-
-    Args:
-        controller: ``cpu`` or ``memory``.
-        proc: mount point of procfs.
-        cgroup: mount point of the control groups.
     """
     groups = {cgroup: "", cgroup / controller: ""}
     try:

@@ -177,15 +177,10 @@ def option_rules(kind: str) -> dict[str, str]:
 
 
 def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
-    """Check the options of one method.
+    """Refuse unknown options of one method, and values that are not allowed, with ``JobError``.
 
-    Args:
-        name: of the configuration, for messages.
-        kind: ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``, ``linear`` or ``mlp``.
-        options: name -> value.
-
-    Raises:
-        JobError: an unknown option, or a value that is not allowed.
+    ``name`` is the configuration, for messages; ``kind`` one of ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``,
+    ``linear`` and ``mlp``.
     """
     rules = _RULES[kind]
     for option, value in options.items():
@@ -322,11 +317,7 @@ def trains_own_weights(config: str) -> bool:
 
 
 def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
-    """Return the auxiliary models of a configuration, without its other parts.
-
-    Raises:
-        JobError: it has auxiliary models, and ``parse_adapter_config`` refuses it.
-    """
+    """Return the auxiliary models of a configuration, without its other parts."""
     if all(text.partition("[")[0].strip() not in AUXILIARY_KINDS for text in config.split("|")):
         return ()
     parts = parse_adapter_config(config)
@@ -342,9 +333,6 @@ def library_config(config: str) -> str:
     """Return a configuration without its auxiliary models; empty if no other part is left.
 
     Example: ``lora[r=4]`` for ``lora[r=4]|linear[attn_matrices=['k']]``.
-
-    Raises:
-        JobError: as ``parse_adapter_config``.
     """
     if not auxiliary_of(config):
         return "" if trains_own_weights(config) else config
@@ -416,12 +404,6 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
 
     Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840 weights, ``full`` none.
 
-    Args:
-        config: the configuration string.
-        hidden_size: width of the hidden state.
-        widths: of the matrices that LoRA wraps.
-        num_blocks: of the model; options for single blocks are checked against it.
-
     Raises:
         JobError: as ``parse_adapter_config``, an option of a wrong type, or a method that leaves out every block.
     """
@@ -444,9 +426,6 @@ def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: 
     """Return the block with most added weights, the highest one in a tie; arguments as ``adapter_block_params``.
 
     With ``leave_out`` other blocks may have none.
-
-    Raises:
-        JobError: as ``parse_adapter_config``.
     """
     parts = parse_adapter_config(config)
     return max(
@@ -510,13 +489,7 @@ def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num
 
 
 def bottleneck_width(options: Mapping[str, Any], block: int, hidden: int) -> int:
-    """Width between the two projections of a bottleneck: 24 with factor 16 at width 384.
-
-    Args:
-        options: of the part, defaults included.
-        block: index, for factors by block.
-        hidden: width of the hidden state.
-    """
+    """Width between the two projections of a bottleneck: 24 with factor 16 at width 384."""
     factor = options["reduction_factor"]
     if isinstance(factor, Mapping):
         factor = factor[str(block)] if str(block) in factor else factor["default"]

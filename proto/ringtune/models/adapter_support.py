@@ -50,13 +50,7 @@ _WHOLE_BLOCKS = "or set operations.heads = 0, which takes whole blocks"
 def head_group_refusal(adapter_config: str, *, dropout: float, heads: int) -> str:
     """Say why blocks with this adapter can't be computed by head groups; empty if they can.
 
-    Args:
-        adapter_config: ``adapter.config`` of the job.
-        dropout: ``train.dropout`` of the job.
-        heads: attention heads of one subnet; 0 = a whole block is one subnet, which works with every adapter.
-
-    Raises:
-        JobError: the configuration itself is refused.
+    ``heads`` are those of one subnet; 0 = a whole block is one subnet, which works with every adapter.
     """
     if not heads:
         return ""
@@ -96,11 +90,7 @@ def _head_group_problem(part: AdapterPart) -> str:
 
 
 def merge_refusal(config: str) -> str:
-    """Say why the result of an ``adapter.config`` can't be merged into the weights; empty if it can.
-
-    Raises:
-        JobError: the configuration itself is refused.
-    """
+    """Say why the result of an ``adapter.config`` can't be merged into the weights; empty if it can."""
     if trains_own_weights(config):
         return "the blocks' own weights trained, there is nothing to merge"
     parts = parse_adapter_config(config)
@@ -124,9 +114,6 @@ def places_of(config: str) -> tuple[str, ...]:
     """Return the matrices of a block that a configuration adds to, in the order of ``PLACES``.
 
     Example: query and value for ``lora``; none for ``seq_bn``.
-
-    Raises:
-        JobError: the configuration itself is refused.
     """
     found = {place for part in parse_adapter_config(config) for place in places_of_part(part)}
     return tuple(place for place in PLACES if place in found)
@@ -144,13 +131,7 @@ _ADVICE = "use lora, seq_bn or double_seq_bn"
 def offload_refusal(adapter_config: str, *, dropout: float, fused: bool = False) -> str:
     """Say why a helper can't train these adapters exactly; empty if it can.
 
-    Args:
-        adapter_config: ``adapter.config`` of the job.
-        dropout: ``train.dropout`` of the job.
-        fused: whether query, key and value of the family are one matrix.
-
-    Raises:
-        JobError: the configuration itself is refused.
+    ``fused``: query, key and value of the family are one matrix.
     """
     if trains_own_weights(adapter_config):
         return f"adapter.config = {adapter_config!r} has no adapter that a helper could fit; {_ADVICE}"
@@ -161,15 +142,7 @@ def offload_refusal(adapter_config: str, *, dropout: float, fused: bool = False)
 
 
 def merged_refusal(adapter_config: str, *, dropout: float) -> str:
-    """Say why a host can't hold these adapters merged into their matrices; empty if it can.
-
-    Args:
-        adapter_config: ``adapter.config`` of the job.
-        dropout: ``train.dropout`` of the job.
-
-    Raises:
-        JobError: the configuration itself is refused.
-    """
+    """Say why a host can't hold these adapters merged into their matrices; empty if it can."""
     if trains_own_weights(adapter_config):
         return offload_refusal(adapter_config, dropout=dropout)
     for part in parse_adapter_config(adapter_config):
@@ -221,10 +194,8 @@ _DEFAULT: Final = 8
 def summed_config(config: str, count: int) -> str:
     """Return the configuration of the sum of ``count`` adapters with this ``adapter.config``.
 
-    Example: two of ``lora[r=4,alpha=16]`` have the sum ``lora[r=8, alpha=32]``.
-
-    Raises:
-        UsageError: the method has no sum, or the rank of the sum exceeds ``MAX_RANK``.
+    Example: two of ``lora[r=4,alpha=16]`` have the sum ``lora[r=8, alpha=32]``. Raises ``UsageError`` if the method has
+    no sum, or the rank exceeds ``MAX_RANK``.
     """
     if problem := merge_refusal(config):
         raise UsageError(
@@ -238,9 +209,6 @@ def sum_of_kinds(configs: Sequence[str]) -> str:
 
     Example: ``lora`` and ``linear[attn_matrices=['k']]`` have the sum ``linear[attn_matrices=['q', 'k', 'v']]``. Equal
     ones are summed by ``summed_config``.
-
-    Raises:
-        UsageError: one of them has no sum.
     """
     if all(parse_adapter_config(config) == parse_adapter_config(configs[0]) for config in configs):
         return summed_config(configs[0], len(configs))
@@ -273,11 +241,7 @@ def _summed(part: AdapterPart, count: int, config: str) -> str:
 
 
 def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
-    """Return ``r`` and ``alpha`` of a sum of LoRA adapters.
-
-    Raises:
-        UsageError: the rank exceeds ``MAX_RANK``.
-    """
+    """Return ``r`` and ``alpha`` of a sum of LoRA adapters."""
     grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
     if grown["r"] > MAX_RANK:
         raise UsageError(
@@ -290,13 +254,7 @@ def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]
 def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) -> bool:
     """Whether the last block may compute the first token only, with the same result for that token.
 
-    Args:
-        family: of the model.
-        adapter_configs: ``adapter.config`` of the job, and those of users with other kinds.
-        dropout: ``train.dropout`` of the job; dropout draws other numbers for other shapes.
-
-    Raises:
-        JobError: a configuration is refused.
+    With dropout it may not, because other numbers are drawn for other shapes.
     """
     return family.trims and not dropout and all(map(_is_of_each_token, adapter_configs))
 

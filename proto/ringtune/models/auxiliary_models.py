@@ -146,12 +146,8 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
     """Refuse two parts of a configuration at one matrix if one of them is an auxiliary model.
 
     Example: ``lora|linear``, both at query and value, is refused;
-    ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is not.
-
-    Args:
-        parts: name and options of each part, defaults included.
-        blocks: to check.
-        is_merged: whether query, key and value are one matrix: its auxiliary models must have one alpha.
+    ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is not. ``parts`` are names and options, defaults
+    included. If query, key and value are one matrix (``is_merged``), its auxiliary models must have one alpha.
 
     Raises:
         JobError: names the matrix.
@@ -179,11 +175,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
 
 
 def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
-    """Refuse different alphas of auxiliary models at one matrix for query, key and value.
-
-    Raises:
-        JobError: names two of them.
-    """
+    """Refuse different alphas of auxiliary models at one matrix for query, key and value; raises ``JobError``."""
     by_alpha = {one.alpha: one for one in fused}
     if len(by_alpha) > 1:
         first, second = list(by_alpha.values())[:2]
@@ -257,11 +249,7 @@ def describe(
 
 
 def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
-    """Parse the content of ``adapter.json``.
-
-    Args:
-        content: of the file.
-        where: path of the file, for messages.
+    """Parse the content of ``adapter.json``; ``where`` is its path, for messages.
 
     Raises:
         IntegrityError: another format, a later version, or a value of a wrong type.

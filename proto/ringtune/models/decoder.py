@@ -161,12 +161,7 @@ def llama_widths(config: Config) -> Widths:
 
 
 def llama_block(config: Config, *, biased: str = "") -> Shapes:
-    """Shapes of a Llama block's tensors.
-
-    Args:
-        config: of the model.
-        biased: letters of attention matrices with a bias; with ``attention_bias`` all have one.
-    """
+    """Shapes of a Llama block's tensors; ``biased`` has letters of attention matrices with a bias."""
     widths, hidden, inner = llama_widths(config), config["hidden_size"], config["intermediate_size"]
     shapes: Shapes = {}
     attention = {"q": widths.query, "k": widths.key, "v": widths.value, "o": widths.query[::-1]}

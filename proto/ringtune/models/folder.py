@@ -112,10 +112,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 
 def shard_name(number: int, count: int) -> str:
-    """Name of one of several weight files, counted from 1.
-
-    Example: ``model-00002-of-00003.safetensors``.
-    """
+    """Name of one of several weight files, counted from 1. Example: ``model-00002-of-00003.safetensors``."""
     return f"model-{number:05}-of-{count:05}.safetensors"
 
 
@@ -140,21 +137,11 @@ def select_tensors(
     is_owner: bool,
     with_decoder: bool,
 ) -> list[str]:
-    """Select the tensors of some blocks and of an owner, and compare their shapes with the config.
+    """Select the names of the tensors of some blocks and of an owner, and compare their shapes with the config.
 
     A tensor that one block has is required of every block, in the same shape. Left out are task heads, buffers, and a
-    decoder that is tied to the token table.
-
-    Args:
-        shapes: by name in the base model, from headers.
-        config: from ``read_config``.
-        where: the model, for messages.
-        blocks: indices.
-        is_owner: whether to add the tensors of an owner.
-        with_decoder: whether the owner's head is the pretrained decoder.
-
-    Returns:
-        Names in the base model.
+    decoder that is tied to the token table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an
+    owner's head is the pretrained decoder.
 
     Raises:
         ModelError: a tensor is missing, or has another shape than in the config.
@@ -244,12 +231,7 @@ def hub_id(text: str) -> HubId | None:
 
 
 def cached_folder(wanted: HubId, cache: Path) -> Path | None:
-    """Return the folder of a model's snapshot in a cache; None if the snapshot, its config or its weights are missing.
-
-    Args:
-        wanted: the model and its revision.
-        cache: folder of the cache.
-    """
+    """Return the folder of a model's snapshot in a cache; None if it, its config or its weights are missing."""
     place = place_of(wanted, cache)
     commit = wanted.revision if COMMIT.fullmatch(wanted.revision) else _commit_of(place / "refs" / wanted.revision)
     folder = place / "snapshots" / commit
@@ -302,13 +284,7 @@ _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": "rope_l
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read the keys of ``config.json`` that affect numbers, with defaults, and ``model_type``.
-
-    Args:
-        folder: the model folder.
-
-    Returns:
-        Supported keys, with the names of transformers 4.
+    """Read the keys of ``config.json`` that affect numbers, with defaults, as transformers 4 names them.
 
     Raises:
         ModelError: a missing folder or file, not JSON, a family that is not supported, a key that would load code or is
@@ -339,18 +315,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE) -> dict[str, Any]:
-    """Convert the rotary positions of a config to the keys of transformers 4, which transformers 5 reads too.
+    """Copy a config with its rotary positions in the keys of transformers 4, which transformers 5 reads too.
 
     Example: ``rope_parameters`` of ``{"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}`` become ``rope_theta``
     5e5 and ``rope_scaling`` of ``{"rope_type": "linear", "factor": 2.0}``.
-
-    Args:
-        values: of a ``config.json``; not changed.
-        where: path of the file, for messages.
-
-    Returns:
-        A copy with ``rope_theta``, ``rope_scaling``, ``rope_local_base_freq`` and ``partial_rotary_factor`` instead of
-        ``rope_parameters``.
 
     Raises:
         ModelError: an unknown form, or two values for one key.
@@ -397,13 +365,8 @@ def base_tensors(
 ) -> dict[str, StoredTensor]:
     """Read the headers of a whole base model, and compare shapes with the config.
 
-    Args:
-        folder: of the model.
-        config: from ``read_config``.
-        with_decoder: whether to add the language model's head, unless it is tied to the token table.
-
-    Returns:
-        Name without the model prefix, such as ``encoder.layer.0...`` -> tensor; task heads and buffers are left out.
+    Names are without the model prefix, such as ``encoder.layer.0...``; task heads and buffers are left out. With
+    ``with_decoder`` the language model's head is added, unless it is tied to the token table.
 
     Raises:
         ModelError: no safetensors file, a tensor is missing or has another shape than in the config.
@@ -446,10 +409,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-    """Replace aliases of keys by the family's names.
-
-    Example: GPT-2's ``hidden_size`` becomes ``n_embd``.
-    """
+    """Replace aliases of keys by the family's names. Example: GPT-2's ``hidden_size`` becomes ``n_embd``."""
     for alias, key in family.aliases.items():
         value = values.pop(alias, None)
         if value is not None and values.setdefault(key, value) != value:
@@ -517,10 +477,6 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
 
     Missing files are not checked.
 
-    Args:
-        folder: of the model.
-        config: from ``read_config``.
-
     Raises:
         ModelError: names both files and both numbers, or a key of the tokenizer's settings or of the preprocessor.
         IntegrityError: a file of weights is damaged.
@@ -551,11 +507,7 @@ def _check_classes(folder: Path) -> None:
 
 
 def classes_of_head(folder: str | Path) -> int:
-    """Number of classes of the classifier in a folder's weights, which no run uses; 0 without one.
-
-    Raises:
-        ModelError, IntegrityError: as ``read_headers``.
-    """
+    """Number of classes of the classifier in a folder's weights, which no run uses; 0 without one."""
     return next((stored.shape[0] for stored in _heads(Path(folder)).values()), 0)
 
 

@@ -54,14 +54,6 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
 
     Example: with own weights a BERT block of width 768 keeps three inputs of 768 values and one of 3,072 per token;
     with LoRA on queries and values one of 768.
-
-    Args:
-        family: of the model.
-        config: from ``read_config``.
-        adapter: ``adapter.config`` of the job.
-
-    Raises:
-        JobError: the adapter configuration is refused.
     """
     dimensions = family.dimensions(config)
     if trains_own_weights(adapter):
@@ -101,9 +93,6 @@ def lora_values(adapter: str) -> int | None:
     """Values per token between the two matrices of all LoRA of a block; None without LoRA.
 
     Example: 16 for rank 8 on queries and values. Methods that scale, such as IA3, do not count.
-
-    Raises:
-        JobError: the adapter configuration is refused.
     """
     found = []
     for part in parse_adapter_config(adapter):
@@ -115,11 +104,7 @@ def lora_values(adapter: str) -> int | None:
 
 
 def has_other_adapters(adapter: str) -> bool:
-    """Whether a configuration has library adapters other than additive LoRA, such as bottlenecks.
-
-    Raises:
-        JobError: the adapter configuration is refused.
-    """
+    """Whether a configuration has library adapters other than additive LoRA, such as bottlenecks."""
     return any(part.name not in AUXILIARY_KINDS and not _added_lora(part) for part in parse_adapter_config(adapter))
 
 

@@ -68,11 +68,6 @@ class ImageSteps:
 def read_image_steps(folder: Path, *, channels: int, side: int) -> ImageSteps:
     """Read the steps of a model; without a file bytes are mapped to [-1, 1], and pictures must have the model's size.
 
-    Args:
-        folder: of the model.
-        channels: of the model.
-        side: of the model's square pictures, in pixels.
-
     Raises:
         ModelError: the file is not readable, has a key that is not supported, or gives pictures of another size.
     """

@@ -79,10 +79,6 @@ def result_files(task: str, adapter: str) -> tuple[str, ...]:
     """Names of the files of a run's result.
 
     Example: ``adapter_config.json`` and ``adapter.safetensors`` for a causal language model, which has no trained head.
-
-    Args:
-        task: of the job.
-        adapter: ``adapter.config`` of the job.
     """
     own = BLOCKS_FILES if trains_own_weights(adapter) else AUXILIARY_FILES
     files = own if trains_own_weights(adapter) or auxiliary_of(adapter) else ADAPTER_FILES
@@ -92,10 +88,7 @@ def result_files(task: str, adapter: str) -> tuple[str, ...]:
 def of_user(user: str, name: str = "") -> str:
     """Return the path of a user's file in a run's folder and in a node's part; without ``name`` that of the folder.
 
-    Example: ``users/anna/adapter.safetensors``.
-
-    Raises:
-        PlanError: not a valid name of a user.
+    Example: ``users/anna/adapter.safetensors``. Raises ``PlanError`` for an invalid user name.
     """
     return "/".join((USERS_FOLDER, check_user_name(user), *([name] if name else [])))
 

@@ -59,9 +59,6 @@ _NAMES_OF_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Read and check ``tokenizer_config.json``; empty if the file is missing.
 
-    Args:
-        folder: of the model.
-
     Raises:
         ModelError: a tokenizer file is a Git LFS pointer; the settings are not readable, have an unknown key, or name
             code or another file; or ``tokenizer.json`` of a tokenizer of transformers 5 is missing.
@@ -95,15 +92,7 @@ def is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
 
 
 def _check_keys(path: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse keys that name code or another file, and unknown keys that may change tokens.
-
-    Args:
-        path: of ``tokenizer_config.json``.
-        saved: its content.
-
-    Raises:
-        ModelError: names the keys.
-    """
+    """Refuse keys that name code or another file, and unknown keys that may change tokens, with ``ModelError``."""
     if saved.get("auto_map"):
         raise ModelError(f"{path}: auto_map is refused: it names code to run; use a tokenizer without it")
     for key in _NAMES_OF_FILES:

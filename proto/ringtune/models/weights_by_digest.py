@@ -156,13 +156,8 @@ def needed_tensors(
 ) -> tuple[TensorEntry, ...]:
     """Return the tensors that a node hosts; a decoder that is tied to the token table is that table.
 
-    Args:
-        manifest: of the model.
-        config: from ``read_config``.
-        blocks: that the node hosts.
-        is_owner: whether to add embedding and the units after the last block.
-        with_decoder: whether the owner's head is the pretrained decoder.
-        with_unused: whether to add modules of ``Family.unused_paths``, such as a pooler.
+    ``is_owner`` adds embedding and the units after the last block, ``with_decoder`` the pretrained head,
+    ``with_unused`` modules of ``Family.unused_paths``, such as a pooler.
 
     Raises:
         ModelError: a tensor is missing, or has another shape than in the config.
@@ -237,11 +232,7 @@ def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
 
 
 def pieces_from_proto(message: weights_pb2.FetchRequest) -> tuple[tuple[str, int], ...]:
-    """Decode the digests that are requested, each with the offset at which to begin.
-
-    Raises:
-        IntegrityError: not a digest.
-    """
+    """Decode the digests that are requested, each with the offset at which to begin."""
     if any(len(piece.sha256) != DIGEST_BYTES for piece in message.pieces):
         raise IntegrityError("a piece that was asked for has no SHA-256; use one version on all machines")
     return tuple((piece.sha256.hex(), piece.offset) for piece in message.pieces)
@@ -260,9 +251,6 @@ class _Place(NamedTuple):
 
 class ModelSource:
     """A model folder that is served to other nodes; the constructor hashes all its files.
-
-    Args:
-        folder: the model folder.
 
     Attributes:
         manifest: of the whole model.
@@ -300,10 +288,7 @@ class ModelSource:
         return _state(self._folder) == self._state
 
     def read(self, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
-        """Read contents by digest, each from an offset on.
-
-        Args:
-            pieces: digests, and the number of bytes of each that the caller has already.
+        """Read contents by digest, each from the number of bytes on that the caller has already.
 
         Yields:
             The index of a piece and its next bytes, at most ``CHUNK_BYTES``.
@@ -330,11 +315,7 @@ class ModelSource:
 
 
 class Offers:
-    """The model that this process serves, by run. Safe to call from any thread.
-
-    Args:
-        max_streams: most concurrent fetches; each holds a thread.
-    """
+    """The model that this process serves, by run, in at most ``max_streams`` concurrent fetches. Safe for threads."""
 
     def __init__(self, *, max_streams: int = 8) -> None:
         self._max_streams = max_streams
@@ -355,11 +336,7 @@ class Offers:
             self._folders.pop(run_id, None)
 
     def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
-        """Answer a request for the manifest of a run's model.
-
-        Raises:
-            RingTuneError: see ``source``.
-        """
+        """Answer a request for the manifest of a run's model."""
         return manifest_to_proto(self.source(request.run_id).manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:

@@ -141,11 +141,7 @@ class Op:
     timing: Timing = field(default=Timing())
 
     def __post_init__(self) -> None:
-        """Register the op under its letter.
-
-        Raises:
-            ValueError: another op has that letter.
-        """
+        """Register the op under its letter; raises ``ValueError`` if another op has it."""
         if self.letter in _OPS:
             raise ValueError(f"operation {self.letter!r} is there already")
         _OPS[self.letter] = self
@@ -168,11 +164,7 @@ class Op:
 
 
 def op_of(letter: str) -> Op:
-    """Return the op with a letter.
-
-    Raises:
-        PlanError: there is none.
-    """
+    """Return the op with a letter; raises ``PlanError`` if there is none."""
     found = _OPS.get(letter)
     if found is None:
         raise PlanError(f"{letter!r} is not an operation; known are {' '.join(sorted(_OPS))}")
@@ -433,11 +425,7 @@ def action_title(action: Action, num_blocks: int) -> str:
 
 
 def parse_action(text: str, num_blocks: int) -> Action:
-    """Parse the output of ``format_action``.
-
-    Raises:
-        PlanError: the word is not an action.
-    """
+    """Parse the output of ``format_action``; raises ``PlanError`` for another text."""
     try:
         op = op_of(text[:1])
     except PlanError:

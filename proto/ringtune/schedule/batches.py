@@ -27,8 +27,7 @@ from ringtune.errors import DataError, JobError
 class RandomStream:
     """A stream of random numbers for one purpose.
 
-    Args:
-        key: purpose, such as ``("order", seed, owner, pass_index)``; different keys give independent streams.
+    ``key`` is the purpose, such as ``("order", seed, owner, pass_index)``; different keys give independent streams.
     """
 
     def __init__(self, *key: str | int) -> None:
@@ -107,12 +106,6 @@ class BatchStream:
     Every batch has exactly ``batch_size`` rows: the last one of a pass is filled up with the first rows. An owner with
     fewer rows has one batch, of all its rows, so that no batch has a row twice.
 
-    Args:
-        num_rows: of the owner.
-        batch_size: most rows of a batch.
-        seed: of the run.
-        owner: node name.
-
     Raises:
         DataError: no rows, or a batch size below 1.
     """
@@ -176,11 +169,7 @@ SPLITS: Final = "'iid' or 'dirichlet:ALPHA' with ALPHA above 0"
 
 
 def split_alpha(split: str) -> float | None:
-    """Return ALPHA of ``dirichlet:ALPHA``; None for ``iid``.
-
-    Raises:
-        JobError: neither of the two.
-    """
+    """Return ALPHA of ``dirichlet:ALPHA``, None for ``iid``; raises ``JobError`` for another text."""
     if split == "iid":
         return None
     kind, colon, text = split.partition(":")
@@ -204,17 +193,10 @@ def even_share(num_rows: int, *, num_owners: int, share: int) -> range:
 def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Divide the rows of a file into training and evaluation rows, before they are divided among owners.
 
-    The rows are drawn by the seed, so that they are equal on every machine and in a resumed run.
+    The rows are drawn by the seed, so that they are equal on every machine and in a resumed run. Both are indices,
+    ascending; with a share above 0 each has at least one.
 
     Example: a share of 0.1 of 500 rows gives 450 training and 50 evaluation rows.
-
-    Args:
-        num_rows: rows of the whole file.
-        share: of the evaluation rows, ``data.held_out``.
-        seed: of the run.
-
-    Returns:
-        Indices of both, ascending; with a share above 0 at least one row each.
 
     Raises:
         DataError: fewer than two rows.
@@ -240,18 +222,10 @@ def split_rows(
     split: str = "iid",
     labels: Sequence[str] | None = None,
 ) -> tuple[int, ...]:
-    """Row indices of one share, ascending; the shares of a split are disjoint and cover all rows.
+    """Return the row indices of one share, ascending; shares are disjoint, not empty, and cover all rows.
 
-    Args:
-        num_rows: rows of the whole file.
-        num_owners: number of shares.
-        share: index in ``[0, num_owners)``.
-        seed: of the run.
-        split: ``iid`` (sizes differ by at most one) or ``dirichlet:ALPHA`` (shares drawn for each class).
-        labels: class name of every row; needed for dirichlet.
-
-    Returns:
-        At least one row.
+    ``split`` is ``iid`` (sizes differ by at most one) or ``dirichlet:ALPHA`` (shares drawn for each class, which needs
+    the labels of all rows).
 
     Raises:
         DataError: fewer rows than owners, no such share, or labels are missing.

@@ -63,11 +63,7 @@ class FrozenWeights:
     native: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse another dtype.
-
-        Raises:
-            PlanError: names it.
-        """
+        """Refuse another dtype; raises ``PlanError``."""
         check_fields(self, where="frozen", error=PlanError)
 
     def __str__(self) -> str:
@@ -121,11 +117,7 @@ class HelperSettings:
     users: Annotated[str, OneOf(USERS)] = JOINT
 
     def __post_init__(self) -> None:
-        """Refuse unknown words, an interval below 1, and ``users`` with the wrong ``merged``.
-
-        Raises:
-            PlanError: names the value.
-        """
+        """Refuse unknown words, an interval below 1, and ``users`` with the wrong ``merged``; raises ``PlanError``."""
         check_fields(self, where="offload", error=PlanError)
         if self.users != JOINT and self.merged != (self.users == COLLABORATION):
             raise PlanError(
@@ -159,11 +151,7 @@ class Offload(HelperSettings):
     blocks: tuple[Range, ...]
 
     def __post_init__(self) -> None:
-        """Refuse invalid ranges, and invalid ``HelperSettings``.
-
-        Raises:
-            PlanError: names the value.
-        """
+        """Refuse invalid ranges, and invalid ``HelperSettings``; raises ``PlanError``."""
         HelperSettings.__post_init__(self)
         check_ranges(self.blocks, where="offload.blocks")
         if not self.blocks:
@@ -248,11 +236,7 @@ class Course(Extent):
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a course that breaks a rule, whatever its placement.
-
-        Raises:
-            PlanError: names the field and its value.
-        """
+        """Refuse a course that breaks a rule, whatever its placement; raises ``PlanError``."""
         _check(self)
         values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
         object.__setattr__(self, "_hash", hash(tuple(values)))  # a course is in the key of many caches
@@ -369,9 +353,7 @@ class Course(Extent):
     def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Course:
         """Return the course with the run's decisions filled in; ``self`` without any. Equal decisions give one object.
 
-        Args:
-            steps: at each of them more begins to train (``Turn.unfreeze_at``).
-            operations: the chosen table (``Turn.operations``).
+        They are ``Turn.unfreeze_at``, at each of which more begins to train, and the table ``Turn.operations``.
 
         Raises:
             PlanError: the course leaves no such decision to the run, or the decision does not fit it.
@@ -411,11 +393,7 @@ class Course(Extent):
 
     @staticmethod
     def from_json(value: object) -> Course:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         return read_dataclass(Course, value, where="course", error=PlanError)
 
     @property

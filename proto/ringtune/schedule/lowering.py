@@ -418,9 +418,7 @@ def num_microbatches(course: Course, item: Item) -> int:
 def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
     """Return every directed pair of nodes with a link, for tensors, heads, parcels, or returning credits.
 
-    Args:
-        plan: of the run.
-        start: point where the run continues; None = its beginning.
+    ``start`` is the point where the run continues; None = its beginning.
     """
     pairs: set[tuple[str, str]] = set()
     for owner, lane in itertools.product((one.node for one in plan.course.owners), lanes(plan.placement)):

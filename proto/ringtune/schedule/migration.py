@@ -146,11 +146,7 @@ class Source(NamedTuple):
 
 
 def check_placements(course: Course, placements: Sequence[Placement]) -> None:
-    """Refuse placements that a run of the course can't have one after another.
-
-    Raises:
-        PlanError: there is none, they are not in order, or the course can't move; says why.
-    """
+    """Refuse placements that a run of the course can't have one after another; raises ``PlanError``."""
     if not placements:
         raise PlanError("a plan has at least one placement, this one has none; make it anew with 'ringtune plan'")
     first = placements[0]
@@ -221,13 +217,6 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
     """Return the blocks that a node takes over when a run moves after ``step`` steps, with their sources, ascending.
 
     Blocks that were not trained yet are equal on all nodes, and are not sent.
-
-    Args:
-        course: with the run's decisions.
-        before: the old placement.
-        after: the new placement.
-        node: that takes over.
-        step: optimizer steps done.
     """
     return tuple(joined(_single(course, before, after, node, step)))
 

@@ -125,11 +125,7 @@ def packed_length(count: int) -> int:
 
 
 def unpack(text: str, count: int) -> str:
-    """Unpack ``count`` codes.
-
-    Raises:
-        PlanError: the text is no result of ``pack`` for this number of codes.
-    """
+    """Unpack ``count`` codes; raises ``PlanError`` for a text that is no result of ``pack``."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
@@ -170,11 +166,7 @@ class Subnets:
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse a number of subnets that does not divide the key/value heads.
-
-        Raises:
-            PlanError: lists the numbers that do.
-        """
+        """Refuse a number of subnets that does not divide the key/value heads; raises ``PlanError``."""
         if not 1 <= self.count <= self.kv_heads or self.kv_heads % self.count:
             fitting = ", ".join(
                 str(self.heads // count) for count in range(self.kv_heads, 0, -1) if not self.kv_heads % count
@@ -254,15 +246,7 @@ class OwnerRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOrigin:
-    """Values of a run that determine its batches and their micro-batches.
-
-    Attributes:
-        seed: of the run.
-        batch_size: rows of one step.
-        microbatches: of one batch.
-        num_blocks: of the model.
-        owners: (node, train rows) of each, sorted.
-    """
+    """Values of a run that determine its batches and their micro-batches; ``owners`` are sorted."""
 
     seed: int
     batch_size: int
@@ -271,11 +255,7 @@ class TableOrigin:
     owners: tuple[OwnerRows, ...]
 
     def require(self, run: TableOrigin) -> None:
-        """Refuse a run with other batches.
-
-        Raises:
-            PlanError: says which values differ.
-        """
+        """Refuse a run with other batches; raises ``PlanError``."""
         before, now = self._values(), run._values()
         told = [
             f"{name} {before.get(name, 'none')}, not {now.get(name, 'none')}"
@@ -296,11 +276,7 @@ class TableOrigin:
 
     @staticmethod
     def from_json(value: object, *, where: str) -> TableOrigin:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            PlanError: a field is missing, unknown, or of another type.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         owners = value.get("owners") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or not isinstance(owners, Mapping):
             raise PlanError(f"{where} has to be an object with owners and their train rows; take another file")
@@ -310,13 +286,7 @@ class TableOrigin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOperations:
-    """Operations of one batch.
-
-    Attributes:
-        owner: of the batch.
-        batch_id: of the batch (``BatchStream.batch_id``).
-        rows: per micro-batch the codes of all subnets, from block 0 on.
-    """
+    """Operations of one batch: for each micro-batch the codes of all subnets, from block 0 on."""
 
     owner: str
     batch_id: int
@@ -395,11 +365,7 @@ class Operations:
 
     @staticmethod
     def from_json(value: object, *, where: str = "operations") -> Operations:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            PlanError: a field is missing or unknown, or codes are not readable.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be a table; plan anew")
         check_keys(value, ("subnets", "rows", "batches"), where=where, error=PlanError)
@@ -470,22 +436,14 @@ class ScheduledTable:
 
     @staticmethod
     def from_json(value: object, *, where: str = "the table") -> ScheduledTable:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            PlanError: a field is missing or unknown, or the table is not readable.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be an object with step and operations; take another file")
         return read_dataclass(ScheduledTable, value, where=where, error=PlanError)
 
 
 def check_tables(tables: Sequence[ScheduledTable]) -> None:
-    """Refuse tables that are not of one run: none for step 0, out of order, or of different subnets.
-
-    Raises:
-        PlanError: says which.
-    """
+    """Refuse tables that are not of one run, with ``PlanError``: none for step 0, out of order, or other subnets."""
     steps = [table.step for table in tables]
     if steps[:1] != [0] or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
         raise PlanError(f"operation tables have to begin at step 0 and be in order, they are of steps {steps}")
@@ -566,7 +524,7 @@ UNDEFINED_POLICIES: Final = {
     "gshard": "the paper compares with it, but does not say where the gating networks of a pre-trained model and their "
     "weights come from, how many experts a row takes, and what capacity an expert has",
 }
-"""Policies that the paper does not describe completely -> what is missing."""
+"""Policies that the paper does not describe completely -> missing facts."""
 
 
 class TieBreak(enum.StrEnum):
@@ -686,11 +644,7 @@ class Choice:
 
     @staticmethod
     def given(tables: Sequence[ScheduledTable]) -> Choice:
-        """Return the choice that repeats the tables of another run.
-
-        Raises:
-            PlanError: ``check_tables`` refuses the tables.
-        """
+        """Return the choice that repeats the tables of another run."""
         check_tables(tables)
         return Choice(
             policy=Policy.STANDARD.value,

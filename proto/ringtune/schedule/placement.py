@@ -83,11 +83,7 @@ class ActivationCacheSettings:
     dtype: Annotated[str, OneOf(ITEM_BYTES)] = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit, and an unknown dtype.
-
-        Raises:
-            PlanError: names it.
-        """
+        """Refuse a negative limit, and an unknown dtype; raises ``PlanError``."""
         check_fields(self, where="cache", error=PlanError)
 
 
@@ -99,9 +95,7 @@ def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
 def check_passage(passage: Passage, highest: int) -> None:
     """Refuse a passage that no coordinator decides.
 
-    Args:
-        passage: of an item.
-        highest: highest boundary with only blocks without gradient below it, and a block above it.
+    ``highest`` is the highest boundary with only blocks without gradient below it, and a block above it.
 
     Raises:
         PlanError: a boundary is higher, or the item both enters and is stored at one.
@@ -143,9 +137,7 @@ class Helper:
 def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, int]]) -> None:
     """Refuse helpers that are not in ascending order, or do not fit the slices.
 
-    Args:
-        helpers: of a placement.
-        slices: (node, start, stop) of every slice.
+    ``slices`` are (node, start, stop).
 
     Raises:
         PlanError: a range is empty, overlaps the one before, has several hosts, or its host is the helper.
@@ -228,11 +220,7 @@ class Placement:
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse slices with a gap, an overlap, a share below 1, or two of one node.
-
-        Raises:
-            PlanError: names the block.
-        """
+        """Refuse slices with a gap, an overlap, a share below 1, or two of one node; raises ``PlanError``."""
         _check(self)
         values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
         object.__setattr__(self, "_hash", hash(tuple(values)))  # a placement is in the key of many caches
@@ -313,11 +301,7 @@ class Placement:
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
-        """Parse the table of ``to_json`` or ``to_wire``.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
+        """Parse the table of ``to_json`` or ``to_wire``; raises ``PlanError`` for fields that are not valid."""
         if isinstance(value, Mapping):
             value = with_renamed_key(value, "epoch", "placement_number")
         return read_dataclass(Placement, value, where=where, error=PlanError)

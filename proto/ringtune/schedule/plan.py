@@ -59,11 +59,7 @@ class Plan:
 
     @staticmethod
     def of(course: Course, placement: Placement) -> Plan:
-        """Make the plan of a course on one placement, after ``Course.fitted``.
-
-        Raises:
-            PlanError: they do not fit.
-        """
+        """Make the plan of a course, after ``Course.fitted``, on one placement; raises ``PlanError``."""
         return Plan(course.fitted(placement.slices), (placement,))
 
     @property
@@ -77,11 +73,7 @@ class Plan:
         return len(self.placements) > 1
 
     def at(self, placement_number: int) -> Plan:
-        """Return the plan with one placement only.
-
-        Raises:
-            PlanError: there is no placement with this number.
-        """
+        """Return the plan with one placement only; raises ``PlanError`` if there is none with this number."""
         return (
             self
             if not self.moves and placement_number == self.placement.placement_number
@@ -134,12 +126,9 @@ class Plan:
         return self.course.owner(node)
 
     def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Plan:
-        """Return the plan with the run's decisions filled in; ``self`` without any. See ``Course.decided``.
+        """Return the plan with the run's decisions filled in, see ``Course.decided``; ``self`` without any.
 
         Equal decisions give one object.
-
-        Raises:
-            PlanError: the course leaves no such decision to the run, or the decision does not fit it.
         """
         if operations is not None:
             return _with_table(self, steps, operations)

@@ -31,11 +31,7 @@ _MAX_TOLD = 8
 
 
 def check_user_name(name: str) -> str:
-    """Return ``name`` if it is a valid user name; the rules are those of node names.
-
-    Raises:
-        PlanError: other characters, empty or too long.
-    """
+    """Return ``name`` if it is a valid user name, by the rules for node names; else raise ``PlanError``."""
     if not NODE_NAME.fullmatch(name) or ".." in name:
         raise PlanError(
             f"user name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', starting with a "
@@ -80,11 +76,7 @@ class Owner:
     users: Annotated[tuple[UserRows, ...], LATER] = ()
 
     def __post_init__(self) -> None:
-        """Refuse users whose rows do not add up to the owner's, without rows, or with equal names.
-
-        Raises:
-            PlanError: names the owner.
-        """
+        """Refuse users without rows, with equal names, or with another sum of rows; raises ``PlanError``."""
         if not self.users:
             return
         names = [user.name for user in self.users]
@@ -213,12 +205,7 @@ def shares(owners: Sequence[Owner], turns: str) -> tuple[float, ...]:
 
 
 def next_owner(own: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the index of the owner of the next turn, the first one in a tie.
-
-    Args:
-        own: the owners' weights.
-        counts: turns of each owner so far.
-    """
+    """Return the index of the owner of the next turn, the first in a tie, given weights and turns so far."""
     return min(range(len(own)), key=lambda index: (Fraction(2 * counts[index] + 1, own[index]), index))
 
 

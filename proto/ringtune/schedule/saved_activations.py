@@ -53,11 +53,7 @@ class Velora:
     init: Annotated[str, OneOf(INITS)] = "average"
 
     def __post_init__(self) -> None:
-        """Refuse unknown words, layers that share their input with a layer that is not named, and invalid ranges.
-
-        Raises:
-            PlanError: names the value.
-        """
+        """Refuse unknown words, a layer without the others of its input, and invalid ranges; raises ``PlanError``."""
         check_fields(self, where="velora", error=PlanError)
         check_ranges(self.blocks, where="velora.blocks")
         if not self.blocks:
@@ -69,11 +65,7 @@ class Velora:
         return in_ranges(block, self.blocks)
 
     def check(self, *, num_blocks: int, hidden_size: int) -> None:
-        """Refuse blocks beyond the model, and more parts than a token has values.
-
-        Raises:
-            PlanError: names the range, or both numbers.
-        """
+        """Refuse blocks beyond the model, and more parts than a token has values; raises ``PlanError``."""
         check_ranges(self.blocks, where="velora.blocks", stop=num_blocks)
         if self.parts > hidden_size:
             raise PlanError(
@@ -120,16 +112,7 @@ def within(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
 
 
 def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None) -> None:
-    """Refuse ranges of blocks that are empty, not ascending, or outside the model.
-
-    Args:
-        ranges: of blocks.
-        where: name of the ranges in errors.
-        stop: number of blocks; None = unknown.
-
-    Raises:
-        PlanError: names the range.
-    """
+    """Refuse ranges of blocks that are empty, not ascending, or beyond ``stop``, with ``PlanError``."""
     at = 0
     for first, last in ranges:
         if not at <= first < last:

@@ -57,11 +57,7 @@ def _period(placement: Placement) -> int:
 
 
 def check_shares(placement: Placement) -> None:
-    """Refuse shares with a period above ``MAX_DEALT``.
-
-    Raises:
-        PlanError: names the period.
-    """
+    """Refuse shares with a period above ``MAX_DEALT``; raises ``PlanError``."""
     period = _period(placement)
     if period > MAX_DEALT:
         raise PlanError(
@@ -186,11 +182,7 @@ def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Act
 
 
 def check_replicas(course: Course, placement: Placement) -> None:
-    """Refuse several hosts for the same blocks where a course can't have them; see ``no_replicas``.
-
-    Raises:
-        PlanError: names the hosts, the reason, and the remedy; or shares with a long period.
-    """
+    """Refuse several hosts for the same blocks, with ``PlanError``, where ``no_replicas`` has a reason."""
     if not placement.has_replicas:
         return
     check_shares(placement)

@@ -205,11 +205,7 @@ class Unfreezing:
         return tuple(at for at in self.unfreeze_at if at <= step)
 
     def check(self, course: Course, step: int) -> None:
-        """Refuse a state that is not of a run of ``course`` after ``step`` steps.
-
-        Raises:
-            PlanError: it is of another run; without decisions by losses the state must be empty.
-        """
+        """Refuse a state that is not of a run of ``course`` after ``step`` steps, with ``PlanError``."""
         num_turns = -(-step // course.local_iterations) if course.decides else 0
         owners = latest_owners(weights(course.owners, course.turns), course.turns_of_owners(num_turns))
         fits = self.num_turns == num_turns and len(self.recent) == len(owners)
@@ -348,8 +344,7 @@ class StartPoint:
     ) -> StartPoint:
         """Make a start point that fits the course; by default the beginning of the run.
 
-        Raises:
-            PlanError: the step is not at a turn boundary, or the holder is no owner.
+        Raises ``PlanError`` if the step is not at a turn boundary, or the holder is no owner.
         """
         if not 0 <= step <= course.num_steps or (step % course.local_iterations and step != course.num_steps):
             raise PlanError(
@@ -422,12 +417,9 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
 
     At a boundary the checkpoint is first; then each owner evaluates, in initiator order from the holder of the head on.
     A course of no steps is one evaluation. Before a train turn with a new table by scores every owner has a score turn,
-    in the same order.
-
-    Args:
-        course: of the run.
-        start: point to continue from. After a checkpoint indices and ``seq`` count from 0 again, and the evaluation due
-            at that step is repeated; after a move they continue, and only ``start.repeats`` is repeated.
+    in the same order. ``start`` is the point to continue from. After a checkpoint indices and ``seq`` count from 0
+    again, and the evaluation due at that step is repeated; after a move they continue, and only ``start.repeats`` is
+    repeated.
     """
     start = start or StartPoint.of(course)
     last: Turn | None = None

@@ -54,11 +54,7 @@ class Units:
 
     @staticmethod
     def of(num_blocks: int, units: Iterable[int]) -> Units:
-        """Return the units with these numbers.
-
-        Raises:
-            ValueError: a number is outside ``[-1, num_blocks]``.
-        """
+        """Return the units with these numbers; raises ``ValueError`` for one outside ``[-1, num_blocks]``."""
         ranges: list[Range] = []
         for unit in sorted(set(units)):
             if not EMBEDDING <= unit <= head_of(num_blocks):

@@ -20,11 +20,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 class FileCutter:
-    """Cuts one file into messages as its content arrives; the last message has the digest.
-
-    Args:
-        path: name of the file in the messages.
-    """
+    """Cuts one file into messages as its content arrives; the last message has the digest."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -70,13 +66,7 @@ def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[con
 
 
 class FileJoiner:
-    """Joins the messages of one file.
-
-    Args:
-        path: in the messages.
-        file: to write to; the caller closes it.
-        source: sender, for errors.
-    """
+    """Joins the messages of one file into ``file``, which the caller closes; ``source`` is the sender, for errors."""
 
     def __init__(self, path: str, file: BinaryIO, *, source: str) -> None:
         self.path = path

@@ -64,11 +64,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
-    """Replace a file's content as ``write_durably``, from an iterable of the new content.
-
-    Raises:
-        StorageError: it can't be written; the old content is still there.
-    """
+    """Replace a file's content as ``write_durably``, with content in pieces."""
     with storage_errors(path), replacing(path, mode=mode) as file:
         for piece in content:
             file.write(piece)
@@ -78,9 +74,7 @@ def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, m
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a file that replaces ``path`` if the context ends without an error; else it is removed.
 
-    Args:
-        path: of the file; its folder is made if it is missing.
-        mode: permissions of the file.
+    Its folder is made if it is missing.
 
     Raises:
         OSError: it can't be written; the old content is still there.
@@ -103,11 +97,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that can't be written, before its content is computed; changes no file.
-
-    Raises:
-        StorageError: it is a folder, or no file can be made beside it.
-    """
+    """Refuse a path that can't be written, before its content is computed, with ``StorageError``; changes no file."""
     with storage_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
@@ -126,11 +116,7 @@ def is_plain_file(path: Path) -> bool:
 
 
 def move_folder_aside(path: Path) -> None:
-    """Rename a folder at the path of a file to be written, to keep its content.
-
-    Raises:
-        StorageError: it can't be renamed.
-    """
+    """Rename a folder at the path of a file to be written, to keep its content; raises ``StorageError``."""
     if path.is_dir() and not path.is_symlink():
         with storage_errors(path):
             path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.folder"))
@@ -145,8 +131,7 @@ def drop_file(path: Path) -> None:
 def remove_folder(folder: Path) -> None:
     """Remove a folder if it exists, with retries for 5 s, because a killed process may still write in it.
 
-    Raises:
-        StorageError: it can't be removed.
+    Raises ``StorageError`` after that.
     """
     deadline_s = time.monotonic() + _REMOVE_S
     while True:
@@ -233,11 +218,7 @@ def remove_partial_files(folder: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Convert an ``OSError`` inside into a ``StorageError`` that names the path.
-
-    Raises:
-        StorageError: an ``OSError`` was raised inside.
-    """
+    """Convert an ``OSError`` inside into a ``StorageError`` that names the path."""
     try:
         yield
     except OSError as error:
@@ -293,11 +274,7 @@ def require_free(folder: Path, kind: str) -> None:
 
 
 def require_absent(path: Path) -> None:
-    """Refuse an existing path, for files that are written once.
-
-    Raises:
-        UsageError: it exists.
-    """
+    """Refuse an existing path, for files that are written once; raises ``UsageError``."""
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already; give another name, or remove it")
 
@@ -336,27 +313,16 @@ def claim(folder: Path, kind: str) -> None:
 
 
 def mark(folder: Path, kind: str) -> None:
-    """Write the marker, whatever the folder contains.
-
-    Raises:
-        StorageError: it can't be written.
-    """
+    """Write the marker, whatever the folder contains; raises ``StorageError`` if it can't be written."""
     text = json.dumps({"ringtune": kind, "format": 1, "version": __version__})
     write_durably(folder / marker(kind), f"{text}\n".encode())
 
 
 def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
-    """Move entries of a folder into a new one beside it; nothing is removed.
+    """Move entries of a folder, names or paths in it, into a new folder ``<folder>.replaced-<time>`` with a marker.
 
-    An interrupted move leaves each entry in one of the two folders.
-
-    Args:
-        folder: to move from.
-        names: of the entries, or their paths in the folder, in order.
-        kind: of the new folder's marker.
-
-    Returns:
-        The new folder, ``<folder>.replaced-<time>``; None if there was nothing to move.
+    An interrupted move leaves each entry in one of the two folders. Nothing is removed. Returns None if there was
+    nothing to move.
 
     Raises:
         StorageError: it can't be made, or an entry can't be moved.
@@ -377,14 +343,9 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
 
 
 def put_other_aside(path: Path, new: BinaryIO) -> Path | None:
-    """Rename a file that is to be replaced, unless its content is the new one.
+    """Rename a file that is to be replaced to ``<path>.replaced-<time>``, and return that.
 
-    Args:
-        path: of the file.
-        new: file on disk with all of the new content.
-
-    Returns:
-        The new path, ``<path>.replaced-<time>``; None if nothing was renamed.
+    Returns None if there is no file, or its content is that of the file ``new``.
 
     Raises:
         OSError: it can't be renamed.

@@ -19,12 +19,7 @@ Piece = bytes | memoryview
 
 
 class Pieces:
-    """Content of known size that can be iterated repeatedly.
-
-    Args:
-        size_bytes: of all pieces together.
-        make: makes an iterator over the pieces.
-    """
+    """Content of known size in pieces, with a new iterator for each pass."""
 
     def __init__(self, size_bytes: int, make: Callable[[], Iterator[Piece]]) -> None:
         self.size_bytes = size_bytes
@@ -102,13 +97,7 @@ class HeldPieces(Pieces):
 
 
 class FilePieces(Pieces):
-    """Content of a file, or a range of it.
-
-    Args:
-        path: of the file, which must not change.
-        start: first byte.
-        size_bytes: number of bytes; None = up to the end.
-    """
+    """Content of a file, or a range of it; the file must not change."""
 
     def __init__(self, path: Path, start: int = 0, size_bytes: int | None = None) -> None:
         in_file = max(0, path.stat().st_size - start)

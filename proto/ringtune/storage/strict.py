@@ -72,11 +72,7 @@ _TYPE_NAMES = {
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: not JSON, or nested too deeply.
-    """
+    """Parse JSON; raises ``ValueError`` if it is not JSON, or nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError as error:
@@ -84,11 +80,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def read_object(content: str | bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object; ``what`` names it in the message.
-
-    Raises:
-        IntegrityError: not a JSON object, or with a number that is not finite.
-    """
+    """Parse a JSON object with finite numbers; else raise ``IntegrityError``, in which ``what`` names it."""
     try:
         value = json.loads(content, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
@@ -237,11 +229,7 @@ def _entries(cls: type[Any]) -> dict[str, _Entry]:
 
 
 def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:
-    """Refuse unknown keys; the message has the nearest known one.
-
-    Raises:
-        InvalidInputError: as ``error``, for the first unknown key.
-    """
+    """Refuse unknown keys with ``error``, which has the nearest known one."""
     for key in value:
         if key not in known:
             raise error(f"unknown key {join(where, str(key))!r}; {nearest(str(key), known)}")

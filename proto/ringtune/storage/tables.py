@@ -145,11 +145,7 @@ class RowAccount:
         )
 
     def check(self) -> None:
-        """Refuse the file if it has bad rows.
-
-        Raises:
-            DataError: all of them, with their lines.
-        """
+        """Refuse the file if it has bad rows, with a ``DataError`` that has all of them."""
         if found := self.problems():
             raise DataError(found)
 
@@ -209,11 +205,7 @@ def table_rows(
 
 
 def text_of(record: Record, column: str) -> str:
-    """Return the text in a column.
-
-    Raises:
-        RowError: no text, or with characters that no tokenizer accepts.
-    """
+    """Return the text in a column; raises ``RowError`` for another type, or characters that no tokenizer accepts."""
     value = record[1][column]
     if not isinstance(value, str):
         raise RowError(Problem(f"column {column!r} is not text but {_kind(value)}", "put the text in quotes"))
@@ -221,11 +213,7 @@ def text_of(record: Record, column: str) -> str:
 
 
 def checked_text(text: str, where: str) -> str:
-    r"""Refuse a text with a zero character, or with half a surrogate pair, which JSON allows: ``"\ud83d"``.
-
-    Raises:
-        RowError: names ``where``.
-    """
+    r"""Refuse a text with a zero character, or with half a surrogate pair, which JSON allows: ``"\ud83d"``."""
     if "\0" in text:
         raise RowError(Problem(f"{where} has a zero character", "remove it"))
     if not text.isascii():
@@ -237,11 +225,7 @@ def checked_text(text: str, where: str) -> str:
 
 
 def class_of(record: Record, column: str) -> str:
-    """Return the class name in a column: a text or a whole number, ``1.0`` included.
-
-    Raises:
-        RowError: another type.
-    """
+    """Return the class name in a column, a text or a whole number (``1.0`` included); else raise ``RowError``."""
     value = record[1][column]
     is_name = isinstance(value, str | int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not is_name:
@@ -252,11 +236,7 @@ def class_of(record: Record, column: str) -> str:
 
 
 def number_of(record: Record, column: str) -> float:
-    """Return the number in a column: a number, or a text with one.
-
-    Raises:
-        RowError: no number, not finite, or larger than ``MAX_NUMBER``.
-    """
+    """Return the number in a column, or in a text there; raises ``RowError`` if it is not finite, or too large."""
     value = record[1][column]
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
@@ -290,11 +270,6 @@ def _missing(column: str) -> Problem:
 
 def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
     """Refuse a file that lacks columns; the message has all missing ones.
-
-    Args:
-        account: of the file.
-        columns: job key -> name.
-        found: columns of the file, or of its first row.
 
     Raises:
         DataError: lists the columns of the file, unless they may be a row of another owner.

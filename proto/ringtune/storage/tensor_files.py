@@ -177,11 +177,6 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
 class TensorFile:
     """A safetensors file with a checked header; tensors are read on demand.
 
-    Args:
-        content: of the file.
-        where: name of the file in errors.
-        max_header_bytes: longest header that is read.
-
     Attributes:
         infos: name -> tensor, in the order of the data.
         metadata: of the file.
@@ -225,11 +220,8 @@ _CODES: Final = {"F32": "f", "F64": "d"}
 def is_finite(pieces: Iterable[Piece], dtype: str) -> bool:
     """Whether no number is infinite or NaN; whole numbers never are, and 8-bit floats are not accepted.
 
-    Only pieces with a highest byte of such a number are tested number by number.
-
-    Args:
-        pieces: of the tensor, little-endian.
-        dtype: of safetensors, such as ``F32``.
+    Only pieces with a highest byte of such a number are tested number by number. Bytes are little-endian; ``dtype`` is
+    safetensors' name, such as ``F32``.
     """
     if dtype not in _HIGH:
         return not dtype.startswith("F8")

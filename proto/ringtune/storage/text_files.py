@@ -58,11 +58,7 @@ def form_suffix(path: Path) -> str:
 
 
 def check_rows_file(path: Path) -> None:
-    """Refuse a missing file, a folder, and a pointer of Git LFS.
-
-    Raises:
-        DataError: says which, and the remedy.
-    """
+    """Refuse a missing file, a folder, and a pointer of Git LFS; raises ``DataError``."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; set data.train, data.eval or --data to a .csv or .jsonl file in it")
     if not path.is_file():
@@ -72,11 +68,7 @@ def check_rows_file(path: Path) -> None:
 
 
 def text_form(path: Path, encoding: str = AUTO) -> TextForm:
-    """Detect the encoding of a file.
-
-    Args:
-        path: of the file; ``.gz`` is unpacked.
-        encoding: ``auto``, or a name that Python knows.
+    """Detect the encoding of a file, unpacked if it ends in ``.gz``, unless ``encoding`` names one.
 
     Raises:
         DataError: no file, another format by its first bytes, or no encoding fits; names line and byte.
@@ -96,11 +88,7 @@ def text_form(path: Path, encoding: str = AUTO) -> TextForm:
 
 @contextmanager
 def opened_text(path: Path, form: TextForm) -> Iterator[TextIO]:
-    """Open a file as text, with unchanged line ends.
-
-    Raises:
-        DataError: it can't be read, or is not in that encoding.
-    """
+    """Open a file as text, with unchanged line ends; raises ``DataError`` if it is not in that encoding."""
     with _opened(path) as file:
         try:
             yield io.TextIOWrapper(cast("IO[bytes]", file), encoding=form.encoding, newline="")
@@ -109,11 +97,7 @@ def opened_text(path: Path, form: TextForm) -> Iterator[TextIO]:
 
 
 def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
-    """Return the text of a file, with line feeds as line ends, and a note on its encoding.
-
-    Raises:
-        DataError: as ``text_form`` and ``opened_text``.
-    """
+    """Return the text of a file, with line feeds as line ends, and a note on its encoding."""
     form = text_form(path, encoding)
     with opened_text(path, form) as file:
         return file.read().replace("\r\n", "\n").replace("\r", "\n"), form.note

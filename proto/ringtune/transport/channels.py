@@ -103,12 +103,7 @@ _IDLE_S: Final = 30.0
 
 
 class Workers(Executor):
-    """Executor with daemon threads, one call at a time each.
-
-    Args:
-        max_workers: most threads; further calls wait.
-        name: prefix of the threads' names.
-    """
+    """Executor with at most ``max_workers`` daemon threads; further calls wait."""
 
     def __init__(self, max_workers: int, name: str) -> None:
         self._max_workers = max_workers
@@ -206,10 +201,8 @@ def _facts(pem: bytes) -> CertificateFacts:
 class Guard(grpc.ServerInterceptor):
     """Admits a call if the caller's certificate is valid now, permits it, and is of the sender in the request.
 
-    A connection outlives its certificate, so dates and removals are checked in every call.
-
-    Args:
-        refusal: returns the reason to refuse a party with a valid certificate; empty = none.
+    A connection outlives its certificate, so dates and removals are checked in every call. ``refusal`` returns the
+    reason to refuse a party with a valid certificate; empty = none.
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -335,11 +328,7 @@ class Server:
         """Refuse new calls, let running ones end for ``grace_s`` seconds, cancel the rest, end all threads.
 
         It takes some seconds at most: a call that can't be ended is left to the end of the process, which does not wait
-        for it.
-
-        Args:
-            grace_s: seconds.
-            wait: whether to wait for the threads; a handler may block one for other reasons than its call.
+        for it. With ``wait`` it waits for the threads too; a handler may block one for other reasons than its call.
         """
         try:
             self._server.stop(grace_s).wait(grace_s + _STOP_S)

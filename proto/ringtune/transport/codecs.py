@@ -62,11 +62,7 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
 
 
 def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Operations] = _NO_TABLES) -> Turn:
-    """Decode a turn.
-
-    Args:
-        message: the turn.
-        tables: digest -> table, for its operation table.
+    """Decode a turn; ``tables`` are by digest.
 
     Raises:
         IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, a missing
@@ -110,11 +106,7 @@ def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
 
 
 def step_kind(text: str) -> StepKind:
-    """Parse the kind of a turn.
-
-    Raises:
-        IntegrityError: an unknown kind.
-    """
+    """Parse the kind of a turn; raises ``IntegrityError`` for an unknown one."""
     try:
         return StepKind(text)
     except ValueError as error:
@@ -131,11 +123,7 @@ def numbers_to_proto(values: Iterable[tuple[str, float]]) -> list[control_pb2.Nu
 
 
 def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[str, float], ...]:
-    """Decode named figures, in the given order.
-
-    Raises:
-        IntegrityError: a figure without a name, or a duplicate name.
-    """
+    """Decode named figures in the given order; raises ``IntegrityError`` for a missing or duplicate name."""
     values = tuple((message.name, message.value) for message in messages)
     names = [name for name, _ in values]
     if "" in names or len(set(names)) != len(names):
@@ -308,16 +296,9 @@ _SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
 
 
 def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collection[str], end_seq: int) -> None:
-    """Check the figures of a report.
+    """Check the figures of a report; raises ``IntegrityError`` with the node and the figure.
 
-    Args:
-        request: the report.
-        last: number of the node's last report; 0 = none.
-        nodes: of the plan.
-        end_seq: one past the last granted item.
-
-    Raises:
-        IntegrityError: names the node and the figure.
+    ``last`` is the number of the node's last report (0 = none), ``end_seq`` one past the last granted item.
     """
     problem = next(_problems(request, last, nodes, end_seq), "")
     if problem:
@@ -372,11 +353,7 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
 
 
 def total_of(totals: Mapping[str, Any], name: str) -> float:
-    """Return a figure of a node's totals.
-
-    Raises:
-        ValueError: not a number from 0 to ``MAX_COUNT``.
-    """
+    """Return a figure of a node's totals; raises ``ValueError`` unless it is from 0 to ``MAX_COUNT``."""
     value: object = totals[name]
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError(f"{name} is {describe_value(value)}")

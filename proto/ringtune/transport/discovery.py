@@ -65,11 +65,7 @@ def read_announcement(
 ) -> Announcement | None:
     """Parse an announcement; None if it is not one of a coordinator in this format.
 
-    Args:
-        name: of the instance, without the service's.
-        addresses: of its host, IPv4 or IPv6; the first usable one is taken.
-        port: of the coordinator.
-        words: TXT words.
+    ``name`` is without the service's; of ``addresses`` the first usable one is taken.
     """
     version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
     host = next((one for one in addresses[:_MAX_ADDRESSES] if _can_be_called(one)), "")
@@ -95,16 +91,10 @@ def _can_be_called(host: str) -> bool:
 
 
 def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, looked_s: float = LOOK_S) -> str:
-    """Choose the coordinator that a node joins without an address.
+    """Return the address of the coordinator that a node joins without one.
 
-    Args:
-        found: on the network.
-        authority_sha256: of the authority in the node's token or certificate, hex; empty = it has neither.
-        what: source of ``authority_sha256``, for messages: ``the join token``.
-        looked_s: seconds of the search.
-
-    Returns:
-        Its address.
+    ``authority_sha256`` is that in the node's token or certificate (``what``, for messages), hex; empty = it has
+    neither.
 
     Raises:
         ConnectionFailedError: none was found.

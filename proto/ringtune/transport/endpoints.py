@@ -41,11 +41,7 @@ _FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 
 
 def split_address(address: str, *, option: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host is in brackets.
-
-    Raises:
-        UsageError: ``address`` has another form.
-    """
+    """Split ``host:port``, with an IPv6 host in brackets; raises ``UsageError`` for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ "):
         raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7070")
@@ -74,11 +70,7 @@ def is_wildcard(address: str) -> bool:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this machine's address on the route to ``host``; sends nothing.
-
-    Raises:
-        ConnectionFailedError: there is no route.
-    """
+    """Return this machine's address on the route to ``host``, or raise ``ConnectionFailedError``; sends nothing."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -120,11 +112,7 @@ def is_allowed(address: str, *, insecure: bool) -> bool:
 
 
 def require_private(address: str, *, option: str, insecure: bool) -> None:
-    """Refuse an address beyond this machine in plain text, unless ``insecure`` is set by option.
-
-    Raises:
-        UsageError: the address is not on this machine.
-    """
+    """Refuse an address beyond this machine in plain text, unless ``insecure``; raises ``UsageError``."""
     split_address(address, option=option)
     if not is_allowed(address, insecure=insecure):
         raise UsageError(
@@ -202,15 +190,7 @@ def is_compatible(version: str) -> bool:
 
 
 def require_compatible(who: str, version: str) -> None:
-    """Refuse a process of an incompatible version.
-
-    Args:
-        who: the process, for the message: ``node pi``.
-        version: its version; empty = unknown.
-
-    Raises:
-        UsageError: the versions are not compatible.
-    """
+    """Refuse a process of an incompatible version; raises ``UsageError``. ``who`` names it, such as ``node pi``."""
     if not is_compatible(version):
         raise UsageError(
             f"{who} runs ringtune {version or 'of an unknown version'}, this is {__version__}; install the same "

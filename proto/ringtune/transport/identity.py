@@ -82,11 +82,7 @@ def utc(unix_s: float) -> str:
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """Parse one certificate.
-
-    Raises:
-        TrustError: not a certificate.
-    """
+    """Parse one certificate; raises ``TrustError`` if it is none."""
     try:
         return x509.load_pem_x509_certificate(pem)
     except _UNREADABLE as error:
@@ -94,11 +90,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
 
 
 def facts_of(pem: bytes) -> CertificateFacts:
-    """Parse the facts of a party's certificate.
-
-    Raises:
-        TrustError: not a certificate, or of no party of RingTune.
-    """
+    """Parse the facts of a party's certificate; raises ``TrustError`` if it is none."""
     certificate = read_certificate(pem)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -143,11 +135,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Parse a private key.
-
-    Raises:
-        TrustError: not a private key of an elliptic curve.
-    """
+    """Parse a private key of an elliptic curve; raises ``TrustError`` if it is none."""
     try:
         key = serialization.load_pem_private_key(pem, None)
     except _UNREADABLE as error:
@@ -158,11 +146,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def has_key(pem: bytes, private_key_pem: bytes) -> bool:
-    """Whether a certificate is for this private key.
-
-    Raises:
-        TrustError: one of them can't be parsed.
-    """
+    """Whether a certificate is for this private key; raises ``TrustError`` if one of them can't be parsed."""
     try:
         certified = read_certificate(pem).public_key()
     except _UNREADABLE as error:
@@ -179,11 +163,7 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a certificate request, if it is signed with the private one.
-
-    Raises:
-        TrustError: not such a request.
-    """
+    """Return the public key of a certificate request signed with the private one; else raise ``TrustError``."""
     try:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
@@ -273,11 +253,7 @@ def read_identity(folder: Path, now_unix_s: float) -> Identity:
 
 
 def write_identity(folder: Path, identity: Identity) -> None:
-    """Write an identity in one step, readable for this user only.
-
-    Raises:
-        StorageError: it can't be written.
-    """
+    """Write an identity in one step, readable for this user only; raises ``StorageError`` if it can't be written."""
     make_private_folder(folder)
     content = identity.key_pem + identity.certificate_pem + identity.authority_pem
     write_durably(folder / IDENTITY, content, mode=_PRIVATE_FILE)

@@ -55,11 +55,7 @@ class Guard:
     port: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse an address beyond this machine without a token.
-
-        Raises:
-            ValueError: there is no token.
-        """
+        """Refuse an address beyond this machine without a token, with ``ValueError``."""
         if not self.is_local and not self.token:
             raise ValueError("an address beyond this machine needs a token")
 

@@ -53,15 +53,7 @@ _SERVER_NAME = re.compile(rf"(?P<name>{NODE_NAME.pattern})\.(?P<role>{'|'.join(R
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Holder of a certificate.
-
-    Attributes:
-        role: coordinator, node or submitter.
-        name: of the node or user.
-
-    Raises:
-        UsageError: not a valid name.
-    """
+    """Holder of a certificate."""
 
     role: Role
     name: str
@@ -94,11 +86,7 @@ def node_party(name: str) -> Party:
 
 
 def party_of(names: Iterable[str]) -> Party:
-    """Return the party in the DNS names of a certificate.
-
-    Raises:
-        TrustError: not exactly one of them is a party's.
-    """
+    """Return the party in the DNS names of a certificate; raises ``TrustError`` unless exactly one is a party's."""
     names = list(names)
     found = [match for match in map(_SERVER_NAME.fullmatch, names) if match and ".." not in match["name"]]
     if len(found) != 1:
@@ -164,11 +152,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
 
 
 def permission_of(method: str) -> Permission:
-    """Return the permission of a gRPC method such as ``/ringtune.v1.Agent/Grant``.
-
-    Raises:
-        TrustError: it has none.
-    """
+    """Return the permission of a method such as ``/ringtune.v1.Agent/Grant``; raises ``TrustError`` if it has none."""
     service, _, call = method.rpartition("/")
     found = PERMISSIONS.get(service.removeprefix("/ringtune.v1."), {}).get(call)
     if found is None:
@@ -177,11 +161,7 @@ def permission_of(method: str) -> Permission:
 
 
 def require_permission(caller: Party, method: str) -> None:
-    """Refuse a call that the caller's role may not make.
-
-    Raises:
-        TrustError: names both.
-    """
+    """Refuse a call that the caller's role may not make; raises ``TrustError``."""
     permission = permission_of(method)
     if caller.role not in permission.roles:
         roles = " or a ".join(sorted(permission.roles))
@@ -189,15 +169,7 @@ def require_permission(caller: Party, method: str) -> None:
 
 
 def require_sender(caller: Party | None, name: str) -> None:
-    """Refuse a message in another node's name.
-
-    Args:
-        caller: None = unknown, in plain text.
-        name: sender in the message.
-
-    Raises:
-        TrustError: names both.
-    """
+    """Refuse a message in another node's name, with ``TrustError``; ``caller`` is None in plain text."""
     if caller is not None and (caller.role != NODE_ROLE or caller.name != name):
         raise TrustError(
             f"{caller} speaks as node {shown(name)}, which its certificate does not allow; start it with "

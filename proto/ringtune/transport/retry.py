@@ -231,10 +231,8 @@ class RetriedCall:
     def result(self) -> Any:
         """Wait for the answer.
 
-        Raises:
-            grpc.RpcError: no answer, or an error as answer.
-            grpc.FutureCancelledError: the call was cancelled.
-            PeerLostError: the server was started again meanwhile.
+        Raises ``grpc.RpcError`` without an answer or with an error as answer, ``grpc.FutureCancelledError`` after
+        ``cancel``, and ``PeerLostError`` if the server was started again meanwhile.
         """
         state = RetryState(lease_s=self._lease_s, timeout_s=self._timeout_s, request_bytes=self._request.ByteSize())
         try:

@@ -84,8 +84,7 @@ def speak_from(folder: Path) -> Speaker:
 def speak_as_user(*, insecure: bool) -> Path | None:
     """Use this user's identity from now on; plain text with ``insecure``, or without an identity.
 
-    Returns:
-        The folder of the identity; None = plain text.
+    Returns the folder of the identity; None = plain text.
 
     Raises:
         TrustError: the identity can't be used.
@@ -99,10 +98,6 @@ def speak_as_user(*, insecure: bool) -> Path | None:
 
 
 def refuse_both(folder: Path | None, *, insecure: bool) -> None:
-    """Refuse a folder of certificates together with ``--insecure``, which means plain text.
-
-    Raises:
-        UsageError: both are given.
-    """
+    """Refuse a folder of certificates together with ``--insecure``, which means plain text; raises ``UsageError``."""
     if folder is not None and insecure:
         raise UsageError("--trust encrypts and --insecure does not; leave one of them out")

@@ -89,13 +89,7 @@ def _cut(text: str) -> str:
 
 
 def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
-    """Convert a status to an error.
-
-    Args:
-        name: gRPC name of the status.
-        details: its text.
-        peer: the server, for the message when gRPC itself failed the call.
-    """
+    """Convert a status to an error; ``peer`` names the server, for failures of gRPC itself."""
     match = _DETAILS.fullmatch(details)
     if match is not None:
         return error_from_name(match["name"], match["message"])
@@ -139,12 +133,7 @@ def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
 
 
 def error_of_call(error: grpc.RpcError, *, peer: str) -> RingTuneError:
-    """Convert the error of a failed call.
-
-    Args:
-        error: raised by a stub.
-        peer: the server, in words, for the message: ``node b at 10.0.0.2:7001``.
-    """
+    """Convert the error of a failed call; ``peer`` names the server, such as ``node b at 10.0.0.2:7001``."""
     if not isinstance(error, grpc.Call):
         return ConnectionFailedError(f"{peer}: the call failed without a status ({error}); see its log")
     code = error.code()

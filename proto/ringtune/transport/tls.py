@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
-    """Open a channel to a party with a certificate.
-
-    Args:
-        address: ``host:port``; not authenticated by the certificate.
-        options: of the channel.
-        speaker: identity of this process.
-        peer: expected party; None = any member.
-    """
+    """Open a channel to a party with a certificate; ``peer`` None = any member. The address is not authenticated."""
     identity = speaker.identity
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
     return pinned_channel(address, credentials, peer.server_name if peer else ANY_MEMBER, options)
@@ -43,12 +36,7 @@ def pinned_channel(
 
 
 def server_credentials(speaker: Speaker, *, asks_certificate: bool) -> grpc.ServerCredentials:
-    """Make the credentials of a server, with the newest certificate in each handshake.
-
-    Args:
-        speaker: identity of this process.
-        asks_certificate: whether callers need a certificate.
-    """
+    """Make the credentials of a server, with the newest certificate in each handshake."""
     served = speaker.identity
 
     def newest() -> Any:  # None where nothing has changed, which gRPC's types lack
@@ -88,13 +76,7 @@ _TAKES_CERTIFICATES: Final = (
 
 
 def handshake_problem(failure: str, address: str, peer: Party) -> str:
-    """Say why certificates prevented a connection; empty = no such reason is known.
-
-    Args:
-        failure: gRPC's text of the failed call.
-        address: ``host:port``.
-        peer: expected party.
-    """
+    """Say why certificates prevented a connection, given gRPC's text; empty = no such reason is known."""
     who = speaking.speaker()
     if who is None:
         return _TAKES_CERTIFICATES.format(address=address) if _CLOSED in failure and _is_encrypted(address) else ""

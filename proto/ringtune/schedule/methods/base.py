@@ -120,10 +120,9 @@ class Method(abc.ABC):
         return None
 
     def decided(self, steps: tuple[int, ...]) -> Method:
-        """Return the method with the run's decisions filled in: more trains from each of these steps on.
+        """Return the method with the run's decisions filled in; raises ``PlanError`` if it leaves nothing to the run.
 
-        Raises:
-            PlanError: it leaves nothing to the run.
+        More trains from each of ``steps`` on.
         """
         raise PlanError(
             f"a turn says that more is trained from steps {list(steps)} on, but {self.name} decides nothing"
@@ -148,11 +147,7 @@ class Method(abc.ABC):
         return cls()
 
     def check(self, extent: Extent) -> None:  # noqa: B027 - most methods have nothing to refuse
-        """Refuse settings that do not fit the extent.
-
-        Raises:
-            PlanError: says which.
-        """
+        """Refuse settings that do not fit the extent; raises ``PlanError``."""
 
     def changes(self, extent: Extent) -> tuple[int, ...]:
         """Return the steps at which more units begin to train; empty before the run has decided them."""
@@ -164,11 +159,7 @@ class Method(abc.ABC):
 
     @staticmethod
     def from_json(value: object, *, where: str = "method") -> Method:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            PlanError: an unknown method or setting.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for an unknown method or setting."""
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise PlanError(f"{where} has to be a table with a name")
         settings = {key: item for key, item in value.items() if key != "name"}
@@ -187,11 +178,7 @@ def method_names() -> KeysView[str]:
 
 
 def method_class(name: str, *, where: str = "method", error: type[PlanError | JobError] = PlanError) -> type[Method]:
-    """Return the method class of a name.
-
-    Raises:
-        PlanError: there is none (or ``error``); names the nearest.
-    """
+    """Return the method class of a name; raises ``error`` with the nearest name if there is none."""
     OneOf(method_names()).check(where, name, error)
     return _METHODS[name]
 

@@ -65,11 +65,7 @@ class Hift(Method):
     drops_state: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a group without units, an unknown order, and units that can't be always active.
-
-        Raises:
-            PlanError: names the setting.
-        """
+        """Refuse units or an order that do not exist, and a group without units; raises ``PlanError``."""
         check_fields(self, where="", error=PlanError)
         if len(set(self.always_active)) != len(self.always_active):
             raise PlanError(f"always_active has a unit twice: {list(self.always_active)}")
@@ -136,11 +132,7 @@ class Hift(Method):
         )
 
     def check(self, extent: Extent) -> None:
-        """Refuse frozen blocks.
-
-        Raises:
-            PlanError: some blocks are frozen.
-        """
+        """Refuse frozen blocks with ``PlanError``."""
         if extent.frozen_blocks:
             raise PlanError(
                 f"the method hift trains every block, but the lowest {extent.frozen_blocks} are frozen; set "

@@ -54,10 +54,6 @@ class PipeAdapter(Everything):
         return self if above == self.hosts_above else dataclasses.replace(self, hosts_above=above)
 
     def check(self, extent: Extent) -> None:
-        """Refuse ``hosts_above`` without one number for each block, or with a number below 1.
-
-        Raises:
-            PlanError: has the numbers.
-        """
+        """Refuse ``hosts_above`` without one number for each block, or with a number below 1; raises ``PlanError``."""
         if self.hosts_above and (len(self.hosts_above) != extent.num_blocks or min(self.hosts_above) < 1):
             raise PlanError(f"hosts_above of pipeadapter has {list(self.hosts_above)} for {extent.num_blocks} blocks")

@@ -41,11 +41,7 @@ class RingAda(Method):
     auto: Patience | None = None
 
     def __post_init__(self) -> None:
-        """Refuse more than one form, and steps that are negative or out of order.
-
-        Raises:
-            PlanError: has the forms or the steps.
-        """
+        """Refuse more than one form, and steps that are negative or out of order; raises ``PlanError``."""
         if self.every_steps < 0:
             raise PlanError(f"every_steps is {self.every_steps}, it has to be at least 1")
         if bool(self.every_steps) + bool(self.at) + (self.auto is not None) > 1:
@@ -141,11 +137,7 @@ class RingAda(Method):
         return cls(every_steps=0, auto=auto)
 
     def check(self, extent: Extent) -> None:
-        """Refuse more unfreezing steps than there are blocks to unfreeze.
-
-        Raises:
-            PlanError: has both numbers.
-        """
+        """Refuse more unfreezing steps than there are blocks to unfreeze; raises ``PlanError``."""
         most = max_depth(extent) - 1
         if len(self.at) > most:
             frozen = f", {extent.frozen_blocks} of them frozen," if extent.frozen_blocks else ""

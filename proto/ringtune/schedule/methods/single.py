@@ -11,10 +11,7 @@ from ringtune.schedule.methods.everything import Everything
 @method
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Single(Everything):
-    """All units train at every step, on one host.
-
-    Source: RingAda, section IV, baseline Single.
-    """
+    """All units train at every step, on one host. Source: RingAda, section IV, baseline Single."""
 
     name = "single"
     max_hosts = 1
