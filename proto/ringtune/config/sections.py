@@ -90,7 +90,7 @@ class Model:
     Attributes:
         path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
             ``@REVISION``) of a model on a hub, read from the Hugging Face cache or downloaded.
-        task: decides the columns of the rows, the head and the loss.
+        task: kind of task; decides the columns of the rows, the head and the loss.
         dtype: number type of the computation; float64 is for checks.
     """
 
@@ -128,8 +128,8 @@ class Data:
             user, named as the node. Names of users and their numbers of rows leave the node; they are in the plan.
         missing: a row without a value in a column of the task: error = the file is refused; skip = the row is left out
             and counted.
-        encoding: of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 or UTF-32 by the byte order mark, else
-            UTF-8 if every line is valid, else Windows-1252 with a notice.
+        encoding: encoding of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 or UTF-32 by the byte order
+            mark, else UTF-8 if every line is valid, else Windows-1252 with a notice.
         stride: tokens that two consecutive windows of a long context share; 0 = a third of ``train.max_length``.
         split: how ``--local N`` divides the rows: iid = evenly at random; dirichlet = each class unevenly, the more so
             the smaller ALPHA.
@@ -212,22 +212,24 @@ class Train:
 
     Attributes:
         method: which units train at which step.
-        optimizer: momentum is SGD with momentum; adafactor keeps a number per row and per column instead of moments.
+        optimizer: rule of the update; momentum is SGD with momentum, adafactor keeps a number per row and per column
+            instead of moments.
         learning_rate: peak learning rate, reached after the warm-up.
         lr_schedule: learning rate from its peak to the last step: constant, a straight line to 0, or half a cosine wave
             to 0.
         warmup_steps: steps over which the learning rate rises from 0 to its peak; with method hift, sweeps over all
             groups.
         momentum: momentum factor, 0.9 if not given. Only with optimizer momentum.
-        weight_decay: weight decay; decoupled with adamw and adafactor, else added to the gradient.
+        weight_decay: factor of the weight decay; decoupled with adamw and adafactor, else added to the gradient.
         dropout: probability of every dropout of the model.
         batch_size: rows of one step.
         microbatches: parts of a batch that pass the ring separately; with more of them nodes are idle for less time.
         max_length: longest row in tokens; longer texts are cut. Ignored for image-classification, where the model
             decides.
         local_iterations: steps of an owner's turn.
-        turns: order of the owners' turns: equal = one turn for each owner in a round; rows = in proportion to its rows.
-        rounds: number of rounds; in a round each owner has one turn. 5 if none of ``rounds``, ``epochs`` and
+        turns: order of the owners' turns: equal = one turn for each owner in a round; rows = turns in proportion to the
+            owners' rows.
+        rounds: number of rounds, each of as many turns as there are owners. 5 if none of ``rounds``, ``epochs`` and
             ``max_steps`` is given.
         epochs: number of passes over all owners' rows, rounded up to whole rounds; may be a fraction.
         max_steps: optimizer steps of the whole run.
@@ -238,7 +240,7 @@ class Train:
             waits until each evaluation is judged and, if it is the best, its result is stored.
         sample_prompt: prompt that the trained language model completes after the run, by at most 40 tokens, greedily.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
-        seed: seed of division, order of rows, initial values and dropout.
+        seed: seed of all random choices: division among owners, order of rows, initial values, dropout.
     """
 
     method: Annotated[str, OneOf(method_names())] = "ringada"
@@ -419,15 +421,14 @@ class PlacementSettings:
     """``[placement]``: freedoms of the planner when it places blocks on nodes.
 
     Attributes:
-        replicas: auto = several nodes may host the same blocks and divide the micro-batches, if that is predicted to be
-            faster and all have memory for it; never = one node per block.
-        follow: auto = the slices may change with the unfreezing schedule, if the run is predicted to be faster with
-            these moves; where the losses decide the schedule, a move is considered when another block begins to train;
-            never = they do not.
-        replan: auto = the run moves to another placement when nodes or links change their speed during the run, if the
-            predicted gain exceeds the cost of the move; never = it does not.
-        microbatches: auto = the planner may replace ``train.microbatches`` by a power of two up to 16, if that is
-            predicted to be faster; never = it may not. ``train.microbatches = "auto"`` means the same as auto.
+        replicas: several nodes host the same blocks and divide the micro-batches: auto = if that is predicted to be
+            faster and all have memory for it; never = no.
+        follow: slices change with the unfreezing schedule: auto = if the run is predicted to be faster with these moves
+            (where the losses decide the schedule, a move is considered when another block begins to train); never = no.
+        replan: the run moves to another placement when nodes or links change their speed: auto = if the predicted gain
+            exceeds the cost of the move; never = no.
+        microbatches: the planner replaces ``train.microbatches`` by a power of two up to 16: auto = if that is
+            predicted to be faster; never = no. ``train.microbatches = "auto"`` means auto.
     """
 
     replicas: AutoOrNever = AUTO_PLACEMENT
