@@ -1,4 +1,4 @@
-"""The rules of a run that all parties share, in pure Python without torch, and the names of the Python API.
+"""Rules of a run that all parties share, in pure Python without torch; names of the Python API.
 
 Only ``ringtune.transport`` and the generated stubs in ``ringtune.v1`` use grpc.
 
@@ -26,5 +26,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names of the API, without modules that were imported."""
+    """Return the names of the API, without imported modules."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,9 +1,9 @@
-"""The ``ringtune`` command: it finds the commands of the other packages by entry point, and loads one when needed.
+"""The ``ringtune`` command: finds the commands of all packages by entry point, and imports one when it is called.
 
 A package adds a command with an entry point in the group ``ringtune.commands`` (name -> ``module:app``, a
 ``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help`` stays fast.
 
-Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
+Exit codes are those of ``ringtune.errors``; 70 is a bug of RingTune.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Boards": ("coordinator", "node", "join", "nodes", "doctor"),
     "Predictions": ("sim", "what-if"),
 }
-"""Commands as the help shows them: panel -> names, in the order in which a user meets them."""
+"""Panels of the help with their commands, in the order in which a user needs them."""
 
 
 def command_targets() -> dict[str, str]:
-    """Find every command: its name -> ``module:attribute``, sorted by name."""
+    """Find every command: name -> ``module:attribute``, sorted by name."""
     return targets_of(GROUP)
 
 
 def all_commands() -> dict[str, Any]:
-    """Load every command, and those below one: its words -> the command, e.g. ``coordinator token``."""
+    """Load all commands and sub-commands, keyed by their words, such as ``coordinator token``."""
     found: dict[str, Any] = {}
     for name, command in _LazyCommands(command_targets()).items():
         found[name] = command
@@ -68,7 +68,7 @@ def _load(name: str, target: str) -> Any:
 
 
 def _prepared(name: str, command: Any) -> Any:
-    """Name a command and those below it, and let its help wrap its lines itself; ``-h`` shows it too.
+    """Set name and help of a command and its sub-commands, and join the lines of each help paragraph.
 
     An app with a callback has no name of its own, and the parser keeps the line breaks of later paragraphs.
     """
@@ -82,7 +82,7 @@ def _prepared(name: str, command: Any) -> Any:
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    """Leave the place for a value empty where an option takes none."""
+    """Show no placeholder for a value where an option takes none."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) or getattr(parameter, "count", False):
             parameter.metavar = parameter.metavar or ""
@@ -90,7 +90,7 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 def _missing(name: str, module: str) -> Any:
-    """Make a command that only says which Python package it lacks."""
+    """Make a command that only names the Python package that it lacks."""
     app = typer.Typer(add_completion=False)
 
     @app.command(
@@ -107,7 +107,7 @@ def _missing(name: str, module: str) -> Any:
 
 
 class _LazyCommands(MutableMapping[str, Any]):
-    """Commands by name; the module of a command is imported at its first use."""
+    """Commands by name; a command's module is imported at its first use."""
 
     def __init__(self, targets: dict[str, str]) -> None:
         self._targets = targets
@@ -134,27 +134,27 @@ class _LazyCommands(MutableMapping[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are called."""
+    """Group of commands that are imported when they are called."""
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
         self.commands = _LazyCommands(command_targets())
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options before the command."""
+        """Return the options before the command."""
         return _without_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, None if there is none."""
+        """Return the command with this name; None if there is none."""
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, in the order of the panels, then others."""
+        """Return the names of all commands: those in no panel first, then those of the panels in order."""
         order = [name for names in PANELS.values() for name in names]
         return sorted(self.commands, key=lambda name: (name in order, order.index(name) if name in order else 0))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options before the command; without any arguments the help is shown."""
+        """Read the options before the command; show the help without any arguments."""
         if not args:
             return super().parse_args(ctx, args)
         try:
@@ -163,7 +163,7 @@ class LazyGroup(TyperGroup):
             _refuse(error, str(ctx.command_path))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; turn our errors into a message and an exit code."""
+        """Run the command; turn an error of RingTune into a message and an exit code."""
         try:
             found = super().invoke(ctx)
             _require_printed(str(ctx.invoked_subcommand))
@@ -171,7 +171,7 @@ class LazyGroup(TyperGroup):
         except RingTuneError as error:
             _show(error)
             raise typer.Exit(error.exit_code) from error
-        except TyperException as error:  # an option or a command that there is not, a value of the wrong type
+        except TyperException as error:  # an unknown option or command, a value of the wrong type
             asked = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
             _refuse(error, asked)
         except OSError as error:
@@ -186,12 +186,12 @@ class LazyGroup(TyperGroup):
 
 
 def _require_printed(command: str) -> None:
-    """Refuse to end well where what a command prints is its result, and could not be written.
+    """Fail if a command's result is its printed text and that could not be written.
 
-    A reader that has read enough, as ``head``, is none of its business.
+    A broken pipe is no error: the reader, such as ``head``, has read enough.
 
     Raises:
-        StorageError: the disk is full; says so.
+        StorageError: the text could not be written, because of a full disk for example.
     """
     lost = lost_output() if command in _PRINTED else None
     if lost is not None and lost.errno != errno.EPIPE:
@@ -199,7 +199,7 @@ def _require_printed(command: str) -> None:
 
 
 def _refuse(error: TyperException, asked: str) -> NoReturn:
-    """Print what the parser refuses as a ``UsageError`` that names the help, and exit with its code."""
+    """Print a parser's error as a ``UsageError`` that names the help, and exit with its code."""
     old = str(getattr(error, "option_name", ""))
     new = RENAMED.get((asked.rpartition(" ")[2], old))
     what = f"{old} is called {new} now" if new else error.format_message().rstrip(".")
@@ -216,7 +216,7 @@ def _show(error: RingTuneError) -> None:
 
 
 _PRINTED = frozenset({"doctor", "eval", "logs", "nodes", "plan", "predict", "runs", "sim", "status", "what-if"})
-"""Commands with printed text as their result."""
+"""Commands that have printed text as their result."""
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "
@@ -257,15 +257,15 @@ def options(
 
 
 def main() -> None:
-    """Run the command line as a process of its own and exit, within its grace time after a signal to end."""
+    """Run the command line as the main program of a process, with a grace time after a signal to end."""
     mark_command_process()
     guard_outputs()
     run_typed()
 
 
 def run_typed() -> None:
-    """Run the command line in whatever process this is and exit; an error that is not ours exits with code 70."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say more than what the C core logs beside them
+    """Run the command line in the current process and exit; an error that is not RingTune's exits with code 70."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # RingTune's errors say more than the logs of the C core
     try:
         app()
     except KeyboardInterrupt:  # before a command began, or while the process ends

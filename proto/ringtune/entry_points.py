@@ -1,7 +1,7 @@
-"""Entry points of the other packages: sub-commands, and names of the Python API.
+"""Entry points of all packages: sub-commands, and names of the Python API.
 
-In a checkout the entry points of ``pyproject.toml`` count too: it may be newer than what was installed from it, or not
-installed at all.
+In a checkout the entry points in ``pyproject.toml`` count too: they may be newer than the installed ones, or nothing
+may be installed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 def targets_of(group: str) -> dict[str, str]:
     """Find the entry points of a group: name -> ``module:attribute``, sorted by name.
 
-    The entry points of a checkout win over those of what is installed.
+    Those of a checkout take precedence over installed ones.
     """
     found = {entry.name: entry.value for entry in entry_points(group=group)}
     return dict(sorted((found | _targets_of_checkout(group)).items()))
 
 
 def load_target(target: str) -> Any:
-    """Import what ``module:attribute`` names.
+    """Import and return the object ``module:attribute``.
 
     Raises:
-        ModuleNotFoundError: the module, or one that it needs, is not installed.
+        ModuleNotFoundError: the module, or one that it imports, is not installed.
     """
     module_name, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module_name), attribute)

@@ -1,4 +1,4 @@
-"""Every error that RingTune raises on purpose, each with its exit code and its wire status.
+"""Errors that RingTune raises on purpose, each with its exit code and its gRPC status.
 
 The tree::
 
@@ -7,7 +7,7 @@ The tree::
     ├── UsageError               exit 2   the command line makes no sense
     ├── ConnectionFailedError    exit 3   nobody answers, a port is busy, a bind is refused
     ├── PeerLostError            exit 4   a node died, hung, or missed its deadline
-    │   └── DeadlineError        exit 4   an awaited message did not come in time
+    │   └── DeadlineError        exit 4   an awaited message did not arrive in time
     ├── InvalidInputError        exit 5   job, data, model or plan is wrong
     │   ├── JobError                      a key of job.toml
     │   ├── DataError                     a data file, a column, a label
@@ -23,7 +23,7 @@ The tree::
     │   └── TokenError                    a join token is wrong, used or expired
     └── InterruptedRunError      exit 130 Ctrl-C
 
-A message says what is wrong, where, and what to do about it.
+A message says what is wrong, where, and how to correct it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,23 @@ _OURS: Final = ("ringtune", "edge", "coordinator", "sim")
 
 
 class RingTuneError(Exception):
-    """A run failed.
+    """Base class of all errors; itself raised if a run failed.
 
     Attributes:
-        exit_code: what the ``ringtune`` command exits with.
-        status: the name of the gRPC status that carries this error over the wire.
+        exit_code: exit code of the ``ringtune`` command.
+        status: name of the gRPC status that carries this error over the wire.
     """
 
     exit_code: ClassVar[int] = 1
     status: ClassVar[str] = "INTERNAL"
 
     def __init__(self, *parts: object) -> None:
-        """Take the message: it may have texts of others in it, so controls are escaped and its length is bounded.
-
-        What UTF-8 has no bytes for, as half an emoji in a label, is escaped too.
-        """
+        """Build the message: escape controls and lone surrogates of other machines' texts, and bound its length."""
         super().__init__(*(printable(encodable(part)) if isinstance(part, str) else part for part in parts))
 
 
 def encodable(text: str) -> str:
-    """The text in which lone surrogates are escaped, so that it can be printed, written and sent."""
+    """Escape lone surrogates (half an emoji, say), so that UTF-8 can encode the text."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -79,7 +76,7 @@ class PeerLostError(RingTuneError):
     """A node died, hung, or was declared lost by its lease.
 
     Attributes:
-        peer: the node, where a broken link tells it.
+        peer: name of the node, if a broken link names it; else empty.
     """
 
     exit_code = 4
@@ -88,13 +85,13 @@ class PeerLostError(RingTuneError):
 
 
 class DeadlineError(PeerLostError):
-    """An awaited message did not arrive in time; names what and from whom."""
+    """An awaited message did not arrive in time; the text names message and sender."""
 
     status = "DEADLINE_EXCEEDED"
 
 
 class InvalidInputError(RingTuneError):
-    """Something that the user gave is wrong."""
+    """An input of the user is wrong."""
 
     exit_code = 5
     status = "INVALID_ARGUMENT"
@@ -124,18 +121,18 @@ class CapacityError(RingTuneError):
 
 
 class IntegrityError(RingTuneError):
-    """Bytes are not what they claim to be."""
+    """Bytes do not have the digest, length or form that was declared."""
 
     exit_code = 7
     status = "DATA_LOSS"
 
 
 class DamagedError(IntegrityError):
-    """A source of weights sends something else than its manifest says; another source may do."""
+    """A source of weights sends other bytes than its manifest declares; another source may send the right ones."""
 
 
 class FrameError(IntegrityError):
-    """A frame of another run, placement, step, shape or dtype; it is refused, and the ring continues."""
+    """A frame belongs to another run, placement, step, shape or dtype; it is refused, and the ring continues."""
 
     status = "FAILED_PRECONDITION"
 
@@ -148,14 +145,14 @@ class BusyError(RingTuneError):
 
 
 class StorageError(RingTuneError):
-    """A disk is full, or a folder can't be written; what was there before is still intact."""
+    """A disk is full, or a folder can't be written; the earlier content is intact."""
 
     exit_code = 9
     status = "RESOURCE_EXHAUSTED"
 
 
 class TrustError(RingTuneError):
-    """A certificate is missing, expired, foreign or removed, or does not allow what was asked."""
+    """A certificate is missing, expired, foreign or removed, or does not allow the call."""
 
     exit_code = 3
     status = "PERMISSION_DENIED"
@@ -168,7 +165,7 @@ class TokenError(TrustError):
 
 
 class DivergedError(RingTuneError):
-    """The training diverged: a loss, a tensor or a weight is not finite any more."""
+    """A loss, a tensor or a weight is not finite any more."""
 
 
 class InterruptedRunError(RingTuneError):
@@ -179,7 +176,7 @@ class InterruptedRunError(RingTuneError):
 
 
 def all_errors() -> tuple[type[RingTuneError], ...]:
-    """Every class of the tree, root first, in a stable order."""
+    """Return every class of the tree, breadth first from the root, siblings sorted by name."""
     found: list[type[RingTuneError]] = []
     queue: list[type[RingTuneError]] = [RingTuneError]
     while queue:
@@ -190,23 +187,16 @@ def all_errors() -> tuple[type[RingTuneError], ...]:
 
 
 def error_from_name(name: str, message: str) -> RingTuneError:
-    """Rebuild an error that crossed the wire as (class name, message).
-
-    An unknown name becomes the root class, so that an older party still reports the message.
-    """
+    """Rebuild an error from class name and message; an unknown name (of a newer party) gives the root class."""
     by_name = {cls.__name__: cls for cls in all_errors()}
     return by_name.get(name, RingTuneError)(message)
 
 
 def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
-    """The text for others of an error that was not foreseen: its kind and its place.
+    """Describe an unforeseen error to another party by its class and its place in the code.
 
-    Its text stays in the log of the process that it happened in, as it may have a cell of a row in it. Those of the
-    system and of memory have none.
-
-    Args:
-        error: as it was caught.
-        where: said before it, such as ``node a``.
+    Its message may contain a cell of a row, so it stays in the log of its process; only messages of ``OSError``,
+    ``MemoryError`` and ``RuntimeError`` are included. ``where`` is put before the message, such as ``node a``.
     """
     places = [f"{frame.f_globals.get('__name__', '?')}:{line}" for frame, line in walk_tb(error.__traceback__)]
     ours = [place for place in places if place.partition(".")[0] in _OURS]
@@ -217,11 +207,7 @@ def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
 
 
 def needed(value: T | None, problem: str) -> T:
-    """Return a value that has to be there by now.
-
-    Raises:
-        PlanError: it is not; with this problem.
-    """
+    """Return a value that must not be None here; else raise ``PlanError`` with the message ``problem``."""
     if value is None:
         raise PlanError(problem)
     return value

@@ -1,7 +1,6 @@
-"""Command lines that RingTune prints for users to type.
+"""Command lines that RingTune prints for users to type; a word in capitals is a placeholder.
 
-A word in capitals is a placeholder. ``tests/contract/test_hints.py`` parses these lines, and what stands in quotes in
-messages, with the command line itself.
+``tests/contract/test_hints.py`` parses these lines, and the quoted commands in messages, with the real command line.
 """
 
 from __future__ import annotations
@@ -13,24 +12,19 @@ from ringtune.transport.endpoints import is_allowed, is_loopback, join_address, 
 from ringtune.transport.speaker import is_encrypted
 
 WHEEL = f"ringtune-{__version__}-py3-none-any.whl"
-"""Name of the file that ``pip wheel --no-deps --wheel-dir dist .`` makes in a checkout."""
+"""File that ``pip wheel --no-deps --wheel-dir dist .`` makes in a checkout."""
 
 
 def hint_to_install(extra: str) -> str:
-    """Write how RingTune is installed with an extra; it is in no package index."""
+    """Write how to install RingTune with an extra; it is in no package index."""
     return f"in a checkout pip install '.[{extra}]', elsewhere pip install './{WHEEL}[{extra}]'"
 
 
 def hint(name: str, *words: str, coordinator: str = "") -> str:
     """Write a command line of RingTune.
 
-    Example: ``hint("nodes", coordinator="pi:7070")`` is ``ringtune nodes --coordinator pi:7070 --insecure``.
-
-    Args:
-        name: of the command.
-        words: its arguments.
-        coordinator: ``host:port``; beyond this machine ``--insecure`` is added, unless this process encrypts. Empty =
-            the command has none.
+    Example: ``hint("nodes", coordinator="pi:7070")`` is ``ringtune nodes --coordinator pi:7070 --insecure``. For
+    ``coordinator`` on another machine ``--insecure`` is added, unless this process encrypts; empty = no option.
     """
     options = ["--coordinator", coordinator] if coordinator else []
     options += ["--insecure"] if coordinator and not is_allowed(coordinator, insecure=False) else []
@@ -38,7 +32,7 @@ def hint(name: str, *words: str, coordinator: str = "") -> str:
 
 
 def hint_to_start_coordinator(address: str) -> str:
-    """Write the command that starts a coordinator on the machine of ``address``, which is reached there."""
+    """Write the command that starts a coordinator that is reached at ``address``."""
     if is_loopback(address):
         return hint("coordinator", "--bind", address)
     port = split_address(address, option="--coordinator")[1]

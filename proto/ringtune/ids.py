@@ -1,4 +1,4 @@
-"""Names that may become parts of files, messages and addresses, with their checks at the edge of the system."""
+"""Names of nodes and runs: their form, and checks of names from outside."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ RUN_ID = re.compile(r"r[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 
 
 def check_node_name(name: str) -> str:
-    """Return ``name`` if a node may be called so.
+    """Return ``name`` if it is a valid node name.
 
     Raises:
-        UsageError: it has other characters than small letters, digits, dot, dash and underscore, is empty or too long.
+        UsageError: it is not 1 to 63 small letters, digits, dots, dashes and underscores, begins with a sign, or
+            contains ``..``.
     """
     if not NODE_NAME.fullmatch(name) or ".." in name:
         raise UsageError(
@@ -26,30 +27,25 @@ def check_node_name(name: str) -> str:
 
 
 def node_name_from_host(host: str) -> str:
-    """Make a node name from the first label of a host name; other characters become dashes.
+    """Make a node name from the first label of a host name; each run of other characters becomes a dash.
 
-    Example: ``Lab Pi.local`` becomes ``lab-pi``; where nothing is left, the name is ``node``.
+    Example: ``Lab Pi.local`` becomes ``lab-pi``; if no character is left, the name is ``node``.
     """
     name = re.sub(r"[^a-z0-9_-]+", "-", host.split(".")[0].lower()).lstrip("-_")[:63]
     return name or "node"
 
 
 def naming_node(node: str, message: str) -> str:
-    """Return the message of a node's error so that it names the node: as it is where it says ``node NAME``.
+    """Return the message of a node's error with ``node NAME: `` before it, unless it names the node already.
 
-    Example: of node ``pi``, ``can't read /data/pi/train.csv`` becomes ``node pi: can't read /data/pi/train.csv``.
+    Example: for node ``pi``, ``can't read /data/pi/train.csv`` becomes ``node pi: can't read /data/pi/train.csv``.
     """
     is_named = re.search(rf"\bnode {re.escape(node)}(?![._-]*[a-z0-9])", message)
     return message if is_named else f"node {node}: {message}"
 
 
 def make_run_id(started_unix_s: float, token: bytes) -> str:
-    """Make a run id that sorts by time, e.g. ``r20260102-030405-0a1b2c3d``.
-
-    Args:
-        started_unix_s: wall clock, seconds.
-        token: at least four random bytes.
-    """
+    """Make a run id that sorts by start time, such as ``r20260102-030405-0a1b2c3d``, from four random bytes."""
     if len(token) < 4:
         raise ValueError("a run id needs four random bytes")
     return f"r{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_unix_s))}-{token[:4].hex()}"
@@ -61,11 +57,7 @@ def is_run_id(name: str) -> bool:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return ``run_id`` if it has the form ``rYYYYMMDD-HHMMSS-xxxxxxxx``.
-
-    Raises:
-        UsageError: it has not.
-    """
+    """Return ``run_id`` if it has the form ``rYYYYMMDD-HHMMSS-xxxxxxxx``; else raise ``UsageError``."""
     if not is_run_id(run_id):
         raise UsageError(f"run id {run_id!r} is not of the form rYYYYMMDD-HHMMSS-xxxxxxxx")
     return run_id

@@ -1,4 +1,4 @@
-"""Options that several commands have: each has one meaning, one placeholder and one text, and stands here once.
+"""Options that several commands share: each has one meaning, one placeholder and one help text.
 
 ``tests/contract/test_command_line.py`` checks that over all commands. The environment variable ``RINGTUNE_COORDINATOR``
 stands for the option ``--coordinator``.
@@ -14,7 +14,7 @@ import typer
 
 COORDINATOR_VARIABLE: Final = "RINGTUNE_COORDINATOR"
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7070"
-"""Where ``ringtune coordinator`` listens if nothing is said, and where commands that need one look for it."""
+"""Default address at which ``ringtune coordinator`` listens and other commands connect."""
 
 RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("demo", "--nodes"): "--local",
@@ -22,14 +22,13 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("measure", "--out"): "--save",
     ("what-if", "--set"): "--change",
 }
-"""(command, older name of an option) -> its name now; the older one is refused with the new one."""
+"""(command, old name of an option) -> new name; the old name is refused with a message that names the new one."""
 
 
 def coordinator_option(*instead: str) -> Any:
-    """Make the option ``--coordinator``, which the environment may give.
+    """Make the option ``--coordinator``, which the environment variable may set.
 
-    Args:
-        instead: parameters that say that no coordinator is asked; where one is given, the environment does not count.
+    The variable does not count if one of the parameters ``instead`` is set, which replace a coordinator.
     """
 
     def choose(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:

@@ -1,4 +1,4 @@
-"""The keys of a plan that ``ringtune what-if`` changes: a light module, because its help lists them at start."""
+"""Keys of a plan that ``ringtune what-if`` can change; a module without heavy imports, because the help lists them."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ PLAN_KEYS: Final = {
     "offload": str,
     "users": str,
 }
-"""Keys of the plan that may be changed, with their types."""
+"""Key -> type of its value."""

@@ -1,4 +1,4 @@
-"""Sizes, times and rates as people write and read them: parsing and formatting."""
+"""Sizes, rates and durations: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB`` or a plain number.
-
-    Raises:
-        UsageError: not a size.
-    """
+    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB``, ``1000``; or ``UsageError``."""
     match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-z]*)\s*", text)
     if match is None or match[3].lower() not in _FACTORS:
         raise UsageError(f"{text!r} is not a size; write it like 512MiB, 2GB or 1073741824")
@@ -42,7 +38,7 @@ RATE_FORMS: Final = "100Mbit, 100Mbit/s, 1Gbit, 5MB/s, 20MB or 12.5e6 (bytes per
 def parse_rate(text: str) -> float:
     """Read a rate as bytes per second: ``100Mbit``, ``1Gbit/s``, ``5MB/s``, ``20MB`` or a plain number of bytes.
 
-    Boards and networks are sold by Mbit/s: 100 Mbit/s are 12.5e6 bytes per second. ``Mb`` alone may be either.
+    Networks are sold by Mbit/s: 100 Mbit/s are 12.5e6 bytes per second. ``Mb`` is refused: it may mean either.
 
     Raises:
         UsageError: not a rate.
@@ -61,11 +57,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration as seconds: ``90s``, ``30m``, ``24h``, ``7d``.
-
-    Raises:
-        UsageError: not a duration above zero.
-    """
+    """Read a duration above 0 as seconds: ``90s``, ``30m``, ``24h``, ``7d``; else raise ``UsageError``."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
     if match is None or match[2] not in _SECONDS or not float(match[1]):
         raise UsageError(f"{text!r} is not a duration; write it like 90s, 30m, 24h or 7d")
@@ -75,7 +67,7 @@ def parse_seconds(text: str) -> float:
 def format_bytes(size_bytes: float) -> str:
     """Print bytes in binary units: ``512 B``, ``1.5 KiB``, ``3,100 MiB``, ``12.0 GiB``.
 
-    MiB are used up to 10 GiB, so that budgets compare at sight.
+    MiB are used up to 10 GiB, so that memory budgets have one unit.
     """
     size = abs(size_bytes)
     if size < 1024:

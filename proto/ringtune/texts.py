@@ -1,6 +1,6 @@
-"""Texts of other machines, made fit for screens and logs: printable, and of bounded length.
+"""Texts of other machines, made safe for terminals and logs: printable, and of bounded length.
 
-A terminal obeys escapes in a text: they move its cursor, hide lines and set its title.
+A terminal obeys escape sequences in a text: they move its cursor, hide lines and set its title.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Hashable
 from typing import Final, TextIO
 
 MAX_CHARACTERS: Final = 4000
-"""Longest message that is shown; the longest of our own, of a plan that does not fit, is half as long."""
+"""Longest message that is printed; RingTune's longest, of a plan that does not fit, is half as long."""
 _MAX_LOGGED: Final = 20_000
 _MAX_KEYS: Final = 1000
 LIBRARY_LOGS: Final = ("grpc._common", "grpc._server", "grpc._channel")
-"""Loggers of libraries into which a stranger's messages write."""
+"""Loggers of libraries that write a record for a message of any peer."""
 MAX_NAME: Final = 120
-"""Longest name that is shown inside of a message."""
+"""Longest name that is printed inside a message."""
 _HIDDEN: Final = re.compile(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
-    r"""Return a text of another machine so that it may be printed: line ends stay, other controls are escaped.
+    r"""Escape control characters other than line ends, and cut the middle out of a longer text.
 
-    Of a longer text the middle is left out. Example: ``\x1b[2J`` stands for the escape that clears a screen.
+    Example: the escape sequence that clears a screen becomes the four characters ``\x1b`` and ``[2J``.
     """
     if len(text) > most:
         kept = most // 2
@@ -36,14 +36,14 @@ def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name from another machine for use in a message, in quotes and on one line."""
+    """Quote a name from another machine for a message, on one line."""
     return repr(printable(name, most=MAX_NAME))
 
 
 class RepeatCounter:
-    """Counts what happens again and again, and says when it is worth a line: the 1st, 10th, 100th time and so on.
+    """Counts repeated events and selects the 1st, 10th, 100th, ... of each kind for the log.
 
-    Of 20,000 refused frames of one peer five lines are left. Safe for threads.
+    Of 20,000 refused frames of one peer five are logged. Safe for threads.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,10 @@ class RepeatCounter:
         self._lock = threading.Lock()
 
     def told(self, key: Hashable) -> int:
-        """Count one more of a kind; return how many there were if that is worth a line, else 0."""
+        """Count one more event of a kind; return the count if it is to be logged (a power of ten), else 0.
+
+        Kinds after the first 1,000 are counted together.
+        """
         with self._lock:
             key = key if key in self._counts or len(self._counts) < _MAX_KEYS else None
             self._counts[key] += 1
@@ -60,34 +63,34 @@ class RepeatCounter:
 
 
 def times(count: int) -> str:
-    """Say how often something was there by now, to be put behind a line; nothing for the first time."""
+    """Write a count to append to a log line; empty for 1."""
     return f" ({count:,} times by now)" if count > 1 else ""
 
 
 class _RepeatFilter(logging.Filter):
-    """Lets few of many alike records of a library pass: a stranger can make it write one for each message."""
+    """Passes the 1st, 10th, 100th, ... record of a place in a library, since a peer can cause one for each message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._repeats = RepeatCounter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log a record, to which the count is added."""
+        """Decide whether to log a record, and add the count to it."""
         count = self._repeats.told((record.name, record.lineno))
         record.msg = f"{record.msg}{times(count)}"
         return count > 0
 
 
 class PlainFormatter(logging.Formatter):
-    """Writes log lines that are fit to be shown, whatever texts of others are in them; tracebacks stay whole."""
+    """Formats log lines with ``printable``; tracebacks stay whole up to 20,000 characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record."""
+        """Format a record."""
         return printable(super().format(record), most=_MAX_LOGGED if record.exc_info else MAX_CHARACTERS)
 
 
 def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:
-    """Let this process log to its standard error, or another stream, from ``level`` on."""
+    """Send this process's log records from ``level`` on to ``stream``, by default standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

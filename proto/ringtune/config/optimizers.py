@@ -1,16 +1,15 @@
-"""The state of each optimizer of ``train.optimizer``: names and shapes for each parameter, bytes, and work bytes.
+"""State that each optimizer of ``train.optimizer`` keeps for a parameter: names, shapes and bytes.
 
 ============ ==================================================== =============================================
-adamw        ``exp_avg``, ``exp_avg_sq``, ``step``                two moments
-momentum     ``momentum_buffer``                                  one moment
-adagrad      ``sum``, ``step``                                    one moment
+adamw        ``exp_avg``, ``exp_avg_sq``, ``step``                two tensors of the parameter's shape
+momentum     ``momentum_buffer``                                  one
+adagrad      ``sum``, ``step``                                    one
 adafactor    ``row_var``, ``col_var``, ``step``                   a number for each row and for each column
 sgd          nothing
 ============ ==================================================== =============================================
 
-Of a parameter with fewer than two dimensions Adafactor keeps a ``variance`` of its shape instead. The shapes of a
-model's own tensors and of a head are known; for an adapter, which has narrow matrices, the bytes of Adafactor are taken
-as those of its weights, which is never too little.
+For a parameter with fewer than two dimensions Adafactor keeps a ``variance`` of its shape instead. For an adapter the
+estimate takes the bytes of its weights as the bytes of Adafactor's state, which is an upper bound.
 
 Source: torch 2.13, ``torch/optim``; Adafactor: arXiv 1804.04235.
 """
@@ -23,10 +22,10 @@ from typing import Final
 
 OPTIMIZERS: Final = ("adamw", "sgd", "momentum", "adagrad", "adafactor")
 MOMENTUM: Final = 0.9
-"""The momentum where a job has none."""
+"""``train.momentum`` where the job does not set it."""
 
 STEP: Final = "step"
-"""The key of a parameter's own count of updates, a number without dimensions."""
+"""Key of a parameter's count of updates, a scalar tensor."""
 
 _LIKE_THE_PARAMETER: Final = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -40,13 +39,10 @@ Shape = tuple[int, ...]
 
 
 def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
-    """The shape of each tensor that an optimizer keeps of an updated parameter, by its key.
+    """Shapes of the tensors that an optimizer keeps for one updated parameter, by key.
 
-    Example: Adafactor keeps of a matrix of 30 rows and 7 columns ``row_var`` of (30, 1) and ``col_var`` of (1, 7).
-
-    Args:
-        optimizer: one of ``OPTIMIZERS``.
-        shape: of the parameter.
+    Example: for a matrix of 30 rows and 7 columns Adafactor keeps ``row_var`` (30, 1), ``col_var`` (1, 7) and ``step``
+    ().
     """
     if optimizer != "adafactor":
         found = dict.fromkeys(_LIKE_THE_PARAMETER[optimizer], shape)
@@ -58,31 +54,31 @@ def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
 
 
 def state_numbers(optimizer: str, shape: Shape) -> int:
-    """How many numbers an optimizer keeps of a parameter, without its step count."""
+    """Count the numbers that an optimizer keeps for a parameter, without ``step``."""
     return sum(math.prod(kept) for key, kept in state_shapes(optimizer, shape).items() if key != STEP)
 
 
 STATE_GIVEN_BACK_BYTES: Final = 64 << 20
-"""From how much mapped state on a node gives freed memory back before an update; that costs page faults.
+"""Bytes of state on disk from which a node returns freed memory to the system before an update.
 
-For less it does not, so that what the graphs of the step took is still resident.
+Below it the memory of the step's graphs stays resident, which saves page faults.
 """
 
 TABLE_GIVEN_BACK_BYTES: Final = 32 << 20
-"""The same of a table with a gradient that becomes whole: a smaller one has room where the graphs were."""
+"""The same for an embedding table with a sparse gradient that becomes dense; a smaller one fits in freed graphs."""
 
 _MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
 
 
 def state_bytes(optimizer: str, weight_bytes: int, factor_bytes: int = 0) -> int:
-    """Bytes of the state of something with so many bytes of weights, without step counts.
+    """Bytes of optimizer state, without step counts.
 
-    Example: AdamW keeps 200 bytes of a matrix of 100, Adafactor the 20 of its rows and columns.
+    Example: for a matrix of 100 bytes AdamW keeps 200 bytes, Adafactor only its rows and columns, say 20.
 
     Args:
-        optimizer: of the job.
-        weight_bytes: of what trains.
-        factor_bytes: of its rows and columns, see ``factor_numbers``; 0 = not known.
+        optimizer: one of ``OPTIMIZERS``.
+        weight_bytes: of the trained weights.
+        factor_bytes: of Adafactor's rows and columns, see ``factor_numbers``; 0 = unknown, then ``weight_bytes``.
     """
     if optimizer == "adafactor":
         return factor_bytes or weight_bytes
@@ -90,18 +86,14 @@ def state_bytes(optimizer: str, weight_bytes: int, factor_bytes: int = 0) -> int
 
 
 def factor_numbers(shapes: Iterable[Shape]) -> int:
-    """How many numbers Adafactor keeps of parameters of these shapes."""
+    """Count the numbers that Adafactor keeps for parameters of these shapes."""
     return sum(state_numbers("adafactor", shape) for shape in shapes)
 
 
 def update_work_bytes(largest_bytes: int, optimizer: str) -> int:
-    """Bytes that an optimizer's step holds besides gradients and state: one copy of the largest tensor for Adafactor.
+    """Bytes that an optimizer's step allocates besides gradients and state; ``largest_bytes`` is the size of a tensor.
 
-    That is the product of rows and columns. The others go over their tensors once and hold nothing.
-
-    Args:
-        largest_bytes: of the largest tensor.
-        optimizer: of the job.
+    Adafactor builds the product of rows and columns, one copy of the largest tensor. The others update in place.
 
     Source: torch 2.13, ``_single_tensor_adafactor`` in ``torch/optim``, and the kernels ``fused``.
     """

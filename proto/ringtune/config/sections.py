@@ -1,4 +1,4 @@
-"""Sections of ``job.toml`` as frozen values; each checks its own ranges when it is built."""
+"""Sections of ``job.toml`` as frozen dataclasses; each checks its own values when it is built."""
 
 from __future__ import annotations
 
@@ -29,14 +29,10 @@ _MAX_NAME_BYTES: Final = 255
 
 
 def check_path(name: str, path: str) -> None:
-    """Refuse a path that no file system has.
-
-    Args:
-        name: of the key.
-        path: its value.
+    """Refuse a path that no file system accepts; ``name`` is its key, for the message.
 
     Raises:
-        JobError: it is too long, or a folder or file in it is.
+        JobError: the path has more than 4,095 bytes, or one part of it more than 255.
     """
     longest = max(map(_size, path.split("/")))
     if _size(path) > _MAX_BYTES or longest > _MAX_NAME_BYTES:
@@ -44,7 +40,7 @@ def check_path(name: str, path: str) -> None:
 
 
 def check_text(name: str, value: str) -> None:
-    """Refuse a name or path that is empty, or that nothing can have; arguments as ``check_path``."""
+    """Refuse a value that is blank, or too long for a path; arguments and errors as for ``check_path``."""
     if not value.strip():
         raise JobError(f"{name} is empty; give it a value")
     check_path(name, value)
@@ -59,7 +55,7 @@ AUTO = "auto"
 FROZEN = (AS_COMPUTED, *FROZEN_DTYPES, AUTO)
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MAX_STEPS = 1_000_000
-"""Most steps of a run: at a step a second, twelve days."""
+"""Most steps of a run; at one step per second, twelve days."""
 
 MAX_TOKENS = 1 << 20
 MAX_OWNERS = 4096
@@ -69,7 +65,7 @@ MAX_HELD_OUT = 0.9
 """Largest share of the rows that may be held out."""
 
 MIN_TOKENS = 3
-"""Fewest tokens of a row: one of the text between the two that mark its ends."""
+"""Fewest tokens of a row: begin token, one token of the text, end token."""
 
 MAX_WAIT_S = 1_000_000
 MAX_ROWS = 1 << 31
@@ -82,20 +78,20 @@ WaitSeconds = Annotated[float, Bounds(ge=0.1, le=MAX_WAIT_S)]
 DEFAULT_ROUNDS = 5
 ERROR, SKIP = "error", "skip"
 MISSING = (ERROR, SKIP)
-"""What is done with rows that have no value in a column of the task."""
+"""Values of ``data.missing``."""
 LENGTHS = ("rounds", "epochs", "max_steps")
-"""Keys of ``[train]`` of which at most one sets how long a run is."""
+"""Keys of ``[train]`` that set the length of a run; at most one may be given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """``[model]``: the frozen base.
+    """``[model]``: the pretrained model.
 
     Attributes:
         path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
-            ``@REVISION``) of a model on a hub, taken from the Hugging Face cache, else fetched.
-        task: what is learned; it decides which columns the rows need and which head the model gets.
-        dtype: number type in which the model is computed; float64 is for checks.
+            ``@REVISION``) of a model on a hub, read from the Hugging Face cache or downloaded.
+        task: kind of task; decides the columns of the rows, the head and the loss.
+        dtype: number type of the computation; float64 is for checks.
     """
 
     path: str
@@ -103,40 +99,41 @@ class Model:
     dtype: Annotated[str, OneOf(MODEL_DTYPES)] = "float32"
 
     def __post_init__(self) -> None:
-        """Refuse an empty path, and an unknown task or dtype."""
         check_text("model.path", self.path)
         check_fields(self, where="model", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """``[data]``: where rows come from, and how ``--local N`` shares them out.
+    """``[data]``: files and columns of the rows, and how ``--local N`` divides the rows among owners.
 
     Attributes:
-        train: file of rows, csv, tsv, jsonl or xlsx, for images npz or a folder per class, for causal-lm also plain
-            text, for token-classification also conll; texts also as .gz; empty: every owner names its own.
-        eval: the same for evaluation; empty: none, unless an owner names one.
-        held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; ignored
-            by owners that supply their own evaluation file.
+        train: file of rows: csv, tsv, jsonl or xlsx; for images npz or a folder per class; for causal-lm also plain
+            text; for token-classification also conll. Text formats may end in .gz. Empty: every owner names its own
+            file.
+        eval: file of rows for evaluation, in the same formats. Empty: no evaluation, unless an owner names a file.
+        held_out: share of the rows of ``train`` that is used for evaluation and not for training, drawn by the seed;
+            ignored by owners with an evaluation file of their own.
         text: column of the text.
-        text_pair: column of a second text that belongs to the first, as in sentence pairs; empty: there is none.
+        text_pair: column of the second text of a sentence pair. Empty: rows have one text.
         label: column of the class name, or for regression of the number; name of the labels' array in an npz file.
-        labels: names of classes or tags; empty: the sorted union of what the owners have.
+        labels: names of classes or tags. Empty: the sorted union of the owners' names.
         words: column of a text's words, a list of texts.
-        tags: column of their tags, a list of names of the same length.
+        tags: column of the words' tags, a list of names of the same length.
         question: column of the question.
-        context: column of the text that has the answer.
+        context: column of the text that contains the answer.
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
         image: name of the images' array in an npz file.
-        user: column with the name of whose row it is, for ``offload.users``; empty: all rows of a node are of one
-            user with the node's name. Names of users and numbers of their rows leave the node; they are in the plan.
-        missing: what is done with a row that has no value in one of the task's columns: the file is refused, or the row
-            is left out and counted.
-        encoding: of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 by its first bytes, UTF-8 where every
-            line is, else Windows-1252, which is told.
-        stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
-        split: how ``--local N`` shares rows out: evenly at random, or each class unevenly, the more the smaller ALPHA.
-        owners: how many nodes own data with ``--local N``; 0 = all.
+        user: column with the name of the row's user, for ``offload.users``. Empty: all rows of a node belong to one
+            user, named as the node. Names of users and their numbers of rows leave the node; they are in the plan.
+        missing: a row without a value in a column of the task: error = the file is refused; skip = the row is left out
+            and counted.
+        encoding: encoding of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 or UTF-32 by the byte order
+            mark, else UTF-8 if every line is valid, else Windows-1252 with a notice.
+        stride: tokens that two consecutive windows of a long context share; 0 = a third of ``train.max_length``.
+        split: how ``--local N`` divides the rows: iid = evenly at random; dirichlet = each class unevenly, the more so
+            the smaller ALPHA.
+        owners: number of nodes that own data with ``--local N``; 0 = all.
     """
 
     train: str = ""
@@ -160,7 +157,7 @@ class Data:
     owners: Annotated[int, Bounds(ge=0, le=MAX_OWNERS)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
+        """Refuse blank or equal columns, labels that are equal or only one, an unknown split or encoding."""
         check_fields(self, where="data", error=JobError)
         for names in (("text", "label"), ("image", "label"), ("words", "tags"), ("question", "context", "answer")):
             self._check_columns(names)
@@ -195,55 +192,56 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """``[adapter]``: what is trained in each block.
+    """``[adapter]``: the parameters that train in each block.
 
     Attributes:
         config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``linear`` or
-            ``mlp[hidden=128]`` = auxiliary models of our own; ``full`` = no adapter, the attention and feed-forward
-            weights of the blocks themselves train. With method hift always ``full``, and then all parameters train.
+            ``mlp[hidden=128]`` = auxiliary models of RingTune; ``full`` = no adapter: the attention and feed-forward
+            weights of the blocks train. With method hift always ``full``, and then all parameters train.
     """
 
     config: str = "seq_bn"
 
     def __post_init__(self) -> None:
-        """Refuse a configuration that can't be read or does not stay inside the blocks."""
         parse_adapter_config(self.config)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Train:
-    """``[train]``: method, optimizer and sizes.
+    """``[train]``: method, optimizer, sizes and length.
 
     Attributes:
-        method: what trains when.
-        optimizer: what updates the weights; momentum is SGD with momentum, and adafactor keeps rows and columns instead
-            of moments.
+        method: which units train at which step.
+        optimizer: rule of the update; momentum is SGD with momentum, adafactor keeps a number per row and per column
+            instead of moments.
         learning_rate: peak learning rate, reached after the warm-up.
-        lr_schedule: how the learning rate goes on from its peak to the last step.
-        warmup_steps: steps over which the learning rate rises to its peak; with method hift sweeps over all groups.
-        warmup_share: instead of ``warmup_steps``: a share of the run's steps, or sweeps, rounded up.
-        momentum: share of the step before that a step of momentum keeps; 0.9 if not given. Only for momentum.
-        weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw and
-            adafactor.
-        dropout: every dropout probability of the model.
+        lr_schedule: learning rate from its peak to the last step: constant, a straight line to 0, or half a cosine wave
+            to 0.
+        warmup_steps: steps over which the learning rate rises from 0 to its peak; with method hift, sweeps over all
+            groups.
+        warmup_share: instead of ``warmup_steps``: share of the run's steps, or sweeps, rounded up.
+        momentum: momentum factor, 0.9 if not given. Only with optimizer momentum.
+        weight_decay: factor of the weight decay; decoupled with adamw and adafactor, else added to the gradient.
+        dropout: probability of every dropout of the model.
         batch_size: rows of one step.
-        microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
-        max_length: tokens; longer texts are cut. Ignored for image-classification, where the model decides.
-        local_iterations: steps of an owner's turn, before the next owner has one.
-        turns: order of the owners' turns: each owner once a round, or as often as its share of the rows.
-        rounds: number of rounds; in a round each owner has one turn. 5 if ``epochs`` and ``max_steps`` are not given
-            either.
-        epochs: how often all owners' rows together are used, rounded up to whole rounds; may be a fraction.
+        microbatches: parts of a batch that pass the ring separately; with more of them nodes are idle for less time.
+        max_length: longest row in tokens; longer texts are cut. Ignored for image-classification, where the model
+            decides.
+        local_iterations: steps of an owner's turn.
+        turns: order of the owners' turns: equal = one turn for each owner in a round; rows = turns in proportion to the
+            owners' rows.
+        rounds: number of rounds, each of as many turns as there are owners. 5 if none of ``rounds``, ``epochs`` and
+            ``max_steps`` is given.
+        epochs: number of passes over all owners' rows, rounded up to whole rounds; may be a fraction.
         max_steps: optimizer steps of the whole run.
-        eval_every: steps between evaluations; 0 = at the end only.
-        patience_evals: the run ends after so many evaluations in a row whose loss was no better than the best one; 0 =
-            it has all its steps. Without rows to evaluate on it never ends early.
-        keep_best: the result is that of the evaluation with the lowest loss, not that of the last step. No step is
-            trained before an evaluation is judged and its result, if it is the best, is kept.
-        sample_prompt: prompt to complete with the trained language model after the run, by at most 40 tokens, each the
-            likeliest one.
+        eval_every: steps between evaluations; 0 = only at the end.
+        patience_evals: the run ends after this many evaluations in a row without a loss below the best one; 0 = the run
+            has all its steps. Without evaluation rows it never ends early.
+        keep_best: whether the result is that of the evaluation with the lowest loss instead of the last step. Training
+            waits until each evaluation is judged and, if it is the best, its result is stored.
+        sample_prompt: prompt that the trained language model completes after the run, by at most 40 tokens, greedily.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
-        seed: of everything random: shares, order of rows, initial values, dropout.
+        seed: seed of all random choices: division among owners, order of rows, initial values, dropout.
     """
 
     method: Annotated[str, OneOf(method_names())] = "ringada"
@@ -271,7 +269,7 @@ class Train:
     seed: Annotated[int, Bounds(ge=0, le=MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse values out of range; without any of ``LENGTHS`` there are ``DEFAULT_ROUNDS`` rounds."""
+        """Refuse values out of range or in conflict; without any of ``LENGTHS`` set ``DEFAULT_ROUNDS`` rounds."""
         check_fields(self, where="train", error=JobError)
         lengths = [f"train.{name} = {value}" for name in LENGTHS if (value := getattr(self, name)) is not None]
         if not lengths:
@@ -306,7 +304,7 @@ class Train:
             )
 
     def _settle_momentum(self) -> None:
-        """Fill the momentum in, and refuse one of another optimizer."""
+        """Fill in the default momentum; refuse a momentum with another optimizer."""
         if self.optimizer == "momentum":
             object.__setattr__(self, "momentum", MOMENTUM if self.momentum is None else self.momentum)
         elif self.momentum is not None:
@@ -316,10 +314,13 @@ class Train:
             )
 
     def num_steps(self, rows: Sequence[int]) -> int:
-        """How many optimizer steps the whole run has with owners of so many rows.
+        """Number of optimizer steps of the run, given the number of rows of each owner.
 
-        Example: 5 rounds of 10 steps with 4 owners are 200. With 100 rows each and batches of 16, which are 7 steps an
-        owner, 3 epochs are 84 steps and so 3 rounds, 120 steps.
+        Example: 5 rounds of 10 steps with 4 owners are 200 steps. With 100 rows each and batches of 16 a pass is 7
+        steps an owner; 3 epochs are 84 steps, rounded up to 3 rounds, 120 steps.
+
+        Raises:
+            JobError: more than ``MAX_STEPS`` steps.
         """
         if self.max_steps is not None:
             return self.max_steps
@@ -341,46 +342,44 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
-    """``[wire]``: how tensors travel.
+    """``[wire]``: encoding of the tensors between nodes.
 
     Attributes:
-        dtype: number type in which tensors travel; a smaller one sends fewer bytes and rounds.
+        dtype: number type in which tensors are sent; a smaller one sends fewer bytes and rounds.
     """
 
     dtype: Annotated[str, OneOf(WIRE_DTYPES)] = "float32"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown dtype."""
         check_fields(self, where="wire", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Privacy:
-    """``[privacy]``: what stays with the owner besides tokens and labels.
+    """``[privacy]``: blocks that stay with the owner besides tokens and labels.
 
     Attributes:
-        private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
+        private_blocks: number p of frozen blocks ``[0, p)`` that every owner runs itself.
     """
 
     private_blocks: Annotated[int, Bounds(ge=0, le=MAX_BLOCKS)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse a negative number of blocks."""
         check_fields(self, where="privacy", error=JobError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """``[runtime]``: processes and patience.
+    """``[runtime]``: threads, time limits and number types of a node.
 
     Attributes:
         threads: compute threads of a node; 0 = all its cores, or with ``--local N`` its share of them.
-        lease_s: a node not heard of for so long is lost, in seconds.
-        wait_s: longest time a node goes without any progress, in seconds.
-        plan_s: longest time that planning takes, in seconds; then the best plan found so far is taken.
+        lease_s: a node that is silent for this time is lost, in seconds.
+        wait_s: longest time of a node without any progress, in seconds.
+        plan_s: longest time of planning, in seconds; after it the best plan so far is used.
         record: whether nodes send their events and commands, for replay.
-        frozen: number type in which weights that do not train are held; a smaller one takes less memory and rounds
-            them; auto = the first of float32, bfloat16, int8 with which the job fits the nodes.
+        frozen: number type in which frozen weights are held; a smaller one takes less memory and rounds them; auto =
+            the first of float32, bfloat16, int8 with which the job fits the nodes.
     """
 
     threads: Annotated[int, Bounds(ge=0, le=MAX_THREADS)] = 0
@@ -391,7 +390,6 @@ class Runtime:
     frozen: Annotated[str, OneOf(FROZEN)] = AS_COMPUTED
 
     def __post_init__(self) -> None:
-        """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
         check_fields(self, where="runtime", error=JobError)
 
 
@@ -404,7 +402,7 @@ def warmup_steps(train: Train, num_steps: int) -> int:
 
 
 def learning_rate(train: Train, step: int, num_steps: int) -> float:
-    """The learning rate of the update at ``step``.
+    """Learning rate of the update at ``step``.
 
     Args:
         train: peak, schedule and warm-up.
@@ -412,8 +410,8 @@ def learning_rate(train: Train, step: int, num_steps: int) -> float:
         num_steps: of the whole run.
 
     Returns:
-        ``step / warmup_steps(train, num_steps)`` of the peak during warm-up, so 0 at step 0; then the peak (constant),
-        a straight line down to 0 at ``num_steps`` (linear), or half a cosine wave down to 0 (cosine).
+        During warm-up ``step / warmup_steps`` of the peak, so 0 at step 0; after it the peak (constant), a straight
+        line down to 0 at ``num_steps`` (linear), or half a cosine wave down to 0 (cosine).
 
     Source: transformers ``get_constant_schedule_with_warmup`` and its linear and cosine siblings.
     """
@@ -436,17 +434,17 @@ AutoOrNever = Annotated[str, OneOf((AUTO_PLACEMENT, NEVER))]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementSettings:
-    """``[placement]``: what the planner may do when it decides who hosts what.
+    """``[placement]``: freedoms of the planner when it places blocks on nodes.
 
     Attributes:
-        replicas: whether several nodes may host the same blocks and share the micro-batches out: where the planner
-            predicts that this is faster and all have memory for it, or never.
-        follow: whether the slices may follow the unfreezing schedule: where the planner predicts that the run is faster
-            with the moves in it, or never; where the losses decide, when another block begins to train.
-        replan: whether the run moves to another placement when boards or links change their speed in mid-run: where
-            that is predicted to gain more than the move costs, or never.
-        microbatches: whether the planner may take another number of micro-batches than ``train.microbatches``, a power
-            of two up to 16: where it predicts that this is faster, or never. ``train.microbatches = "auto"`` is this.
+        replicas: several nodes host the same blocks and divide the micro-batches: auto = if that is predicted to be
+            faster and all have memory for it; never = no.
+        follow: slices change with the unfreezing schedule: auto = if the run is predicted to be faster with these moves
+            (where the losses decide the schedule, a move is considered when another block begins to train); never = no.
+        replan: the run moves to another placement when nodes or links change their speed: auto = if the predicted gain
+            exceeds the cost of the move; never = no.
+        microbatches: the planner replaces ``train.microbatches`` by a power of two up to 16: auto = if that is
+            predicted to be faster; never = no. ``train.microbatches = "auto"`` means auto.
     """
 
     replicas: AutoOrNever = AUTO_PLACEMENT
@@ -455,20 +453,19 @@ class PlacementSettings:
     microbatches: AutoOrNever = NEVER
 
     def __post_init__(self) -> None:
-        """Refuse unknown words."""
         check_fields(self, where="placement", error=JobError)
 
 
 def with_free_microbatches(tables: Mapping[str, object], default: int, batch_size: int) -> Mapping[str, object]:
-    """Read ``train.microbatches = "auto"`` as a number to begin with and the planner's leave to take another.
+    """Translate ``train.microbatches = "auto"`` to a number and ``placement.microbatches = "auto"``.
 
     Args:
-        tables: of a job, as a TOML reader gives them.
-        default: number of micro-batches.
-        batch_size: rows of a batch where the job does not say.
+        tables: of a job, as read from TOML.
+        default: number of micro-batches; lowered to the number of rows of a batch.
+        batch_size: rows of a batch where the job does not set them.
 
     Returns:
-        The tables; new ones where it says so.
+        New tables; ``tables`` itself if the job does not say ``"auto"``.
     """
     train, placement = tables.get("train"), tables.get("placement", {})
     if (
@@ -495,18 +492,17 @@ SKIP_OWNER: Final = "skip"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoverySettings:
-    """``[recovery]``: what happens when a node is lost in mid-run; results depend on it by rows that are left out only.
+    """``[recovery]``: reaction to the loss of a node; it changes the result only if an owner's rows are skipped.
 
     Attributes:
-        copies: who keeps a copy of what a host has trained at each turn's end, so that the run goes on without the
-            host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed. auto =
-            the next host, where the method may move and the nodes have memory for it.
-        owners: what happens when an owner of rows is lost. wait = the run waits for it, as long as wait_s says, and
-            goes on from copies when it is back; skip = the run goes on from copies without it, and the owner's turns
-            are left out from then on.
-        wait_s: longest time that the run waits for a node without which it can't go on, in seconds: an owner of rows,
-            or any node with room for blocks that fit nowhere else. Then it ends, and can be resumed. 0 = it ends at
-            once, as it does where no copies are kept, and with --local, whose nodes nobody starts again.
+        copies: which node keeps, at the end of each turn, a copy of a host's trained state, so that the run continues
+            without the host: next = the next host in the ring; none = no node: a lost host ends the run, which can be
+            resumed; auto = next, if the method may move and the nodes have memory for it.
+        owners: when an owner of rows is lost: wait = the run waits for it, for at most ``wait_s``, and continues from
+            copies when it is back; skip = the run continues from copies without the owner's remaining turns.
+        wait_s: longest time that the run waits for a node that it can't do without, in seconds: an owner of rows, or a
+            node with memory for blocks that fit nowhere else. After it the run ends, and can be resumed. 0 = the run
+            ends at once, as it does without copies, and with --local, where no node is started again.
     """
 
     copies: Annotated[str, OneOf((AUTO_COPIES, NEXT, NONE))] = AUTO_COPIES
@@ -514,7 +510,7 @@ class RecoverySettings:
     wait_s: Annotated[float, Bounds(ge=0.0, le=MAX_WAIT_S)] = 300.0
 
     def __post_init__(self) -> None:
-        """Refuse unknown words."""
+        """Refuse ``owners = "skip"`` without copies."""
         check_fields(self, where="recovery", error=JobError)
         if self.owners == SKIP_OWNER and self.copies == NONE:
             raise JobError(
@@ -524,13 +520,13 @@ class RecoverySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfreeze:
-    """``[unfreeze]``: when RingAda trains one more block, top-down.
+    """``[unfreeze]``: steps at which RingAda trains one more block, from the top down.
 
     Attributes:
-        every_steps: one more block every so many steps; 40 if neither this nor ``at`` is given.
+        every_steps: one more block after every so many steps; 40 if neither this nor ``at`` is given.
         at: one more block at each of these steps, or ``"auto"``: whenever the loss has stopped improving.
         patience_steps: with ``at = "auto"``: one more block after so many steps without improvement; 20 if not given.
-        min_improvement: with ``at = "auto"``: how far the loss has to fall to count as improved, as a share of the best
+        min_improvement: with ``at = "auto"``: fall of the loss that counts as an improvement, as a share of the best
             loss; 0.01 if not given.
     """
 
@@ -540,7 +536,7 @@ class Unfreeze:
     min_improvement: Annotated[float | None, Bounds(ge=0, lt=1)] = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and fill in what was left out."""
+        """Refuse values out of range, and fill in defaults."""
         check_fields(self, where="unfreeze", error=JobError)
         if self.every_steps is not None and self.at is not None:
             raise JobError(

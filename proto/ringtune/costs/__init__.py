@@ -1,1 +1,1 @@
-"""Costs of a run: profiles of nodes and links, seconds of actions and messages, bytes of memory and disk."""
+"""Seconds and bytes of a run from measured profiles: actions, messages, memory, disk; and their calibration."""

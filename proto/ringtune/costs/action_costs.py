@@ -1,29 +1,28 @@
-"""Seconds and bytes of each action and message of a run, from a profile; planner and simulator use the same numbers.
+"""Seconds and bytes of each action and message of a run, from a profile; shared by planner and simulator.
 
 An action over several blocks costs the sum of its blocks. The lowest trainable block is cheaper than the others,
 because its graph begins at its adapter. Where operations divide a block into subnets, its pattern gives the share that
 is computed, with a graph or without::
 
-    pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
-                  f    what all blocks take + 3/4 of the subnets of FORWARD
-                  B    what all blocks take + 2/4 of the subnets of BACKWARD
+    pattern 1123, F    constant part of a block + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
+                  f    constant part of a block + 3/4 of the subnets of FORWARD
+                  B    constant part of a block + 2/4 of the subnets of BACKWARD
 
-``costs.activation_costs`` adds the seconds of blocks that save activations.
+``costs.activation_costs`` adds the seconds of recomputation and of VeLoRA.
 
 ``TopShare``: where the head reads only the first n of T tokens, the last block computes keys and values of all tokens,
-and all else of n. In multiplications, of a block of width d with a feed-forward part of width f::
+and the rest of n tokens. Multiplications of a block of width d with a feed-forward part of width f::
 
     all tokens    T (4 d^2 + 2 d f + 2 T d)
     n of them     T 2 d^2 + n (2 d^2 + 2 d f + 2 T d)
 
-With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of the inputs take as many as the forward.
+With T = 64, n = 1, d = 768 and f = 3072, 18 % are left. Gradients of the inputs take as many as the forward.
 
 ``NodeWork``: with operation tables, the work of each node as a share of the work with all operations full. D2FT counts
-a forward-only operation as 40 % of the compute and half of the communication of a full one, and a shortcut as none of
-either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted by the messages of
-the item's way.
+a forward-only operation as 40 % of the compute and half of the communication of a full one, a shortcut as 0. In a ring
+a hidden state passes every slice that is not skipped as a whole, so here bytes are those of the messages sent.
 
-``move_s``: the seconds of a move, meant to be too many rather than too few.
+``move_s``: an upper estimate of the seconds of a move.
 
 Source: D2FT, section IV-A (costs of operations in compute and in communication).
 """
@@ -54,10 +53,10 @@ from ringtune.schedule.units import EMBEDDING, Range, Units
 
 
 class Rest(NamedTuple):
-    """The gain of a rest: at most so many seconds of the next action, which keeps at least a share of its time.
+    """Effect of idle time on a node under a quota: its next action is faster by at most ``max_s``.
 
-    Example: after a long rest an action of 30 ms takes 23 ms with ``max_s`` 0.007. At a quota of 0.4 cores it can't
-    take less than 12 ms, whatever the rest was.
+    It keeps at least ``min_share`` of its time. Example: 30 ms become 23 ms with ``max_s`` 0.007, and at least 12 ms at
+    a quota of 0.4 cores for one thread.
     """
 
     max_s: float
@@ -65,10 +64,10 @@ class Rest(NamedTuple):
 
 
 def share_left(asked: int, tokens: float, *, hidden: int, inner: int) -> float:
-    """The share of a block's multiplications that are left for so many of the tokens of a row; at most 1.
+    """Share of a block's multiplications that is left if only some tokens of a row are computed; at most 1.
 
     Args:
-        asked: tokens that are computed, n; 0 = all.
+        asked: computed tokens, n; 0 = all.
         tokens: of a row, T.
         hidden: width of the hidden state, d.
         inner: width of the feed-forward part, f.
@@ -80,19 +79,14 @@ def share_left(asked: int, tokens: float, *, hidden: int, inner: int) -> float:
 
 
 class TopShare:
-    """The share of the last block of a course that is computed.
-
-    Args:
-        course: of the run.
-        model: of the run.
-    """
+    """Computed share of the last block of a course."""
 
     def __init__(self, course: Course, model: ModelFacts) -> None:
         self._asked, self._rows = course.top_tokens, course.microbatch_sizes()[0]
         self._hidden, self._inner = model.hidden_size, model.intermediate_size
 
     def of(self, size: float) -> float:
-        """Return the share of a micro-batch of ``size`` padded tokens; 1 where all are computed."""
+        """Return the share for a micro-batch of ``size`` padded tokens; 1 where all are computed."""
         return share_left(self._asked, size / self._rows, hidden=self._hidden, inner=self._inner)
 
 
@@ -100,11 +94,11 @@ WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int
 _ROW_SCALE_BYTES = 4
 _DEFAULT_OPTIMIZER = "adamw"
 _FULL_TRAINING = "full"
-"""The adapter configuration that trains the blocks' own weights: their gradients are in its measured times."""
+"""The adapter configuration that trains the blocks' own weights; its measured times include their gradients."""
 
 
 def work_table(node: NodeFacts) -> WorkTable:
-    """The table of a node's measured times; see ``work_points``.
+    """Build the table of a node's measured times, see ``work_points``.
 
     Raises:
         PlanError: nothing was measured.
@@ -116,9 +110,9 @@ def work_table(node: NodeFacts) -> WorkTable:
 
 
 def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
-    """The measured points of a node; none if nothing was measured.
+    """Return the measured points of a node; empty if nothing was measured.
 
-    Where only a block was measured, its times count for any size, and all other works take 0 s.
+    If only a block was measured, its times hold for any size, and all other works take 0 s.
     """
     if node.work_times or not node.block_forward_s > 0:
         return node.work_times
@@ -128,7 +122,7 @@ def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
 def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
     """Padded tokens of a micro-batch: ``rows`` times the owner's mean padded length.
 
-    The length is at most ``max_length``, and ``max_length`` where the mean is not known.
+    The length is at most ``max_length``, and ``max_length`` if the mean is unknown.
     """
     tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
     return rows * (min(tokens, max_length) or max_length)
@@ -153,10 +147,7 @@ def _point(work: Work, seconds: float) -> WorkTime:
 class NodeCosts:
     """Seconds of one node's actions.
 
-    Args:
-        node: what was measured there.
-        head: the unit of the head.
-        top: what of the last block is computed; None = all.
+    ``head`` is the head's unit; ``top`` the computed share of the last block, None = all of it.
     """
 
     def __init__(self, node: NodeFacts, head: int, top: TopShare | None = None) -> None:
@@ -178,21 +169,22 @@ class NodeCosts:
         patterns: Sequence[str] = (),
         passing: int = 0,
     ) -> float:
-        """Seconds of one action, as the table of operations says; a message takes none here.
+        """Seconds of one action; 0 for an action on a message.
 
         Args:
-            op: what it does.
+            op: of the action.
             start: first unit.
             stop: one past the last unit.
             size: padded tokens of the micro-batch.
-            lowest: the lowest unit that gets a gradient for this micro-batch.
+            lowest: lowest unit that gets a gradient for this micro-batch.
             kind: of the item.
-            patterns: of the blocks from ``start`` on, for this micro-batch; an empty one and none are all full.
-            passing: blocks of a backward whose weights get no gradient, where others of the model do. Gradients of
-                weights take as many multiplications as their forward.
+            patterns: of the blocks from ``start`` on, for this micro-batch; an empty pattern, and no patterns, mean all
+                full.
+            passing: blocks of a backward that compute no gradient of their weights, which would take as many
+                multiplications as their forward.
 
         Raises:
-            PlanError: that work was not measured.
+            PlanError: the work was not measured.
         """
         if start == EMBEDDING and op is not Op.EMBED:
             return self._of_embedding(op, size)
@@ -222,13 +214,13 @@ class NodeCosts:
         return (count - 1) * each_s + self._table.seconds(timing.lowest, size)
 
     def _of_embedding(self, op: Op, size: float) -> float:
-        """Seconds of the embedding's backward, taken as its forward, or of its update, as a block's for equal bytes."""
+        """Seconds of the embedding: its backward takes as long as its forward, its update as a block's per byte."""
         if op is Op.UPDATE:
             return self._embedding_share * self._table.seconds(Work.UPDATE)
         return self._table.seconds(Work.EMBED, size)
 
     def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
-        """Seconds of one block with a pattern, of an op that is timed as ``work``."""
+        """Seconds of one block with a pattern, for an op that is timed as ``work``."""
         full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
         key = (op, work, full, forward_only, size)
         found = self._partial.get(key)
@@ -241,27 +233,30 @@ class NodeCosts:
         return found
 
     def _of_patterns(self, op: Op, work: str, lowest: str, size: float, patterns: Sequence[str]) -> float:
-        """Seconds of consecutive blocks with patterns; the first is timed as ``lowest`` if that is not empty."""
+        """Seconds of consecutive blocks with patterns; the first is timed as ``lowest`` unless that is empty."""
         first_s = self.pattern_s(op, lowest or work, patterns[0], size)
         return first_s + sum(self.pattern_s(op, work, pattern, size) for pattern in patterns[1:])
 
     def work(self, work: Work, size: float = 0.0) -> float:
-        """Seconds of a work that is no action; 0 if it was not measured."""
+        """Seconds of a work; 0 if it was not measured."""
         return self._table.seconds(work, size) if work in self._table else 0.0
 
 
 class CourseCosts:
-    """Seconds and bytes of everything that a course has to do, on whatever nodes.
+    """Seconds and bytes of the actions and messages of a course, on any of the nodes.
 
     Args:
         course: the run.
-        profile: with every node that is asked for, and every link that it uses unless it has no links at all (then
-            messages take no time, as with nodes of one machine).
-        nodes: those that are needed; by default every node of the profile.
-        recompute: blocks whose backward runs them again (``Placement.recompute``).
-        helpers: who fits adapters of others' blocks (``Placement.helpers``).
-        stops: where stages end (``Placement.stages``), if some have several hosts.
-        optimizer: of the job; the head travels with its moments.
+        profile: facts of the nodes and of all links that are used; without any link messages take no time, as on one
+            machine.
+        nodes: to cost; by default every node of the profile.
+        recompute: recomputed blocks (``Placement.recompute``).
+        helpers: of ``Placement.helpers``.
+        stops: ends of the stages (``Placement.stages``), if some have several hosts.
+        optimizer: of the job; the head is sent with its optimizer state.
+
+    Attributes:
+        head_bytes: of the head with its optimizer state.
 
     Raises:
         PlanError: a node is missing, or was never measured; names it.
@@ -301,7 +296,7 @@ class CourseCosts:
 
     @staticmethod
     def of(plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> CourseCosts:
-        """Return the costs of a plan on its own nodes, with all that its placement says of them.
+        """Build the costs of a plan on its nodes and its placement.
 
         Raises:
             PlanError: a node of the plan is missing, or was never measured; names it.
@@ -318,7 +313,7 @@ class CourseCosts:
         )
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
-        """Padded tokens of a micro-batch of so many rows of ``owner``."""
+        """Padded tokens of a micro-batch of ``rows`` rows of ``owner``."""
         return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
 
     def action_s(
@@ -332,10 +327,10 @@ class CourseCosts:
         patterns: Sequence[str] = (),
         trained: Units | None = None,
     ) -> float:
-        """Seconds of a compute action with what surrounds it; see ``NodeCosts.seconds``.
+        """Seconds of a compute action with the node's overhead for each action; see ``NodeCosts.seconds``.
 
-        Times that were recorded in a run have what surrounds actions in them. ``trained`` are the units whose weights
-        get a gradient; they count only where all parameters train.
+        Times that were recorded in a run include the overhead. ``trained`` are the units with a gradient of their
+        weights; they matter only where all parameters train.
         """
         facts = self._facts[node]
         op, start, stop = action.op, action.start, action.stop
@@ -359,7 +354,7 @@ class CourseCosts:
         patterns: Sequence[str],
         trained: Units | None,
     ) -> float:
-        """Seconds that an action takes longer because its blocks save activations."""
+        """Additional seconds of an action because of recomputation and VeLoRA."""
         start = action.start
         projected = () if kind is StepKind.SCORE else trained_parts(self.course, self._projected, trained)
 
@@ -377,7 +372,7 @@ class CourseCosts:
         return size * (token_bytes + (1 if with_mask else 0))
 
     def message_bytes(self, payload: str, boundary: int, size: float) -> float:
-        """Bytes of a message: a hidden state with its mask, a gradient, a head with its moments, or a parcel."""
+        """Bytes of a message: hidden state with mask, gradient, head with optimizer state, or parcel."""
         if payload == Payload.HEAD:
             return self.head_bytes
         if payload == Payload.UNIT_GRAD:
@@ -390,12 +385,12 @@ class CourseCosts:
         return self.tensor_bytes(sent, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
 
     def sent_size(self, boundary: int, size: float) -> float:
-        """Padded tokens that travel over a boundary, of a micro-batch of ``size``; at the head with most rows."""
+        """Padded tokens that are sent over a boundary, of ``size``; to the head at most ``head_tokens`` a row."""
         most = self.course.microbatch_sizes()[0] * self.course.head_tokens
         return min(size, most or size) if boundary == self.course.head else size
 
     def unit_grad_bytes(self, unit: int) -> float:
-        """Bytes of the gradient of embedding or head, of a mean batch, as it goes to another owner."""
+        """Bytes of a message with the gradient of embedding or head, for a mean batch."""
         if unit == self.course.head:
             return self._head_weight_bytes
         own = zip(self.course.owners, shares(self.course.owners, self.course.turns), strict=True)
@@ -403,7 +398,7 @@ class CourseCosts:
         return embedding_grad_bytes(self._model, tokens)
 
     def link(self, source: str, target: str) -> LinkFacts | None:
-        """The measured link, None if the profile has no links at all.
+        """Return the measured link; None if the profile has no links at all.
 
         Raises:
             PlanError: the profile has links but not this one.
@@ -418,8 +413,8 @@ class CourseCosts:
     def around_message_s(self, source: str, target: str, payload: str, size: float, *, num_bytes: float = 0.0) -> float:
         """Seconds to encode a message at the source and to decode it at the target.
 
-        For a head both are in the one time that the source was measured for; that of a unit's gradient, and of weights
-        of a helper, counts by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
+        ``Work.HAND_OVER`` of the source covers both for a head; for gradients of units and weights of helpers it is
+        scaled by bytes. Pairs count 0 here: they are packed and unpacked in actions.
         """
         if payload == Payload.HEAD:
             return self.nodes[source].work(Work.HAND_OVER)
@@ -430,11 +425,11 @@ class CourseCosts:
         return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
 
     def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
-        """Seconds that a message takes from the computing of its source and of its target.
+        """Seconds that a message takes from the computation of its source and of its target.
 
-        Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
-        (one core, or a quota), they have to share it with them. Where it was measured what a byte takes, in a ring in
-        which all nodes computed, that counts. Times that were recorded in a run have it in them.
+        Other threads send and receive. If the compute threads leave less than one core free (because of cores or a
+        quota), they slow the computation down. The node's ``message_s_per_byte``, measured in a ring in which all nodes
+        compute, is used if known. Times that were recorded in a run include this.
         """
         link, head = self.link(source, target), payload == Payload.HEAD or payload in PARCELS
         taken = []
@@ -453,7 +448,7 @@ class CourseCosts:
         return taken[0], taken[1]
 
     def rest(self, node: str) -> Rest:
-        """The gain of a rest for the next action of ``node``; none where times were recorded in a run."""
+        """Effect of idle time at ``node``; none where times were recorded in a run."""
         facts = self._facts[node]
         if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
             return Rest(0.0, 1.0)
@@ -461,15 +456,15 @@ class CourseCosts:
 
 
 BASE_S: Final = 2.0
-"""Seconds of a move whatever the slices: to rest, to build an empty model, to open links; assumed, not measured."""
+"""Fixed seconds of a move: to reach a turn boundary, build an empty model, open links; assumed, not measured."""
 READ_BYTES_PER_S: Final = 40e6
-"""Base weights from the memory card of a board; assumed, not measured."""
+"""Rate of reading base weights from a memory card; assumed, not measured."""
 
 
 def move_s(before: Placement, after: Placement, model: NodeFacts) -> float:
-    """Seconds of a move: the fullest node that changes reads all blocks of its next slice; 0 if none changes.
+    """Seconds of a move: the largest slice of the next placement is read from disk; 0 if no slice changes.
 
-    What was trained is thousand times less than that, and is left out.
+    Trained weights are a thousandth of that, and are not counted.
     """
     changed = [piece for piece in after.hosts if _blocks(before, piece.node) != (piece.start, piece.stop)]
     if not changed and len(before.hosts) == len(after.hosts):
@@ -484,24 +479,25 @@ def _blocks(placement: Placement, node: str) -> tuple[int, int]:
 
 
 FORWARD_COMPUTE: Final = 0.4
-"""The compute of a forward-only operation, as a share of a full one's."""
+"""Compute of a forward-only operation, as a share of a full one's."""
 
 FORWARD_SENT: Final = 0.5
-"""The communication of a forward-only operation, as a share of a full one's."""
+"""Communication of a forward-only operation, as a share of a full one's."""
 
 _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeWork:
-    """The work of one node in items, done or predicted; sums of items can be added.
+    """Work of one node in items, done or predicted.
 
     Attributes:
-        full: rows of blocks with forward and backward, counted by their subnets.
-        forward_only: rows of blocks with the forward only.
-        skipped: rows of blocks that were passed by.
+        full: rows x blocks with forward and backward, weighted by the share of subnets.
+        forward_only: rows x blocks with the forward only.
+        skipped: rows x blocks without either.
         work_s: seconds of forwards and backwards of blocks, by the profile; 0 without one.
-        sent_bytes: of hidden states and gradients, by the profile's mean lengths; without one rows that were sent.
+        sent_bytes: bytes of hidden states and gradients, by the profile's mean lengths; without one the number of rows
+            sent.
     """
 
     full: float = 0.0
@@ -511,7 +507,7 @@ class NodeWork:
     sent_bytes: float = 0.0
 
     def __add__(self, other: NodeWork) -> NodeWork:
-        """Add the work for other items."""
+        """Add the work of other items."""
         return NodeWork(
             **{
                 entry.name: getattr(self, entry.name) + getattr(other, entry.name)
@@ -520,33 +516,33 @@ class NodeWork:
         )
 
     def times(self, count: float) -> NodeWork:
-        """The work for so many equal items."""
+        """Return the work of ``count`` equal items."""
         return NodeWork(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(NodeWork)})
 
     @property
     def paper_compute(self) -> float:
-        """Compute by the paper's count, in full operations."""
+        """Compute as D2FT counts it, in full operations."""
         return self.full + FORWARD_COMPUTE * self.forward_only
 
     @property
     def paper_sent(self) -> float:
-        """Communication by the paper's count, in full operations."""
+        """Communication as D2FT counts it, in full operations."""
         return self.full + FORWARD_SENT * self.forward_only
 
     def shares(self) -> dict[str, float]:
-        """The shares of full, forward-only and skipped operations."""
+        """Return the shares of full, forward-only and skipped operations."""
         total = (self.full + self.forward_only + self.skipped) or 1.0
         counts = {"full": self.full, "forward_only": self.forward_only, "skipped": self.skipped}
         return {name: count / total for name, count in counts.items()}
 
 
 def total(parts: Iterable[NodeWork]) -> NodeWork:
-    """The sum of the work of items."""
+    """Add up the work of items."""
     return sum(parts, NodeWork())
 
 
 def all_full(plan: Plan) -> Plan:
-    """The plan in which everything is full: no tables, and none to be chosen."""
+    """Return the plan without operation tables, so that all operations are full."""
     return _all_full(plan)
 
 
@@ -556,10 +552,10 @@ def _all_full(plan: Plan) -> Plan:
 
 
 def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, NodeWork]:
-    """The work of each host for a train item.
+    """Work of each node for a train item.
 
     Args:
-        plan: as decided for the item's turn.
+        plan: with the decisions of the item's turn.
         item: of a train turn.
         costs: of the course, for seconds and bytes; None = seconds are 0, and bytes are rows.
     """
@@ -580,7 +576,7 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
 
 
 def _operations(plan: Plan, node: str, legs: Iterable[Leg], row: str, subnets: int, rows: int) -> NodeWork:
-    """Count the operations of a node's blocks for one micro-batch; 1 is forward-only where no graph is kept."""
+    """Count the operations of a node's blocks for one micro-batch; a full one without a graph is forward-only."""
     op_of = {block: leg.op for leg in legs if leg.op in _BLOCK_OPS[:2] for block in range(leg.start, leg.stop)}
     full = forward_only = skipped = 0.0
     for block in range(plan.slice_of(node).start, plan.slice_of(node).stop):

@@ -1,7 +1,7 @@
 """Bytes and seconds of each policy for activations (``[memory] activations`` of a job), and the blocks that have it.
 
 ============= ================================================================= ===================================
-policy        each micro-batch of a block keeps                                 besides, once for a node
+policy        kept for each micro-batch of a block                              once for each node
 ============= ================================================================= ===================================
 none          its graph
 velora        its graph, with projections for the inputs of its linear layers
@@ -9,12 +9,12 @@ recompute     its input, and the masks of its dropout                           
 both          the same                                                          the graph of one block, projected
 ============= ================================================================= ===================================
 
-VeLoRA does nothing in passes that gather scores, so in a run with such passes no bytes of it are counted as saved. It
-saves only inputs that are kept for linear layers that train (``models.kept_inputs``): with a frozen base few are.
+VeLoRA is off in passes that gather scores, so a run with such passes saves no bytes by it. It saves only inputs of
+trained linear layers (``models.kept_inputs``): with a frozen base there are few.
 
-A block that runs again goes forward with a graph, which is dropped at once, and again before its backward, so that both
-times give the same bits. VeLoRA makes work with a graph longer by the part e, and the gradients of a block's own
-weights, which take as long as its forward, shorter by the part g (``projected_gain``)::
+A block that is recomputed runs its first forward with a graph too, which is dropped at once, so that both forwards give
+the same bits. VeLoRA lengthens work with a graph by the share e, and shortens the gradients of a block's own weights,
+which take as long as its forward, by the share g (``projected_gain``)::
 
               none      recompute               velora                         both
     F         GRAPH     GRAPH                   GRAPH (1 + e)                  GRAPH (1 + e)
@@ -43,16 +43,10 @@ from ringtune.techniques.activation_checkpointing import PAPER_LAYERS, VeloraSet
 
 
 def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
-    """VeLoRA as a job has it, or allows it, in all blocks that may train; None where it says nothing of it.
-
-    Args:
-        settings: ``[velora]`` of the job.
-        adapter: ``adapter.config`` of the job.
-        extent: of the run, which says what may train.
-        model: with the inputs that its blocks keep.
+    """Return VeLoRA as set in a job, for all blocks that may train; None without settings or such blocks.
 
     Raises:
-        JobError: no such layer trains in this model, or an input has fewer values than there are parts.
+        JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts``.
     """
     if settings is None:
         return None
@@ -75,7 +69,7 @@ def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, mo
 
 
 def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
-    """VeLoRA with its defaults, for a job that does not ask for it; None where it has nothing to do."""
+    """Return VeLoRA with default settings, for a job that does not set it; None where it would save nothing."""
     try:
         return job_velora(VeloraSettings(), adapter, extent, model)
     except JobError:
@@ -83,11 +77,7 @@ def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora |
 
 
 def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:
-    """Refuse named layers of which this model has none that trains, or whose input stays anyway.
-
-    Raises:
-        JobError: names the layer, and those that train, or what keeps its input.
-    """
+    """Refuse layers that do not train in this model, or that keep their input even with VeLoRA; raises ``JobError``."""
     trained = trained_layers(inputs)
     for layer in layers:
         if layer not in trained:
@@ -103,7 +93,7 @@ def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: st
 
 
 def trained_blocks(extent: Extent, adapter: str) -> tuple[Range, ...]:
-    """The blocks that may train in a run and have an adapter, as ranges."""
+    """Return the blocks that may train in a run and have an adapter, as ranges."""
     trained = (block for block in extent.trainable.within(0, extent.num_blocks) if has_adapter(adapter, block))
     return Units.of(extent.num_blocks, trained).ranges
 
@@ -121,14 +111,14 @@ def graph_terms(
     flying: int,
     dealt: int | None = None,
 ) -> Iterable[Term]:
-    """The graphs that a node's trained blocks keep at most, and what is added where some are run again.
+    """Yield the memory terms of graphs and recomputed inputs at the fullest moment.
 
     Args:
         course: the run.
-        recompute: blocks whose backward runs them again.
-        blocks: those of the node that keep something, [start, stop).
-        sizes: of one of them.
-        flying: items at a time.
+        recompute: recomputed blocks.
+        blocks: blocks [start, stop) of the node that keep activations.
+        sizes: of one block.
+        flying: items in flight.
         dealt: micro-batches of an item that pass the node; None = all.
     """
     (start, stop), graphs = blocks, kept_graphs(course)
@@ -160,9 +150,9 @@ def graph_terms(
 
 
 def _beginning(course: Course, blocks: Sequence[int], sizes: Sizes) -> list[int]:
-    """The lowest block that ever trains, if it is among these: its graph begins inside it whenever it has one.
+    """The lowest block that ever trains, if it is among these: every graph of it begins inside it.
 
-    A pass that gathers scores may have one below it.
+    Not in runs that gather scores: there a graph may begin below it.
     """
     if not sizes.lowest_token_bytes or gathers_scores(course):
         return []
@@ -170,12 +160,12 @@ def _beginning(course: Course, blocks: Sequence[int], sizes: Sizes) -> list[int]
 
 
 def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[int, int]) -> tuple[int, ...]:
-    """The blocks of [start, stop) that keep their input only."""
+    """Return the blocks of [start, stop) that keep their input only."""
     return tuple(block for block in range(*blocks) if in_ranges(block, recompute))
 
 
 def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
-    """The ones of some blocks with linear layers that keep projections."""
+    """Return those of some blocks that keep projections."""
     velora = course.velora
     if velora is None or gathers_scores(course):
         return ()
@@ -185,7 +175,7 @@ def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
 def _whole_terms(
     course: Course, count: int, graphs: SavedGraphs | None, blocks: Sequence[int], sizes: Sizes, flying: int
 ) -> Iterable[Term]:
-    """The graphs of blocks that keep everything; where tables are sure to leave some of them out, only the rest."""
+    """Yield the terms of graphs without projections; of active subnets only, where tables bound them."""
     tokens = course.microbatch_sizes()[0] * course.max_length
     kept, micros = round(sizes.kept_bytes(tokens)), _micros(count, graphs, blocks)
     if graphs is None:
@@ -197,20 +187,20 @@ def _whole_terms(
 
 
 def _micros(count: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> int:
-    """Micro-batches for which blocks keep something, added up over the blocks; of ``count`` that pass the node."""
+    """Micro-batches with a graph of a block, summed over the blocks; ``count`` of them pass the node."""
     if graphs is None:
         return len(blocks) * count
     return sum(graphs.micros[block] for block in blocks)
 
 
 def _inputs(micro: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> int:
-    """Inputs that the graphs of blocks keep: one for each micro-batch of each run of neighbours."""
+    """Number of inputs that graphs keep: one for each micro-batch of each range of consecutive blocks."""
     runs = _runs(blocks)
     return sum(micro if graphs is None else graphs.inputs(first, last, micro) for first, last in runs)
 
 
 def _runs(blocks: Sequence[int]) -> tuple[Range, ...]:
-    """Neighbouring blocks as ranges: 0, 1 and 3 are [0, 2) and [3, 4)."""
+    """Group consecutive blocks to ranges: 0, 1 and 3 give [0, 2) and [3, 4)."""
     found: list[Range] = []
     for block in blocks:
         if found and found[-1].stop == block:
@@ -221,37 +211,32 @@ def _runs(blocks: Sequence[int]) -> tuple[Range, ...]:
 
 
 VELORA_EXTRA: Final = 0.01
-"""The share e that VeLoRA adds to a block's work with a graph: ``make bench-memory``, part ``saved``.
-
-Measured: nothing in forwards, nor in backwards with adapters, within the noise.
+"""Share e that VeLoRA adds to a block's work with a graph; measured by ``make bench-memory``, part ``saved``, as 0
+within the noise.
 """
 
 _MATRIX_SHARE: Final = 0.77
-"""The linear layers' share of a block's forward, which the gradients of their weights take too.
+"""Share of the linear layers in a block's forward time, and of their weights' gradients in its backward.
 
 Measured with own weights, 16 x 128 tokens at width 384: backwards take 0.77 of the time with projections for query,
-key, value and down, 0.62 for all layers. They take 1.88 times a forward with a graph. Of the multiplications for the
-gradients of weights 0.56 and 0.94 are left out.
+key, value and down, 0.62 for all layers, where 0.56 and 0.94 of the multiplications for the gradients of weights are
+saved. Without projections they take 1.88 times a forward with a graph.
 """
 
 _WIDE: Final = ("up", "gate")
 
 Seconds = Callable[[Op, int, int], float]
-"""Seconds of an op over the blocks [start, stop), where they keep everything."""
+"""(op, start, stop) -> seconds over the blocks [start, stop) with policy none."""
 
 
 def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
-    """The share g of a block's forward with a graph that VeLoRA takes off its backward.
+    """Share g of a block's forward with a graph that VeLoRA saves in its backward.
 
-    The gradient of a weight from P numbers of a token instead of D inputs takes P / D of the multiplications. With
-    adapters it is 0: their own matrices take next to no time. Keys and values count as wide as queries.
+    The gradient of a weight from P numbers per token instead of D inputs takes P / D of the multiplications. With
+    adapters g is 0: their matrices take little time. Keys and values count as wide as queries.
 
     Example: query, key, value and down of a BERT block of width 384 are 7/12 of its multiplications, of which 32 / 384
-    and 32 / 1,536 stay: 0.56 of a forward's, and these are 0.77 of its time, so 0.43.
-
-    Args:
-        velora: of the course; None without.
-        model: whose ``kept_inputs`` say which layers train.
+    and 32 / 1,536 remain: 0.56 of a forward's are saved, and with 0.77 of its time g is 0.43.
     """
     own = [kept for kept in model.kept_inputs if ADAPTER_DOWN not in kept.layers]
     if velora is None or not own:
@@ -276,13 +261,13 @@ def saving_s(
     *,
     gain: float = 0.0,
 ) -> float:
-    """Seconds that an action over blocks [start, stop) takes longer than one that keeps everything; below 0 if shorter.
+    """Additional seconds of an action over blocks [start, stop), compared with policy none; negative if it is shorter.
 
     Args:
-        op: what the action does.
+        op: of the action.
         start: first block.
         stop: one past the last.
-        recompute: blocks that run again.
+        recompute: recomputed blocks.
         projected: blocks with VeLoRA.
         seconds: of an op over some of these blocks.
         gain: from ``projected_gain``.
@@ -302,14 +287,9 @@ def saving_s(
 
 
 def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict[Work, int]:
-    """The works that an action is made of, each with its number, where some of its blocks run again; else none.
+    """Number of each work in a backward with recomputed blocks; empty for another action.
 
-    Example: the backward of blocks [2, 4), both of which run again, is two forwards with graph and two backwards.
-
-    Args:
-        action: of any op.
-        recompute: blocks that run again.
-        lowest: the lowest unit that gets a gradient.
+    Example: the backward of blocks [2, 4), both recomputed, is two forwards with graph and two backwards.
     """
     op, start, stop = action.op, action.start, action.stop
     if op.graph is not Graph.FREES or not (again := count_within(recompute, action)):
@@ -323,12 +303,9 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
 
 
 def trained_parts(course: Course, projected: Sequence[Range], trained: Units | None) -> Sequence[Range]:
-    """The parts of ranges with VeLoRA that get gradients of weights; of the others nothing is projected.
+    """Return the parts of ``projected`` ranges with a gradient of their weights; other parts are not projected.
 
-    Args:
-        course: the run.
-        projected: blocks with VeLoRA.
-        trained: units of an item that get one; it counts only where all parameters train, a group at a time.
+    ``trained`` are the units with a gradient; they matter only where all parameters train, a group at a time.
     """
     if trained is None or not course.method.full_parameters:
         return projected
@@ -336,5 +313,5 @@ def trained_parts(course: Course, projected: Sequence[Range], trained: Units | N
 
 
 def count_within(ranges: Sequence[Range], action: Action) -> int:
-    """How many blocks of an action are in some ranges."""
+    """Number of blocks of an action that are in some ranges."""
     return sum(last - first for first, last in within(ranges, action.start, action.stop))

@@ -1,54 +1,52 @@
-"""Calibration of a profile by a run: recorded times replace measured ones, and lasting changes of pace are found.
+"""Calibration of a profile by a run: recorded times replace measured ones, and lasting changes of speed are detected.
 
-``RecordedProfile``: times of recorded actions, neighbours included, for the next plan. An action over several blocks is
-divided: each of its blocks has an equal share. If the lowest trainable block is among them, its share has the measured
-ratio r to that of the others; such shares count only where a node has too few actions without that block::
+``RecordedProfile`` turns recorded actions into times for the next plan. An action over several blocks is divided evenly
+among them. If the lowest trainable block is among them, its time has the profile's ratio r to that of the others; such
+samples count only where a node has too few actions without that block::
 
     F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
 
-An action with a part of the subnets is scaled to all of them, and the time of blocks that run again is divided among
+An action with some of the subnets is scaled to all of them, and a backward with recomputed blocks is divided into
 forwards and backwards, both by the ratios of the profile.
 
-A run has sizes that nobody measured (its mean padded lengths; the length of a single batch never leaves its owner). So
-every action is compared with the profile's time for that size. The mean of these ratios scales the whole measured
-curve; the point at the run's own mean size joins it, with the number of actions as its samples.
+A run has other sizes than a measurement (its mean padded lengths; lengths of single batches never leave their owner).
+So each action is compared with the profile's time for its size. The mean of these ratios scales the whole measured
+curve, and a point at the run's mean size is added to it.
 
-``ChangeDetector``: a turn gives each name its *pace*, the recorded seconds over the known seconds of the work. Compared
-are only turns of one *kind*, in which the name had the same to do::
+``ChangeDetector``: in a turn each name has a *pace*, its recorded seconds over the known seconds of the work. Only
+turns of one *kind*, in which the name had the same work, are compared::
 
     turn                 0      1     2     3     4  |   5     6     7
     kind                 x      x     x     y     y  |   y     y     y
     pace of b          (1.6)   1.0   1.1   1.5   1.6 |  3.1   3.0   3.2     the newest three of kind y
-                       begins  `-- nothing to do with y  `-- 2.0 times as long as the usual 1.55
+                       first    `-- other kind     `-- 2.0 times as long as the usual 1.55
 
-The pace has changed if each of the newest turns takes so many times as long as each of the usual ones, or the other way
-round, and if the newest differ from the usual ones by more than noise makes likely. One slow turn, of a board that did
-other work besides, would make all others look fast: of four usual turns and more the longest and the shortest do not
-count, and with fewer no pace counts as faster. Noise is the difference of neighbouring turns of one kind, over all
-names together, as a run is too short for an estimate of each. With the mean square ``d`` of differences of logarithms,
-a turn has the variance ``d / 2``. A difference of the means of ``m`` usual and ``n`` newest turns has the variance
-``d / 2 * (1 / m + 1 / n)``; it has to be ``BEYOND_NOISE`` times the root of that. The largest difference does not
-count, as a change makes one itself.
+A pace has changed if each of the newest turns is slower than each of the usual ones by a factor, or each faster, and if
+the difference exceeds the noise. One slow turn, of a board that did other work, would make all others look fast: of at
+least four usual turns the longest and the shortest do not count, and with fewer no pace counts as faster. Noise is
+estimated from consecutive turns of one kind over all names, since one name has too few turns. With the mean square
+``d`` of differences of logarithms, a turn has the variance ``d / 2``, and the difference of the means of ``m`` usual
+and ``n`` newest turns ``d / 2 * (1 / m + 1 / n)``; it must be ``BEYOND_NOISE`` times the root of that. The largest
+difference does not count, as a change itself causes one.
 
 ``LinkMonitor``: the rate of a link in a turn is that of its quicker messages, as in ``costs.links``: a busy processor
-slows some of them, a slower link all. Turns count as of the same work if as much trains at both ends of the link,
-because the messages of both ends share their lines. A turn with few messages that show a rate does not count::
+slows some of them, a slower link all. Turns are of one kind if both ends of the link had the same work, because the
+messages of a node share its line. A turn with few messages that have a rate does not count::
 
     train turn              0      1     2  |   3     4     5     6
     a -> b, in MB/s       (1.9)   2.4   2.6 |  2.5   0.6   0.6   0.7
-                          begins  the usual |         `-- three turns in a row: 3.95 times as long
+                          first   the usual |         `-- three turns in a row: 3.95 times as long
 
-``PaceMonitor``: the pace of a node, in seconds on the clock, also under a quota of processor time. Only its change
-counts: a pace of 1.1 from the start is an error of the profile by a tenth, which the plan has too. Each work has a pace
-of its own, as a profile may have forwards wrong and backwards right, and their numbers change as more trains.
+``PaceMonitor``: the pace of a node, by wall-clock seconds, also under a quota of processor time. Only its change
+counts: a pace of 1.1 from the start is an error of the profile, which the plan has too. Each work has a pace of its
+own, as a profile may be wrong for forwards and right for backwards, and their numbers change as more blocks train.
 
-Turns are compared where as many of the node's blocks train, blocks below them do or do not, and the node is the
-initiator or is not. A board with a quota that it can't see has 1.0 for frozen blocks, between which it rests, and 2.0
-when its own blocks train without rests; its speed is the same. As more trains elsewhere, it rests longer and looks
-faster, hardly ever slower. So *slower* is judged over all turns in which the node did the same, *faster* only over
-those in which all nodes did. A change that begins with the turn from which more of the node's own blocks train is
-attributed to them. A changed pace holds for all works of the node, also for those that it had none of: a node at twice
-the usual time in frozen forwards would take twice the time in backwards.
+Turns are of one kind for a node if the same number of its blocks train, blocks below them train or do not, and it is
+the initiator or is not. A board with an invisible quota has pace 1.0 for frozen blocks, between which it rests, and 2.0
+when its own blocks train without rests, at the same speed. As more blocks train elsewhere, it rests longer and looks
+faster, hardly ever slower. So *slower* is judged over all turns with the same work of the node, *faster* only over
+those with the same work of all nodes. A change at the turn from which more of the node's blocks train is attributed to
+them. A changed pace is applied to all works of the node, also to those without samples.
 """
 
 from __future__ import annotations
@@ -75,28 +73,28 @@ from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import trained
 
 USUAL_TURNS: Final = 2
-"""Least turns of a kind, after the run's first turn, that say what is usual."""
+"""Fewest usual turns of a kind, without the run's first turn."""
 
 MAX_USUAL_TURNS: Final = 6
-"""The first so many turns of a kind say what is usual: later ones might have drifted."""
+"""Most usual turns of a kind, its first ones: later ones might have drifted."""
 
 _ENOUGH: Final = 4
-"""Of so many usual turns the longest and the shortest do not count; with fewer nothing is called faster."""
+"""From this number of usual turns on the longest and the shortest do not count; with fewer no pace counts as faster."""
 
 LASTING_TURNS: Final = 3
-"""A change counts when it lasts for so many turns."""
+"""Number of newest turns in which a change must last."""
 
 BEYOND_NOISE: Final = 4.0
-"""Standard deviations by which the newest turns have to differ from the usual ones."""
+"""Standard deviations by which the newest turns must differ from the usual ones."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 Works = Mapping[str, tuple[float, float]]
-"""Of each work in a turn: seconds, and those that are known for it."""
+"""Work in a turn -> (recorded seconds, known seconds)."""
 
 
 class _Turns:
-    """The turns of one name and kind: the first ones, the newest ones, and the number of all."""
+    """Turns of one name and kind: the first, the newest, and the number of all."""
 
     __slots__ = ("first", "newest", "number")
 
@@ -113,15 +111,14 @@ class _Turns:
 
     @property
     def usual(self) -> list[Works]:
-        """The first turns, without the newest ones."""
+        """First turns without the newest ones."""
         return self.first[: max(0, self.number - LASTING_TURNS)]
 
 
 class ChangeDetector(Generic[Name]):
-    """Watches any number of names, which are all alike in their noise.
+    """Detects lasting changes of pace of any number of names with equal noise.
 
-    Args:
-        changed: a pace counts as changed when it is so many times the usual one, or the usual one so many times it.
+    ``changed`` is the smallest factor between newest and usual paces, in either direction, that counts.
     """
 
     def __init__(self, changed: float) -> None:
@@ -145,7 +142,7 @@ class ChangeDetector(Generic[Name]):
         self._now[name] = kind
 
     def changed(self) -> dict[Name, float]:
-        """The names with a lasting change of pace, each with the factor of its time for the same work."""
+        """Return the names with a lasting change of pace -> factor of the time for the same work."""
         ratios = {}
         for name, kind in self._now.items():
             turns = self._kinds[name, kind]
@@ -154,7 +151,7 @@ class ChangeDetector(Generic[Name]):
         return ratios
 
     def _lasting(self, turns: _Turns) -> float:
-        """The factor of the newest turns' times; 0 where that is not lasting, or may be noise."""
+        """Factor of the newest turns' times; 0 where the change does not last, or may be noise."""
         newest, usual = (
             sorted(log for works in each if (log := _log_ratio(works, turns.usual)) is not None)
             for each in (turns.newest, turns.usual)
@@ -172,7 +169,7 @@ class ChangeDetector(Generic[Name]):
 
 
 def _log_ratio(works: Works, usual: list[Works]) -> float | None:
-    """The logarithm of how many times as long a turn took as the works that it shares with usual turns."""
+    """Logarithm of a turn's time over the time of usual turns, for the works in both; None without a common work."""
     took_s = usual_s = 0.0
     for work, (seconds, known_s) in works.items():
         before = [turn[work] for turn in usual if work in turn]
@@ -184,16 +181,16 @@ def _log_ratio(works: Works, usual: list[Works]) -> float | None:
 
 MIN_TIMES = 5
 KEPT_TIMES = 2000
-"""How many of the newest samples are kept for each kind of work on each node."""
+"""Newest samples that are kept for each work on each node."""
 
 _OF_A_PART = frozenset({Scope.MICRO, Scope.RANGE})
 _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
 class _OpenItem(NamedTuple):
-    """A granted item: per micro-batch its lowest unit with a gradient, its padded tokens, and its operations if any.
+    """A granted item; per micro-batch lowest unit with a gradient, padded tokens, and operations if any.
 
-    ``embedded`` has the padded tokens of those that take part.
+    ``embedded`` has the padded tokens of the micro-batches that take part.
     """
 
     item: Item
@@ -205,7 +202,7 @@ class _OpenItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """One recorded work: its time, its size, and its time over the profile's for that size (0 = none)."""
+    """One recorded work: seconds, size, and its time over the profile's for that size (0 = none)."""
 
     seconds: float
     size: float
@@ -217,13 +214,13 @@ class RecordedProfile:
 
     Args:
         course: the run.
-        profile: that it was planned with; has every node of it.
-        recompute: blocks whose backward runs them again.
-        skipped_items: the first so many do not count: what happens for the first time takes longer.
+        profile: of its plan; has every node of the run.
+        recompute: recomputed blocks.
+        skipped_items: number of first items that do not count, as first executions take longer.
 
     Attributes:
         links: takes the run's transfers.
-        pace: of each work of a node its seconds, and those that the profile has for it.
+        pace: (node, work) -> (recorded seconds, seconds in the profile).
     """
 
     def __init__(
@@ -249,12 +246,7 @@ class RecordedProfile:
         self.pace: dict[tuple[str, Work], tuple[float, float]] = {}
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
-        """Take the times of one more node, too, and its transfers.
-
-        Args:
-            facts: of the node.
-            links: between it and the others.
-        """
+        """Add a node that joined the run, with its links."""
         profile, points = self._profile, work_points(facts)
         nodes = sorted((*profile.nodes, facts), key=lambda node: node.node)
         self._profile = dataclasses.replace(profile, nodes=tuple(nodes), links=(*profile.links, *links))
@@ -266,7 +258,7 @@ class RecordedProfile:
     # ---- what happens -----------------------------------------------------------------------------
 
     def granted(self, turn: Turn) -> None:
-        """Note a granted turn: actions of its items count from now on, unless they score subnets beside their work."""
+        """Note a granted turn: actions of its items count from now on, unless the turn gathers scores."""
         if turn.kind is StepKind.SCORE:
             return
         course = turn.settled(self._course)
@@ -281,7 +273,7 @@ class RecordedProfile:
             self._open[item.seq] = _OpenItem(item, lowest_units(course, item), sizes, rows, subnets, embedded)
 
     def turn_done(self, turn: Turn) -> None:
-        """Forget a turn that is done: no more of its actions count."""
+        """Drop a turn that is done: no more of its actions count."""
         for seq in range(turn.first_seq, turn.end_seq):
             self._open.pop(seq, None)
             self._shared.pop(seq, None)
@@ -289,11 +281,11 @@ class RecordedProfile:
     def add(self, node: str, action: Action, seconds: float, *, worked_s: float = 0.0) -> None:
         """Add the recorded time of one action of a node.
 
-        Where a quota holds, what counts is how long the action would have taken at the quota alone: the seconds on the
-        clock depend on how much the node had rested, which the virtual clock adds by itself.
+        ``worked_s`` is the time of the action at the node's quota alone, and is used if it is positive: wall-clock
+        seconds depend on the rest before the action, which the simulator adds by itself.
 
-        An action is left out if no granted turn has its item, the profile lacks its node, the run lacks its blocks or
-        micro-batch, or its time is negative or not finite.
+        An action is left out if no granted turn has its item, the profile lacks its node, its blocks or micro-batch are
+        out of range, or its time is negative or not finite.
         """
         entry = self._open.get(action.seq)
         if entry is None or node not in self._tables or not 0 <= seconds < math.inf or not self._fits(action, entry):
@@ -318,7 +310,7 @@ class RecordedProfile:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
 
     def _projected_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
-        """The time of an action with projections over that without; works stand to each other as they were measured."""
+        """Time of an action with projections over its time without, by the profile's ratios of works."""
         count = action.stop - action.start
         share = 1 + VELORA_EXTRA * count_within(self._projected, action) / count
         back_s = self._known(node, Work.BACKWARD, size)
@@ -343,7 +335,7 @@ class RecordedProfile:
     def _add_shared(self, node: str, action: Action, entry: _OpenItem, seconds: float) -> None:
         """Add the mean time of an item's actions of one kind, once all of them are recorded.
 
-        The first embedding of an item makes its whole batch, so that one alone says little.
+        The first embedding of an item loads its whole batch, so a single action is not typical.
         """
         found = self._shared.setdefault(entry.item.seq, [])
         found.append(seconds)
@@ -352,10 +344,9 @@ class RecordedProfile:
             self._add(node, work, statistics.fmean(found), statistics.fmean(entry.embedded))
 
     def _cost_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
-        """By the profile, the seconds of an action over those it would take if all its blocks were full.
+        """Seconds of an action over its seconds with all blocks full, by the profile; 1 if it lacks the work.
 
-        Example: an action of two blocks, one of them with half of its subnets, has a share of 0.75. It is 1 where the
-        profile knows nothing of the work.
+        Example: an action of two blocks, one of them with half of its subnets, has a share of 0.75.
         """
         op, start, stop = action.op, action.start, action.stop
         patterns = patterns_of(entry.rows[action.micro], start, stop, entry.subnets)
@@ -371,7 +362,7 @@ class RecordedProfile:
     def _shares(
         self, node: str, action: Action, entry: _OpenItem, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """Take an action's time apart into times of works; ``NodeCosts.seconds`` goes the way back."""
+        """Divide an action's time into times of works; the inverse of ``NodeCosts.seconds``."""
         timing, blocks = action.op.timing, action.stop - action.start
         if not timing.work:
             return []
@@ -390,7 +381,7 @@ class RecordedProfile:
     def _with_lowest(
         self, node: str, works: tuple[Work, Work], blocks: int, count: float, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """Share a time out among blocks, as long as ``count`` whole ones; the lowest is the lowest with a graph.
+        """Divide a time among blocks that cost as much as ``count`` whole ones, one of them the lowest trained.
 
         Example: 2.5 s for 3 blocks, the lowest known to take half as long, are 1 s for a block above and 0.5 s for the
         lowest.
@@ -406,7 +397,7 @@ class RecordedProfile:
     def _in_parts(
         self, node: str, works: Mapping[Work, int], seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """Share a time out among works as the profile has them; nothing where it does not know all of them."""
+        """Divide a time among works in the ratios of the profile; nothing if it lacks one of them."""
         known = {work: self._known(node, work, size) for work in works}
         all_s = sum(count * known[work] for work, count in works.items())
         return [(work, seconds * known[work] / all_s) for work in works] if min(known.values()) > 0 else []
@@ -427,7 +418,7 @@ class RecordedProfile:
     # ---- what comes of it -------------------------------------------------------------------------
 
     def profile(self) -> Profile:
-        """The profile with recorded times for each work with ``MIN_SAMPLES`` on a node, and the links' own rates."""
+        """Return the profile with recorded times of works with ``MIN_TIMES`` samples on a node, and recorded rates."""
         nodes = tuple(self._updated(node) for node in self._profile.nodes)
         return dataclasses.replace(self._profile, nodes=nodes, links=self.links.links(self._profile.links))
 
@@ -461,12 +452,12 @@ class RecordedProfile:
         )
 
     def _samples_of(self, node: str, work: Work) -> Sequence[_Sample]:
-        """The samples of a work that are no guess; guesses too where those are below ``MIN_SAMPLES``."""
+        """Return the undivided samples of a work; if they are fewer than ``MIN_TIMES``, the divided ones too."""
         sure = self._samples.get((node, work), ())
         return sure if len(sure) >= MIN_TIMES else [*sure, *self._guesses.get((node, work), ())]
 
     def _moved(self, node: str, work: Work, before: Sequence[WorkTime], found: Sequence[_Sample]) -> list[WorkTime]:
-        """Scale the measured points of a work by the mean ratio of its samples; add the recorded point."""
+        """Scale the measured points of a work by the mean ratio of its samples, and add the recorded point."""
         size = statistics.fmean(sample.size for sample in found)
         rows = self._rows(size)
         tokens = round(size / rows)
@@ -484,13 +475,13 @@ class RecordedProfile:
         return [*curve, _point(work, rows, tokens, len(found), (low * known, mean * known, high * known))]
 
     def _rows(self, size: float) -> int:
-        """Rows of a point at a mean size: those of the largest micro-batch, 1 if the size is smaller."""
+        """Rows of a point at a mean size: those of the largest micro-batch; 1 if the size is smaller than that."""
         rows = self._course.microbatch_sizes()[0]
         return rows if size >= rows else 1
 
 
 def _in_step(parts: Sequence[WorkTime], before: WorkTable, after: Sequence[WorkTime]) -> list[WorkTime]:
-    """Scale the points of a part of a block by what became of the whole block's time at their sizes."""
+    """Scale the points of a part of a block as the whole block's times at their sizes."""
     work, table = after[0].work, WorkTable(after, where="a node")
     found = []
     for part in parts:
@@ -508,9 +499,9 @@ def _point(work: Work, rows: int, tokens: int, samples: int, quartiles: tuple[fl
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, mean, third quartile; the quartiles enclose the mean.
+    """First quartile, mean, third quartile; the quartiles are widened to enclose the mean.
 
-    The mean, not the median: lengths of batches and waits for a quota are skewed, and what a run takes is a sum.
+    The mean, not the median, because lengths of batches and waits for a quota are skewed, and a run takes their sum.
     """
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     mean = statistics.fmean(values)
@@ -518,13 +509,13 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 LINK_CHANGED: Final = 1.5
-"""A link counts as changed when its messages take so many times as long as usual, or usually did as now.
+"""Factor of the time of messages, in either direction, from which on a link counts as changed.
 
-More than for nodes, as the rate of a radio link changes by a quarter from turn to turn; chosen, not fitted.
+Larger than for nodes, as the rate of a radio link changes by a quarter from turn to turn; chosen, not fitted.
 """
 
 MIN_IN_TURN: Final = 4
-"""Messages of a link in a turn that say its rate there."""
+"""Fewest messages of a link in a turn that give a rate."""
 
 
 class _Transfer(NamedTuple):
@@ -534,11 +525,7 @@ class _Transfer(NamedTuple):
 
 
 class LinkMonitor:
-    """Watches the rates of links on one placement.
-
-    Args:
-        links: as they were known when the placement was planned.
-    """
+    """Monitors the rates of links on one placement; ``links`` are those known when it was planned."""
 
     def __init__(self, links: Sequence[LinkFacts]) -> None:
         self._latency_s = {(link.source, link.target): link.latency_s for link in links}
@@ -548,14 +535,14 @@ class LinkMonitor:
         self._rates: ChangeDetector[Pair] = ChangeDetector(LINK_CHANGED)
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that arrived at ``at_s``; one of no known link, or that shows no rate, is left out."""
+        """Add one message that arrived at ``at_s``; one of an unknown link, or without a rate, is left out."""
         if (source, target) in self._latency_s and has_rate(num_bytes, seconds, at_s):
             found = self._turn.setdefault((source, target), [])
             if len(found) < KEPT_SAMPLES:
                 found.append(_Transfer(num_bytes, seconds, at_s))
 
     def turn_done(self, kinds: Mapping[str, Hashable]) -> None:
-        """Note the rate of every link in the train turn that is done; ``kinds`` says what each node had to do in it."""
+        """Note the rate of every link in a finished train turn; ``kinds`` has the kind of each node's work in it."""
         turn, self._turn = self._turn, {}
         self._kept.append(turn)
         self._num_turns += 1
@@ -567,11 +554,11 @@ class LinkMonitor:
                 self._rates.add(pair, kind, {"byte": (1.0 / self._rate(pair, transfers), 1.0)})
 
     def changed(self) -> dict[Pair, float]:
-        """The links with a lasting change of rate, each with the factor of its messages' times."""
+        """Return the links with a lasting change of rate -> factor of their messages' times."""
         return self._rates.changed()
 
     def newest(self) -> RecordedLinks:
-        """The messages of the newest train turns alone."""
+        """Return the messages of the newest train turns."""
         links = RecordedLinks()
         for turn in self._kept:
             for (source, target), transfers in turn.items():
@@ -580,22 +567,26 @@ class LinkMonitor:
         return links
 
     def _rate(self, pair: Pair, transfers: Sequence[_Transfer]) -> float:
-        """Bytes per second of the quicker messages, without the link's latency."""
+        """Bytes per second of the quicker messages (third quartile), without the link's latency."""
         latency_s = self._latency_s[pair]
         rates = [one.num_bytes / (one.seconds - min(latency_s, one.seconds / 2)) for one in transfers]
         return statistics.quantiles(rates, n=4, method="inclusive")[2]
 
 
 CHANGED: Final = 1.25
-"""A pace counts as changed when it is so many times the usual one, or the usual one so many times the pace."""
+"""Factor of a pace, in either direction, from which on it counts as changed."""
 
 
 _OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
-"""Seconds of a node's facts that depend on its pace, besides those of its works."""
+"""Fields of ``NodeFacts`` that are scaled by the pace, besides ``work_times``."""
 
 
 def kinds_of_work(part: Plan, turn: Turn) -> tuple[Hashable, dict[str, Hashable]]:
-    """The units that train at the first and the last step of a turn: in the whole ring, and the part of each host."""
+    """Return the kind of a turn for the whole ring, and for each host.
+
+    The ring's kind is the units that train at the turn's first and last step. A host's is whether it is the initiator,
+    and for both steps the number of its blocks that train and whether blocks below them do.
+    """
     course = part.course.decided(turn.unfreeze_at)
     depth = tuple(trained(course, StepKind.TRAIN, step) for step in (turn.first_step, turn.end_step - 1))
     kinds: dict[str, Hashable] = {
@@ -618,14 +609,10 @@ class _Done(NamedTuple):
 
 
 class PaceMonitor:
-    """Watches the pace of every node on one placement.
-
-    Args:
-        part: of the run's plan that holds.
-        profile: that the placement was planned with.
+    """Monitors the pace of every node on one placement.
 
     Attributes:
-        links: the watch of the links between the nodes.
+        links: monitor of the links between the nodes.
     """
 
     def __init__(self, part: Plan, profile: Profile) -> None:
@@ -645,13 +632,13 @@ class PaceMonitor:
             self._turn_of |= dict.fromkeys(range(turn.first_seq, turn.end_seq), turn.index)
 
     def add(self, node: str, action: Action, seconds: float) -> None:
-        """Add the seconds on the clock of an action of a node."""
+        """Add the wall-clock seconds of an action of a node."""
         index = self._turn_of.get(action.seq)
         if index is not None:
             self._open[index][1].append(_Done(node, action, seconds))
 
     def turn_done(self, turn: Turn) -> None:
-        """Note the pace of every node in a turn that is done."""
+        """Note the pace of every node in a finished turn."""
         found = self._open.pop(turn.index, None)
         if found is None:
             return
@@ -671,17 +658,14 @@ class PaceMonitor:
             self._same_depth.add(node, (depth, kinds.get(node)), times_of)
 
     def changed(self) -> dict[str, float]:
-        """The nodes with a lasting change of pace, each with the factor of its actions' times."""
+        """Return the nodes with a lasting change of pace -> factor of their actions' times."""
         slower = {node: ratio for node, ratio in self._same_work.changed().items() if ratio > 1}
         return slower | {node: ratio for node, ratio in self._same_depth.changed().items() if ratio < 1}
 
     def profile(self, links: RecordedLinks) -> Profile:
-        """The profile with what actions took in the newest turns, and the rates of the links as transfers show them.
+        """Return the profile with times of the newest turns, and recorded rates of links.
 
-        Where the rate of a link has changed, the transfers of the newest turns alone say it.
-
-        Args:
-            links: with the transfers of the whole run.
+        The rate of a changed link is from the newest turns only. ``links`` has the transfers of the whole run.
         """
         factors = self.changed()
         nodes = tuple(_at_pace(node, factors.get(node.node, 1.0)) for node in self._profile.nodes)
@@ -709,7 +693,7 @@ class PaceMonitor:
 
 
 def _at_pace(node: NodeFacts, factor: float) -> NodeFacts:
-    """The facts of a node with all its times multiplied by ``factor``."""
+    """Multiply all times of a node by ``factor``."""
     if factor == 1:
         return node
     quartiles = ("median_s", "low_s", "high_s")

@@ -1,23 +1,24 @@
 """Sizes and memory of a run in which all parameters train, a group of units at a time.
 
-A tensor that embedding and head share belongs to the embedding. The norm after the last block, and a decoder of its
-own, belong to the head; parts that nobody hosts (a pooler) are not counted.
+A tensor that embedding and head share belongs to the embedding. The norm after the last block, and a decoder with
+weights of its own, belong to the head; modules that nobody hosts (a pooler) are not counted.
 
-Weights that train are held once, gradients for one step's group only, and optimizer state for all units, or, where
-units rest on disk or forget it, for one group. An owner has copies of embedding and head like any other unit, and their
-gradients on their way.
+Weights that train are held once, gradients for one step's group only, and optimizer state for all units, or for one
+group where it is on disk or dropped between the group's steps. An owner has copies of embedding and head like other
+units, and buffers for their gradients of other owners.
 
-A step has three full moments; the fullest one counts::
+A step has three moments of high memory; the estimate takes the maximum::
 
-    a block or the head runs     graphs, work space, gradients of blocks and head       the embedding's are rows as yet
-    the head is updated          graphs, gradients of blocks, the head's with its state where state rests
-    another unit is updated      gradients of the group, and its state where state rests     all graphs are gone
+    a block or the head runs     graphs, work space, gradients of blocks and head; the embedding's has rows of the batch
+    only
+    the head is updated          graphs, gradients of blocks, gradient of the head, its state where state is not kept
+    another unit is updated      gradients of the group, and its state where state is not kept; all graphs are freed
 
-Before an update that takes much at once, memory of graphs and work space is given back to the system. Before a smaller
-one it stays resident for the next allocations, and a tensor's state that is mapped from the disk is added to it.
+Before a large update the node returns the memory of graphs and work space to the system. Before a smaller one it stays
+resident for the next allocations, and state of one tensor that is mapped from disk is added to it.
 
-The graphs are gone at an update because backward precedes it, and no graph of the next item begins before it. An
-owner's copy of the embedding waits for that too (``engine.exchange``); the head's copy may be updated at any step.
+Graphs are freed at an update because backward precedes it, and no graph of the next item begins before it. An owner's
+copy of the embedding is updated then too (``engine.exchange``); the head's copy may be updated at any step.
 """
 
 from __future__ import annotations
@@ -44,14 +45,9 @@ from ringtune.schedule.units import EMBEDDING, Units
 def with_full_parameters(
     facts: ModelFacts, family: Family, tensors: Mapping[str, StoredTensor], *, task: str, item_bytes: int
 ) -> ModelFacts:
-    """Change the facts of a model with adapters to those of one in which all parameters train.
+    """Convert the facts of a model with adapters to those of a model in which all parameters train.
 
-    Args:
-        facts: of the model, with the bytes of a head that the task adds.
-        family: of the model.
-        tensors: of its folder, by their names in the base model, with a decoder that is no token table.
-        task: of the job.
-        item_bytes: of a number of the computation.
+    ``tensors`` are by name in the base model, with a decoder that is not tied to the token table.
     """
     shapes = {name: stored.shape for name, stored in tensors.items()}
     block = [shape for name, shape in shapes.items() if name.startswith(f"{family.block_prefix}0.")]
@@ -85,11 +81,11 @@ def _bytes(shapes: Iterable[tuple[int, ...]], item_bytes: int) -> int:
 
 
 _EMBEDDING_TENSORS = 3
-"""Hidden states that the graph of an embedding keeps: its output, the input of its norm, a mask of dropout."""
+"""Tensors that the graph of an embedding keeps: its output, the input of its norm, a mask of dropout."""
 
 
 def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
-    """Yield the terms of weights, of passing pieces, and of gradients for other owners."""
+    """Yield the terms of weights, of pieces that are saved or updated, and of gradients for other owners."""
     yield Term("weights", "block", share.stop - share.start, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
@@ -105,8 +101,8 @@ def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
 def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
     """Yield the terms of graphs, gradients and optimizer state at the fullest moment of a step.
 
-    A block whose weights do not train at a step keeps no inputs of its linear layers; one that is run again keeps its
-    input. A node alone goes back through each micro-batch before it begins the next one.
+    A block that does not train at a step keeps no inputs of its linear layers; a recomputed one keeps its input. A node
+    that is the whole ring does the backward of each micro-batch before the next forward.
     """
     is_alone = share.is_owner and len(course.owners) == 1 and (share.start, share.stop) == (0, course.head)
     micro = 1 if is_alone else len(course.microbatch_sizes())
@@ -144,9 +140,9 @@ def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
 def _work_spaces(
     units: Units, count: _Graphs, each: _Graphs, course: Course, share: Share, sizes: Sizes
 ) -> tuple[int, int, int]:
-    """Bytes beside graphs while a block runs, or the head, as far as that takes more: one action runs at a time.
+    """Bytes of work space: of a recomputed block, of a block, of the head beyond these. One action runs at a time.
 
-    Where a decoder trains, the gradient of one micro-batch is held until it is added to that of the ones before.
+    If a decoder trains, the gradient of one micro-batch is held until it is added to that of the earlier ones.
     """
     tokens = course.microbatch_sizes()[0] * course.max_length
     again = min(1, count.again) * each.whole
@@ -158,7 +154,7 @@ def _work_spaces(
 
 
 def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
-    """Bytes that a block keeps of one micro-batch, by kind; what is run again keeps its input."""
+    """Bytes that a block keeps of one micro-batch, by kind of graph."""
     tokens = course.microbatch_sizes()[0] * course.max_length
     return _Graphs(
         round(sizes.kept_bytes(tokens)),
@@ -169,7 +165,7 @@ def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
 
 
 class _Graphs(NamedTuple):
-    """Blocks, or bytes of one: that train, that train with projections, that pass gradients on, that are run again."""
+    """Numbers of blocks, or bytes of one: trained, trained with projections, passing gradients on, recomputed."""
 
     whole: int
     projected: int
@@ -187,7 +183,7 @@ _GRAPHS = (
 
 
 def _graphs_of(units: Units, course: Course, share: Share) -> _Graphs:
-    """Count the blocks of a node by what they keep at a step that trains these units."""
+    """Count the blocks of a node by kind of graph, at a step that trains these units."""
     blocks = range(max(share.start, units.lowest), share.stop)
     again = recomputed_blocks(course, share.recompute, (blocks.start, blocks.stop))
     kept = [block for block in blocks if block not in again]
@@ -197,9 +193,10 @@ def _graphs_of(units: Units, course: Course, share: Share) -> _Graphs:
 
 
 def resting_units(plan: Plan) -> frozenset[int]:
-    """The units of which a node holds optimizer state for a while only, because it is on disk or forgotten.
+    """Return the units with optimizer state that a node holds in memory for part of the run only.
 
-    On a disk it is resident for an update, a tensor at a time; else for the unit's own steps.
+    With state on disk it is resident for an update, a tensor at a time; with a method that drops state, for the unit's
+    own steps.
     """
     course = plan.course
     if not course.method.full_parameters or not (plan.placement.state_on_disk or course.method.drops_state):
@@ -218,9 +215,10 @@ def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> 
 
 
 def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
-    """The head, if it may be updated while graphs are kept: in its own step, or in a step after another unit's.
+    """The head, if it may be updated while graphs are kept; else empty.
 
-    The head of an item is updated before the backward of its blocks.
+    The head of an item is updated before the backward of its blocks; with several owners its copy may be updated in a
+    later step.
     """
     if not share.is_owner:
         return ()
@@ -229,12 +227,12 @@ def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
 
 
 def _tied(active: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
-    """The embedding, if its gradient is whole from the head on because its table is the decoder too."""
+    """The embedding, if its table is the decoder too, with a dense gradient from the head's backward on."""
     return tuple(unit for unit in active if unit == EMBEDDING and sizes.is_tied)
 
 
 def _early_state(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of the head's state, where that rests otherwise, at an update beside graphs; on a disk of one tensor."""
+    """Bytes of the head's state at an update beside graphs, unless it stays in memory; of one tensor if it is on disk."""
     staying = staying_units(course, share)
     if share.state_on_disk:
         return sum(map(sizes.largest_state_bytes, _early(units, course, share)))
@@ -242,9 +240,9 @@ def _early_state(units: Units, course: Course, share: Share, sizes: Sizes) -> in
 
 
 def _at_update(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of a group's gradients, and of its state where state rests: on a disk, of one tensor after the other.
+    """Bytes of a group's gradients, and of its state if it is not kept in memory; on disk one tensor at a time.
 
-    What is read ahead for the next group is page cache, which the kernel drops where memory is short.
+    State that is read ahead for the next group is page cache, which the kernel drops where memory is short.
     """
     active, staying = _local(units, course, share), staying_units(course, share)
     moved = [unit for unit in active if unit not in staying]
@@ -255,9 +253,10 @@ def _at_update(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
 
 
 def _mapped_on_top(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of state that is mapped at once while what the graphs took is still resident: that of one tensor.
+    """Bytes of state of one tensor that is mapped while the memory of graphs is still resident.
 
-    It is where a unit has so little state; before a large table's gradient becomes whole it is given back.
+    That memory is resident for units with less state than ``STATE_GIVEN_BACK_BYTES``, except before a large table's
+    gradient becomes dense.
     """
     if not share.state_on_disk:
         return 0
@@ -271,7 +270,7 @@ def _mapped_on_top(units: Units, course: Course, share: Share, sizes: Sizes) -> 
 
 
 def staying_units(course: Course, share: Share) -> tuple[int, ...]:
-    """The units of a node with optimizer state in memory: all, none on disk, or those that every step trains."""
+    """Return the units of a node with optimizer state in memory: all, none on disk, or those that every step trains."""
     local = trained_units(course, share)
     if share.state_on_disk:
         return ()
@@ -281,7 +280,7 @@ def staying_units(course: Course, share: Share) -> tuple[int, ...]:
 
 
 def _passing(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes that are held for a moment: at an update, or while everything trained is saved or loaded."""
+    """Bytes of temporary memory: at an update, or while trained tensors are saved or loaded."""
     units = trained_units(course, share)
     moved = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
     largest = max(map(sizes.largest_tensor_bytes, units), default=0)
@@ -289,12 +288,12 @@ def _passing(course: Course, share: Share, sizes: Sizes) -> int:
 
 
 def trained_units(course: Course, share: Share) -> tuple[int, ...]:
-    """The units of a node that train in the run."""
+    """Return the units of a node that train in the run."""
     return _local(_reach(course), course, share)
 
 
 def hosted_units(course: Course, share: Share) -> tuple[int, ...]:
-    """All units of a node, whether they train in the run or not."""
+    """Return all units of a node."""
     return _local(Units.of(course.num_blocks, range(EMBEDDING, course.head + 1)), course, share)
 
 
@@ -306,7 +305,7 @@ def _local(units: Units, course: Course, share: Share) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _kinds(course: Course) -> tuple[Units, ...]:
-    """The distinct sets of units that train at the steps of the run, in their order; none in an evaluation."""
+    """Distinct sets of units that train at the steps of the run, in order; one empty set in an evaluation."""
     steps = range(min(course.num_steps, course.method.period(course)))
     return tuple(course.method.trained(course, step) for step in steps) or (Units(course.num_blocks),)
 

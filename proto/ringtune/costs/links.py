@@ -1,35 +1,33 @@
-"""Rates of links, assumed or recorded in a run, and the largest message that a link takes.
+"""Rates of links, assumed or recorded in a run, and the largest message that a link accepts.
 
-``with_assumed``: links that nobody measured. Links within one machine use its memory and never limit a ring, so they
-are not measured for a run. The number of links grows with the square of the nodes; one that was not measured in time
-has the rate of its slower end::
+``with_assumed`` completes links that were not measured. Links within one machine use its memory and never limit a ring,
+so they are not measured for a run. The number of links grows with the square of the nodes; one that was not measured in
+time has the rate of its slower end::
 
     a -> b 10 MB/s, a -> c 4 MB/s, d -> b 8 MB/s        d -> c: d sends at 8, c receives at 4, so 4 MB/s
 
-``busy_rate``: a node has one line up and one down. Messages that are under way at the same time share it, so each looks
-slow; the line's rate is all bytes of a busy period over its seconds::
+``busy_rate``: a node has one line up and one down. Concurrent messages share it, so each looks slow; the line's rate is
+all bytes of a busy period over its seconds::
 
     to b  |----- 400 kB -----|                        100 ms each, 4 MB/s by itself
     to c       |----- 400 kB -----|                   together 800 kB in 125 ms: 6.4 MB/s
 
-``RecordedLinks``: transfers of a run replace the rates that were measured before it. A receiver reports the seconds of
-each message, from its sending or from the message before it on the same link. A busy processor makes them more, never
-fewer, so the rate is that of the quicker messages: a quarter of them were quicker still.
+``RecordedLinks``: transfers of a run replace the measured rates. A receiver reports the seconds of each message, from
+its sending or from the end of the message before it on the same link. A busy processor lengthens them and never
+shortens them, so the rate is the third quartile of the messages' rates.
 
-Messages of several links that share a node's line look slow, and the simulator would let them share it once more. TCP
-shares a line evenly: a link with about the largest share could have had the whole busy rate of the line; one with far
-less was limited elsewhere::
+Messages of several links that share a node's line look slow, and the simulator would divide the line a second time. TCP
+divides a line evenly: a link with about the largest share could have the whole busy rate of the line when alone; one
+with far less is limited elsewhere::
 
     a -> b 2.5 MB/s, a -> c 2.5: 5 for each, alone        a -> b 8 MB/s, a -> c 2: 10 for b, but 2 for c
 
-A rate within a tenth of the known one, as it is or without the other links, leaves the known one as it was: that was
-measured with more care. Messages of less than ``MIN_S`` count for nothing: the clocks of two nodes may differ by as
-much.
+A rate within a tenth of the known one, alone or with the other links, leaves the known one unchanged, since that was
+measured with more care. Messages shorter than ``MIN_S`` do not count: the clocks of two nodes may differ by as much.
 
 ``check_blobs`` and ``check_parcels``: a head with its optimizer state, gradients of embedding and head for other
-owners, pairs for a helper and weights back, gradients for hosts of the same blocks (as large as the blocks where their
-own weights train). Their sizes follow from plan and model, so a run that could not send them is refused in planning,
-and not by a link in the middle of the run.
+owners, pairs for a helper, weights from it, and gradients for replicas may be larger than a message may be. Their sizes
+follow from plan and model, so planning refuses such a run.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ Pair = tuple[str, str]
 
 
 def loopback_link(source: str, target: str) -> LinkFacts:
-    """Make the link of two nodes of one machine: 1 GB a second, 0.1 ms."""
+    """Return the link of two nodes of one machine: 1 GB/s, 0.1 ms."""
     return LinkFacts(
         source=source,
         target=target,
@@ -73,15 +71,9 @@ def loopback_link(source: str, target: str) -> LinkFacts:
 def with_assumed(
     nodes: Sequence[str], machines: Mapping[str, str], known: Sequence[LinkFacts]
 ) -> tuple[LinkFacts, ...]:
-    """Complete the links of a ring: every directed pair of ``nodes`` has one.
+    """Complete the links of a ring: return one for each directed pair of ``nodes``, sorted.
 
-    Args:
-        nodes: of the ring.
-        machines: node -> the machine that it is on.
-        known: links that were measured; links of other nodes are left out.
-
-    Returns:
-        One link for each directed pair, sorted.
+    ``machines`` is node -> machine. Known links of other nodes are left out.
     """
     by_pair = {(link.source, link.target): link for link in known if {link.source, link.target} <= set(nodes)}
     assumed = _Assumed(tuple(by_pair.values()))
@@ -98,7 +90,7 @@ def with_assumed(
 
 
 class _Assumed:
-    """Rates of the nodes' ends and mean costs, from the links that are known."""
+    """Rates and processor costs of the nodes' ends, from the known links."""
 
     def __init__(self, known: Sequence[LinkFacts]) -> None:
         self._up: dict[str, float] = {}
@@ -112,7 +104,7 @@ class _Assumed:
         self._receive_s = {node: _mean(known, node, is_source=False) for node in self._down}
 
     def link(self, source: str, target: str) -> LinkFacts:
-        """The link as its two ends let it be; an end that was never measured counts as the median link."""
+        """Return a link with the rate of its slower end; an end that was never measured has the median rate."""
         return LinkFacts(
             source=source,
             target=target,
@@ -125,7 +117,7 @@ class _Assumed:
 
 
 def _mean(known: Sequence[LinkFacts], node: str, *, is_source: bool) -> float:
-    """Mean processor seconds of a byte that ``node`` sends, or receives."""
+    """Mean processor seconds per byte that ``node`` sends, or receives."""
     if is_source:
         return statistics.fmean(link.send_cpu_s_per_byte for link in known if link.source == node)
     return statistics.fmean(link.receive_cpu_s_per_byte for link in known if link.target == node)
@@ -135,7 +127,7 @@ BUSIEST_SHARE = 0.25
 
 
 class Transfer(NamedTuple):
-    """A message on its way: from ``begin_s`` to ``end_s``, on the coordinator's clock."""
+    """A message on a line from ``begin_s`` to ``end_s``, on the coordinator's clock."""
 
     begin_s: float
     end_s: float
@@ -143,15 +135,10 @@ class Transfer(NamedTuple):
 
 
 def busy_rate(transfers: Iterable[Transfer]) -> float:
-    """Bytes a second that a line carried in the best quarter of its busy time; 0.0 without transfers.
+    """Bytes per second that a line reaches or exceeds in a quarter of its busy time; 0.0 without transfers.
 
-    What stands in a message's way besides the line makes a period slower, never quicker.
-
-    Args:
-        transfers: all that went over one line in one direction, in any order.
-
-    Example:
-        Two messages of 400 kB from 0 to 100 ms and from 25 to 125 ms give 6.4 MB/s.
+    The transfers are all over one line in one direction. Other delays of a message make a busy period slower, never
+    quicker. Example: two messages of 400 kB from 0 to 100 ms and from 25 to 125 ms give 6.4 MB/s.
     """
     periods = sorted(_periods(sorted(transfers)), key=lambda period: period[1] / period[0], reverse=True)
     left_s = BUSIEST_SHARE * sum(seconds for seconds, _ in periods)
@@ -163,7 +150,7 @@ def busy_rate(transfers: Iterable[Transfer]) -> float:
 
 
 def _periods(transfers: Sequence[Transfer]) -> list[tuple[float, int]]:
-    """Seconds and bytes of each stretch of time in which something was under way."""
+    """Seconds and bytes of each period in which at least one message was on the line."""
     periods: list[tuple[float, int]] = []
     began_s = ends_s = 0.0
     num_bytes = 0
@@ -187,9 +174,9 @@ _EVEN_SHARE = 0.75
 
 
 def has_rate(num_bytes: int, seconds: float, at_s: float) -> bool:
-    """Whether a message was large and long enough to say something of its link, and its times are times."""
+    """Whether a message was large and long enough for a rate, and its times are finite."""
     has_times = MIN_S <= seconds < math.inf and math.isfinite(at_s)
-    # else so far from any clock that the message would have begun when it ended
+    # at_s may be so large that the subtraction is lost in rounding
     return num_bytes >= MIN_BYTES and has_times and at_s - seconds / 2 < at_s
 
 
@@ -200,23 +187,23 @@ class RecordedLinks:
         self._samples: dict[tuple[str, str], deque[_Message]] = {}
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that arrived at ``at_s``; one that is small, quick, or of impossible times is left out."""
+        """Add one message that arrived at ``at_s``; one without a rate (``has_rate``) is left out."""
         if has_rate(num_bytes, seconds, at_s):
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
             kept.append(_Message(num_bytes, seconds, at_s))
 
     def links(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
-        """The known links with the rates that the run showed, where it showed another one."""
+        """Return the known links, with the run's rates where it has other ones."""
         lines = _Lines(self._shown_by(known))
         return tuple(lines.corrected(link) if self._is_shown(link) else link for link in known)
 
     def shown(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
-        """Only the known links of which the run's own transfers say a rate, with that rate."""
+        """Return only the known links with enough transfers in the run, with their rates."""
         lines = _Lines(self._shown_by(known))
         return tuple(lines.corrected(link) for link in known if self._is_shown(link))
 
     def _shown_by(self, known: Sequence[LinkFacts]) -> dict[Pair, list[Transfer]]:
-        """The messages of each link that has enough of them, on their way."""
+        """Transfers of each link that has enough of them."""
         return {
             (link.source, link.target): [
                 message.on_link(link.latency_s) for message in self._samples[link.source, link.target]
@@ -226,29 +213,25 @@ class RecordedLinks:
         }
 
     def _is_shown(self, link: LinkFacts) -> bool:
-        """Whether enough transfers of the run went over a link; one through a machine's memory is never shown."""
+        """Whether a link had enough transfers; a link within a machine never counts."""
         is_memory = link.is_assumed and link.rate_bytes_per_s >= LOOPBACK_BYTES_PER_S
         return not is_memory and len(self._samples.get((link.source, link.target), ())) >= MIN_SAMPLES
 
 
 class _Message(NamedTuple):
-    """One message: its bytes, the seconds that it took, and when it was there."""
+    """One message: bytes, seconds, and time of arrival."""
 
     num_bytes: int
     seconds: float
     at_s: float
 
     def on_link(self, latency_s: float) -> Transfer:
-        """The time for which its bytes were on the link."""
+        """Return the time in which its bytes were on the link."""
         return Transfer(self.at_s - self.seconds + min(latency_s, self.seconds / 2), self.at_s, self.num_bytes)
 
 
 class _Lines:
-    """The rates of links as shares of the lines of their nodes, and the busy rates of these lines.
-
-    Args:
-        transfers: of each link.
-    """
+    """Rates of links, and busy rates of the lines that they share."""
 
     def __init__(self, transfers: Mapping[Pair, Sequence[Transfer]]) -> None:
         self._rates = {
@@ -263,7 +246,7 @@ class _Lines:
                 self._share(transfers, [pair for pair in transfers if pair[end] == node])
 
     def _share(self, transfers: Mapping[Pair, Sequence[Transfer]], pairs: Sequence[Pair]) -> None:
-        """Note for the links of one line what each could have had of it alone."""
+        """Set the rate that each link of one line would have alone."""
         carried = busy_rate(itertools.chain.from_iterable(transfers[pair] for pair in pairs))
         most = max(self._own[pair] for pair in pairs)
         for pair in pairs:
@@ -271,7 +254,7 @@ class _Lines:
                 self._could_have[pair] = max(carried, self._could_have[pair])
 
     def corrected(self, link: LinkFacts) -> LinkFacts:
-        """The link as its messages showed it."""
+        """Return the link with its recorded rate."""
         pair = (link.source, link.target)
         own, rate, rates = self._own[pair], self._could_have[pair], self._rates[pair]
         known = link.rate_bytes_per_s
@@ -287,16 +270,16 @@ class _Lines:
 
 
 MAX_BLOB_BYTES: Final = 1 << 30
-"""Bytes of the largest head with its moments, gradient of a unit, parcel, or probe, that is admitted."""
+"""Bytes of the largest message with a head, gradient of a unit, parcel or probe that a link accepts."""
 
 
 def check_blobs(course: Course, sizes: Sizes) -> None:
-    """Refuse a course that would send something larger than a link takes.
+    """Refuse a course with a head, or a gradient of embedding or head, larger than ``MAX_BLOB_BYTES``.
 
-    Example: the whole table of 262,144 tokens of width 1,152 is 1.13 GiB, which a tied model sends with each update.
+    Example: the whole table of 262,144 tokens of width 1,152 is 1.13 GiB; a tied model would send it at each update.
 
     Raises:
-        PlanError: names it, both numbers, and what can be done.
+        PlanError: names it, both sizes, and the remedy.
     """
     if len(course.owners) < 2 or not course.num_steps:
         return
@@ -314,14 +297,10 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
 
 
 def check_parcels(plan: Plan, sizes: Sizes) -> None:
-    """Refuse helpers that would get pairs, or send weights, that are larger than a link takes; and such parcels.
-
-    Args:
-        plan: with its helpers, and what its techniques send.
-        sizes: of its course, at any node.
+    """Refuse pairs and weights of helpers, and parcels of techniques, larger than ``MAX_BLOB_BYTES``.
 
     Raises:
-        CapacityError: names host and helper, or the hosts, both numbers, and what can be done.
+        CapacityError: names host and helper, or the hosts, both sizes, and the remedy.
     """
     course = plan.course
     for parcel in _parcels(plan, sizes):
@@ -349,7 +328,7 @@ def check_parcels(plan: Plan, sizes: Sizes) -> None:
 
 
 def takes_parcels(plan: Plan, node: str, sizes: Sizes) -> bool:
-    """Whether links take what a node sends for techniques."""
+    """Whether all parcels that a node sends or gets for techniques are at most ``MAX_BLOB_BYTES``."""
     return all(one.size_bytes <= MAX_BLOB_BYTES for one in _parcels(plan, sizes) if node in one.nodes)
 
 

@@ -1,16 +1,16 @@
 """Measurement of a job: works, sizes and links in their order, the rehearsal, and checks of profile and copies.
 
-Links are measured in rounds of pairs, as in a tournament: within a round a node is in one pair at most, and so is a
-machine, because two pairs that share processors would slow each other down.
+Links are measured in rounds of pairs, as in a tournament: within a round a node is in at most one pair, and so is a
+machine, because pairs that share processors would slow each other down.
 
-Works that are timed one by one lack what a ring adds: neighbours in the same memory, threads that send while others
-compute, and a quota that all of them share. So ``ringtune measure`` ends with a rehearsal, a few steps of the same ring
-whose results are thrown away, and corrects its times by the rehearsal's actions, as a run does for the next one.
+Works that are timed one by one lack effects of a ring: neighbours in the same memory, sending during computation, and a
+quota for all of it. So ``ringtune measure`` ends with a rehearsal, a few steps of the same ring without a result, and
+corrects the times by the rehearsal's actions, as a run does for the next one.
 
-Replicas of a stage and HiFT's owners each do the same update of their own copy (``schedule.lowering``,
+Replicas of a stage, and HiFT's owners, do the same update of their own copies (``schedule.lowering``,
 ``schedule.stages``), and digests compare them (``techniques.replicas``). Two nodes compute the same bits only with the
-same kernels: an optimizer that is fused for CUDA rounds otherwise than the processor's, and a processor's by its vector
-instructions. So each node reports its *numeric class* with its facts, and only nodes of equal classes hold copies.
+same kernels: CUDA's fused optimizers round differently from a processor's, and a processor's depend on its vector
+instructions. So each node reports its *numeric class*, and only nodes of equal classes hold copies.
 
 Source: the circle method for round-robin tournaments (Kirkman 1847); PyTorch, Reproducibility: results are not the same
 across releases, nor between CPU and GPU.
@@ -39,20 +39,16 @@ Pair = tuple[str, str]
 
 
 class Size(NamedTuple):
-    """The size of a micro-batch: rows, and the padded length of each row in tokens."""
+    """Size of a micro-batch: rows, and padded tokens of each row."""
 
     rows: int
     tokens: int
 
 
 def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1, frozen: FrozenWeights | None = None) -> TimedShape:
-    """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens.
+    """Return the shape of a job's timings: its largest micro-batch, at ``train.max_length`` tokens.
 
-    Args:
-        job: batch, micro-batches and longest text.
-        fixed_tokens: of every image, whatever ``train.max_length`` is; 0 = texts.
-        subnets: of each block, where the job has operations.
-        frozen: how frozen weights are held.
+    ``fixed_tokens`` are those of every image; 0 = texts.
     """
     return TimedShape(
         rows=-(-job.train.batch_size // job.train.microbatches),
@@ -69,14 +65,10 @@ def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1, frozen: Froz
 
 
 def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
-    """The sizes at which work is timed: the largest micro-batch, and about half of it.
+    """Return the sizes at which work is timed: the largest micro-batch, and half of it.
 
-    The half has half the tokens, or half the rows for images, which have one length; it is left out where nothing can
-    be halved. Example: 4 rows of 128 tokens are timed at (4, 128) and (4, 64).
-
-    Args:
-        job: batch, micro-batches and longest text.
-        fixed_tokens: of every image; 0 = texts.
+    The half has half the tokens, or half the rows for images, which have one length; it is left out if it would be
+    empty. Example: 4 rows of 128 tokens are timed at (4, 128) and (4, 64). ``fixed_tokens`` as for ``job_shape``.
     """
     shape = job_shape(job, fixed_tokens=fixed_tokens)
     whole = Size(shape.rows, shape.tokens)
@@ -98,14 +90,7 @@ def hidden_bytes(job: Job, model: ModelFacts) -> int:
 def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tuple[Pair, ...], ...]:
     """Pair every two nodes once, in rounds in which no node and no machine is in two pairs.
 
-    Example: four nodes on machines of their own take three rounds of two pairs.
-
-    Args:
-        nodes: at least two to have any pair.
-        machines: node -> the machine that it is on.
-
-    Returns:
-        Rounds; within one no node and no machine is in two pairs.
+    Example: four nodes on machines of their own need three rounds of two pairs.
     """
     rounds: list[tuple[Pair, ...]] = []
     for tournament_round in _tournament(sorted(nodes)):
@@ -114,9 +99,9 @@ def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tupl
 
 
 def _tournament(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Pair all nodes in rounds: the first node keeps its seat, the others move on by one a round.
+    """Pair all nodes in rounds by the circle method: the first node stays, the others rotate.
 
-    With an odd number of nodes one rests in each round.
+    With an odd number of nodes one is free in each round.
     """
     seats = [*nodes, *([""] if len(nodes) % 2 else [])]
     rounds = []
@@ -129,7 +114,7 @@ def _tournament(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 def _apart(pairs: Sequence[Pair], machines: Mapping[str, str]) -> list[tuple[Pair, ...]]:
-    """Take a round apart until no machine is in two pairs."""
+    """Split a round until no machine is in two pairs."""
     rounds: list[list[Pair]] = []
     busy: list[set[str]] = []
     for pair in pairs:
@@ -146,10 +131,10 @@ def _apart(pairs: Sequence[Pair], machines: Mapping[str, str]) -> list[tuple[Pai
 
 
 SKIPPED_ITEMS: Final = 4
-"""First items of a rehearsal that do not count: kernels, caches and connections are used for the first time in them."""
+"""First items of a rehearsal that do not count, as kernels, caches and connections are used for the first time."""
 
 REHEARSAL_S: Final = 60.0
-"""Most seconds that a rehearsal trains."""
+"""Most seconds of training in a rehearsal."""
 
 _SHALLOW_STEPS: Final = SKIPPED_ITEMS + 6
 _DEEP_STEPS: Final = 14
@@ -157,32 +142,23 @@ _TURN_STEPS: Final = 4
 
 
 def rehearsal_steps(job: Job, num_blocks: int) -> int:
-    """Number of steps after which a rehearsal has seen enough: some shallow ones, one each depth, some of all blocks.
+    """Number of steps of a rehearsal: ten with one block, one for each further depth, fourteen with all blocks.
 
     Example: 29 for six blocks, 47 for twenty-four; 27 for six of which two are private, as these never train.
-
-    Args:
-        job: that will run.
-        num_blocks: of the model.
     """
     return _SHALLOW_STEPS + _deeper(job, num_blocks) + _DEEP_STEPS
 
 
 def rehearsal_of(job: Job, num_blocks: int) -> Job:
-    """Make the job of the rehearsal: the same work in short turns, all depths soon, nothing saved.
-
-    Args:
-        job: that will run.
-        num_blocks: of the model.
-    """
+    """Make the job of a rehearsal: the same work in short turns, quickly rising depth, nothing saved."""
     steps = rehearsal_steps(job, num_blocks)
     changes: dict[str, object] = {
-        "train.max_steps": 2 * steps,  # it is stopped before its end, which would evaluate and collect
+        "train.max_steps": 2 * steps,  # it is stopped earlier, as an end evaluates and collects
         "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
         "train.eval_every": 0,
         "train.checkpoint_every": 0,
         "recovery.copies": "none",
-        "operations.policy": Policy.STANDARD.value,  # whole blocks: parts of them take as much longer
+        "operations.policy": Policy.STANDARD.value,  # whole blocks; the correction holds for parts too
     }
     if job.unfreeze is not None:
         changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(_deeper(job, num_blocks))]
@@ -190,19 +166,15 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
 
 
 def _deeper(job: Job, num_blocks: int) -> int:
-    """How many blocks can be unfrozen besides the top one."""
+    """Number of blocks that can be unfrozen besides the top one."""
     return max(0, num_blocks - job.privacy.private_blocks - 1)
 
 
 def rehearsed(before: Profile, after: Profile) -> Profile:
-    """Correct the nodes that hosted nothing in a rehearsal as those that did.
+    """Apply the corrections of a rehearsal to nodes that did not do all works in it.
 
-    Args:
-        before: the profile that the rehearsal was planned with.
-        after: what came of it; has the same nodes.
-
-    Returns:
-        ``after``, in which each work that a node did not do takes longer by the median ratio of those that did it.
+    ``before`` is the profile of its plan, ``after`` the one corrected by it. Each work that a node did not do is scaled
+    by the median ratio of the nodes that did it.
     """
     known, ratios = before.by_name, dict[str, list[float]]()
     own = [_ratios(known[node.node], node) for node in after.nodes]
@@ -235,7 +207,7 @@ _SAME: Final = 1e-9
 
 
 def _corrected(node: NodeFacts, missing: Mapping[str, float], *, with_messages: bool) -> NodeFacts:
-    """The facts of a node in which works that it did not rehearse take longer by these ratios of the others."""
+    """Scale the works of a node that it did not rehearse by these ratios."""
     if not missing:
         return node
     return dataclasses.replace(
@@ -255,13 +227,13 @@ def _scaled(point: WorkTime, ratio: float) -> WorkTime:
 
 
 def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: TimedShape | None = None) -> None:
-    """Refuse a profile that was measured for something else.
+    """Refuse a profile that does not belong to a course.
 
     Args:
         profile: measured.
-        course: to be timed with it; it says how frozen weights are held.
-        model_digest: of the job's model; empty = whatever the profile has, as long as it is one.
-        shape: of the job; the rows of a micro-batch may differ, times are scaled.
+        course: to be timed with it.
+        model_digest: of the job's model; empty = any, but the same for all nodes.
+        shape: of the job; the rows of a micro-batch may differ, as times are scaled.
 
     Raises:
         PlanError: another model, another number of blocks or width, or another shape; names node and values.
@@ -294,19 +266,15 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
 
 
 def numeric_class(facts: NodeFacts) -> str:
-    """Name what the last bits of a node's results depend on: ``cpu x86_64 AVX2, torch 2.11.0``.
+    """Name the hardware and software that determine the last bits of results: ``cpu x86_64 AVX2, torch 2.11.0``.
 
-    A node that did not tell, of a profile of an earlier version or before any device is bought, has its device alone.
+    It is the device alone if the profile does not have more.
     """
     return facts.numerics or facts.device
 
 
 def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
     """Refuse a plan with copies on nodes of different numeric classes.
-
-    Args:
-        plan: with all its placements.
-        facts: of every node of the plan, by name.
 
     Raises:
         PlanError: names the copies, and two nodes with their classes.

@@ -1,36 +1,35 @@
-"""Memory and disk that a run takes on a node: in training, in a move, and at rest; terms of measured sizes.
+"""Memory and disk of a run at a node, in training and in a move, as sums of terms.
 
-The planner, its refusals and the simulator's ledger add the same terms up, each in its own way. The sum is an upper
-bound that is compared with the node's budget. The memory of interpreter and libraries before a run is not in it, except
-on an accelerator: there the budget is a device's memory, and tools show a process's whole part of it.
+Planner, refusals and the simulator's ledger use the same terms. The sum is an upper bound, to be compared with the
+node's budget. The memory of interpreter and libraries before a run is not in it, except on an accelerator, where the
+budget is the device's memory.
 
 Bounds by the engine's rules:
 
 * ``in_flight`` items at a time keep graphs (one, unless a method is stale on purpose): ``microbatches`` of them per
   block between the lowest unit that ever trains and the top;
-* each of those items may see another version of the adapters: ``in_flight - 1`` besides the newest;
-* moments stay for every unit that was ever updated;
+* each of those items may use another version of the adapters: ``in_flight - 1`` besides the newest;
+* optimizer state stays for every unit that was ever updated;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
-* gradients return for those items only: ``microbatches`` of each per boundary;
+* gradients are sent back for those items only: ``microbatches`` per boundary;
 * an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
 
-Ends of turns: a node keeps files of its own and of others, with weights and optimizer state of the trained blocks, so
-that a run can go back to one. A host of blocks [2, 4) that keeps copies for one of [0, 2), all of which train, has four
-files of each, of which one is being written or received. An owner keeps its head as well, for each of its own turns.
+Ends of turns: for recovery a node keeps files with weights and optimizer state of trained blocks, its own and those of
+another host. A host of blocks [2, 4) that keeps copies for one of [0, 2), all trained, has four files (``TURNS_KEPT +
+1``) of each of the four blocks, of which one is being written or received. An owner keeps its head too.
 
-Helpers: the host keeps no gradients and no optimizer state of adapters that a helper fits, but pairs until they are on
-their way: at most those of all micro-batches of one item (of two where the next item does not wait for an update), and
-one more while it is packed. Where a block keeps more for its backward than its pairs, they take the place of graphs
-that are gone, and those of two micro-batches are added. A helper holds adapters with gradients and state, and no other
-weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
-received and as computed with. Weights on the way back lie at either end; with overlap those of two updates do. A host
-with merged adapters holds none in memory. ``costs.offload_costs`` has the sizes for users with adapters of their own.
+Helpers: a host keeps no gradients and no optimizer state of adapters that a helper trains, but pairs until they are
+sent: at most those of all micro-batches of one item (of two if the next item does not wait for an update), and one more
+that is packed. If a block keeps more for its backward than its pairs, the pairs replace freed graphs, and only two
+micro-batches of pairs are added. A helper holds adapters with gradients and state, and no other weights of the blocks;
+pairs of ``WAITING`` micro-batches per link; and those in work twice, as received and as computed with. Weights to be
+returned are at both ends; with overlap those of two updates. A host with merged adapters holds none in memory.
+``costs.offload_costs`` has the sizes for users with adapters of their own.
 
-Moves: beside its next slice a node has room for what it trained, and for what arrives.
+Moves: besides its next slice a node holds the trained state of its old one, and the state that it receives.
 
-Disk: a host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the
-sum of those of all users. Shards of adapters are some megabytes and are not counted, unless helpers fit them: these may
-be as large as the matrices, and one for each user.
+Disk: a host with merged adapters keeps them in a file: one set, or the sum of all users' sets. Shards of adapters are
+some megabytes and are counted only with helpers: these adapters may be as large as the matrices, and one for each user.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _FILES: Final = TURNS_KEPT + 1
 
 
 def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """The terms of what a node keeps of the ends of turns; none where its placement keeps nothing."""
+    """Yield the terms of copies of ends of turns; none where the placement keeps no copies."""
     if share.copies is None or not course.num_steps:
         return
     reach = ever_trained(course)
@@ -79,7 +78,7 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
 
 
 def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of weights and state that a node has trained at most, which it would copy at the end of each turn."""
+    """Bytes of weights and optimizer state that a node would copy at the end of each turn."""
     ends = (EMBEDDING, course.head) if share.is_owner else ()
     reach = ever_trained(course)
     units = [unit for unit in (*range(share.start, share.stop), *ends) if unit in reach]
@@ -94,7 +93,7 @@ _AT_WORK = 2
 
 
 def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """Yield what a node holds besides because helpers fit its adapters, and because it is a helper."""
+    """Yield the terms of a node with helpers, and of a node that is a helper."""
     micro, trained = course.microbatch_sizes(), ever_trained(course)
     pair = round(sizes.pair_bytes(micro[0] * course.max_length))
     helped = _trained_of(trained.ranges, share.helped)
@@ -120,9 +119,9 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
-    """Whether each helped block keeps more for its backward than pairs: then these take the place of a graph that goes.
+    """Whether each helped block keeps more for its backward than its pairs, so that pairs replace freed graphs.
 
-    Both are held of the micro-batch that is in its backward, and pairs twice of the one that is packed.
+    For the micro-batch in its backward both are held, and for the one that is packed pairs twice.
     """
     if any(within(share.recompute, start, stop) for start, stop in share.helped):
         return False
@@ -132,12 +131,12 @@ def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
 
 
 def _trained_of(trained: Sequence[Range], ranges: Iterable[Range]) -> int:
-    """How many blocks of some ranges ever train."""
+    """Number of blocks in some ranges that ever train."""
     return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges for start, stop in trained)
 
 
 def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:
-    """Estimate what a node with this share holds at most during the whole run, whatever the timing."""
+    """Estimate the memory of a node with this share at its fullest moment, for any timing."""
     return MemoryEstimate(tuple(term for term in _terms(course, share, sizes) if term.number and term.each_bytes))
 
 
@@ -151,7 +150,7 @@ def node_memory(
     dtype: str = "float32",
     data_bytes: int = 0,
 ) -> MemoryEstimate:
-    """Estimate what ``node`` holds at most during the run of ``plan``; arguments as for ``Sizes``."""
+    """Estimate the memory of ``node`` at its fullest moment in the run of ``plan``; arguments as for ``Sizes``."""
     sizes = Sizes(
         plan.course,
         model,
@@ -195,7 +194,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> Iterable[Term]:
-    """The terms of frozen weights, and of adapters and head with what trains them."""
+    """Yield the terms of frozen weights, adapters and head, with gradients and optimizer state."""
     reach = ever_trained(course)
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
     num_trained = _overlap(reach.ranges, share.start, share.stop)
@@ -224,9 +223,9 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
 
 
 def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """The terms that a pass with scores adds: whole graphs, inputs of linear layers, and one gradient.
+    """Yield the terms that a pass with scores adds: whole graphs, inputs of linear layers, and one gradient.
 
-    It goes down to the lowest block that may train, although a short run may never train that.
+    Such a pass reaches the lowest block that may train, even if a short run never trains it.
     """
     micro, lowest = course.microbatch_sizes(), course.trainable.lowest
     tokens = micro[0] * course.max_length
@@ -246,7 +245,7 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
-    """Bytes that are held for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
+    """Bytes of temporary memory: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
     moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
     moved += num_trained * (sizes.adapter_bytes + sizes.adapter_state_bytes)
@@ -254,7 +253,7 @@ def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
 
 
 def _in_flight(course: Course, share: Share) -> int:
-    """How many items may be in flight at the slice: by the ring, and by a method that was fitted to another one."""
+    """Most items in flight at the slice, by the ring, and by a method with a larger number (``in_flight_below``)."""
     if share.start == share.stop:
         return 1
     return max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
@@ -265,7 +264,7 @@ def _overlap(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
 
 
 def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
-    """How many full-size tensors can wait here to leave or to be used, plus one in the codec."""
+    """Most full-size tensors that wait here to be sent or used, and one in the codec."""
     moved = share.credits * _hidden_links(course, share)
     moved += len(course.microbatch_sizes()) * _gradients(course, share, lowest, flying)
     is_bottom = share.start == share.private_blocks and share.start < share.stop
@@ -278,7 +277,7 @@ def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
 
 
 def _hidden_links(course: Course, share: Share) -> int:
-    """How many links carry hidden states to or from the node."""
+    """Number of links that carry hidden states to or from the node."""
     if share.around is not None:
         return _links_among_replicas(course, share, share.around)
     others = len(course.owners) - share.is_owner
@@ -298,7 +297,7 @@ def _hidden_links(course: Course, share: Share) -> int:
 
 
 def _links_among_replicas(course: Course, share: Share, around: NeighbourHosts) -> int:
-    """How many links carry hidden states to or from the node where stages have several hosts."""
+    """The same where stages have several hosts."""
     others = len(course.owners) - share.is_owner
     count = 0
     if share.start < share.stop:
@@ -313,9 +312,9 @@ def _links_among_replicas(course: Course, share: Share, around: NeighbourHosts) 
 
 
 def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
-    """How many items' gradients may wait here, summed over the links.
+    """Number of items with gradients that wait here, summed over the links.
 
-    No more of them wait on a link than its receiver may have items in flight.
+    Per link these are at most the receiver's items in flight.
     """
     others = len(course.owners) - share.is_owner
     is_host, is_top = share.start < share.stop, share.above == 0
@@ -345,7 +344,7 @@ _NOT_YET = ("activations", "buffers", "passing")
 def parts_memory(
     plan: Plan, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str
 ) -> list[dict[str, MemoryEstimate]]:
-    """Estimate what each node holds at most in each placement of a plan."""
+    """Estimate the memory of each node in each placement of a plan, at its fullest moment."""
     sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
     return [
         {node: memory_estimate(part.course, Share.of(part, node), sizes[node]) for node in part.nodes}
@@ -354,7 +353,7 @@ def parts_memory(
 
 
 def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEstimate]:
-    """The most memory of each node in any placement."""
+    """Return the largest estimate of each node over some placements."""
     nodes = dict.fromkeys(node for part in parts for node in part)
     return {
         node: max((part[node] for part in parts if node in part), key=lambda one: one.total_bytes) for node in nodes
@@ -364,7 +363,7 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
 def max_memory(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
 ) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
-    """The most memory of each node in any placement, and in any move; the second has no node that never moves."""
+    """Return the largest estimate of each node over all placements, and of each node that moves over all moves."""
     moving: dict[str, MemoryEstimate] = {}
     for placements, (before, after) in zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True):
         moving = fullest([moving, moving_memory(placements, before, after)])
@@ -374,15 +373,11 @@ def max_memory(
 def moving_memory(
     placements: tuple[Placement, Placement], before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
 ) -> dict[str, MemoryEstimate]:
-    """The most memory of each node of a placement while the run moves to it; no micro-batch is under way.
+    """Estimate the memory of each node of a placement while the run moves to it, between micro-batches.
 
-    First, what others trained of its blocks arrives, beside the old slice. Then the next slice is there, with what came
-    and with what was trained of the old one.
-
-    Args:
-        placements: the one that the run leaves, and the next one.
-        before: what nodes need in the first one.
-        after: what nodes need in the second one.
+    First the state of newly hosted blocks is received, beside the old slice. Then the next slice is built, with the
+    received state and the trained state of the old slice. ``before`` and ``after`` are the estimates in the old and the
+    next placement.
     """
     found = {}
     for node, here in after.items():
@@ -397,7 +392,7 @@ def moving_memory(
 
 
 def _new_share(before: Placement, after: Placement, node: str) -> float:
-    """The share of the blocks of a node's next slice that it does not host yet."""
+    """Share of the blocks of a node's next slice that it does not host yet."""
     held, wanted = (
         {block for one in placement.slices if one.node == node for block in range(one.start, one.stop)}
         for placement in (before, after)
@@ -424,12 +419,7 @@ def _coming(share: float, after: MemoryEstimate) -> Iterator[Term]:
 def refuse_full_moves(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]], facts: Mapping[str, NodeFacts]
 ) -> None:
-    """Refuse a plan with a move for which a node has no room.
-
-    Args:
-        plan: that moves.
-        parts: what the nodes of each placement need, in their order.
-        facts: of every node.
+    """Refuse a plan with a move that exceeds the memory of a node.
 
     Raises:
         CapacityError: names the node, the move, and both numbers.
@@ -445,7 +435,7 @@ def refuse_full_moves(
 
 
 _SHARDS: Final = 3
-"""Shards of a node at once: those of the last two checkpoints, and the one that is being written."""
+"""Shards on a node's disk: those of the last two checkpoints, and the one that is being written."""
 
 
 CHECKPOINTS: Final = "checkpoints"
@@ -453,17 +443,17 @@ CHECKPOINTS: Final = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class DiskNeeds:
-    """What a run takes at most in a node's folder.
+    """Disk space of a run in a node's folder, at most.
 
     Attributes:
-        terms: everything, none of it counted twice.
+        terms: disjoint parts.
     """
 
     terms: tuple[DiskTerm, ...] = ()
 
     @staticmethod
     def together(needs: Iterable[DiskNeeds]) -> DiskNeeds:
-        """The needs of nodes that share a disk."""
+        """Add the needs of nodes that share a disk."""
         found: dict[tuple[str, str], int] = {}
         for what, size_bytes, remedy in itertools.chain.from_iterable(one.terms for one in needs):
             found[what, remedy] = found.get((what, remedy), 0) + size_bytes
@@ -471,27 +461,27 @@ class DiskNeeds:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all terms together."""
+        """Sum of all terms."""
         return sum(term.size_bytes for term in self.terms)
 
     def parts(self) -> dict[str, int]:
-        """Bytes by what they are of, without what takes none."""
+        """Return description -> bytes, without empty terms."""
         return {term.what: term.size_bytes for term in self.terms if term.size_bytes}
 
     def but(self, what: str) -> DiskNeeds:
-        """The needs without those of one thing."""
+        """Return the needs without one term."""
         return DiskNeeds(tuple(term for term in self.terms if term.what != what))
 
     def remedies(self, free_bytes: int) -> list[str]:
-        """How to do without a term, of each without which the others fit into so many bytes."""
+        """Return the remedy of each term without which the others fit into ``free_bytes``."""
         most = self.total_bytes - free_bytes
         return [term.remedy for term in self.terms if term.size_bytes and term.size_bytes >= most]
 
 
 def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
-    """Estimate what a run takes at most in the folder of a node, without the headers of files.
+    """Estimate the disk space of a run in the folder of a node, without headers of files.
 
-    Example: AdamW on a node whose units have 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
+    Example: AdamW on a node with units of 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
     """
     at_once = min(_SHARDS, _num_checkpoints(course))
     if not course.method.full_parameters:
@@ -513,7 +503,7 @@ def _checkpoints(size_bytes: int) -> DiskTerm:
 
 
 def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of a shard's adapters that are fitted here for others, with moments, and of those that others fit."""
+    """Bytes of adapters in a shard: with optimizer state if trained here for others, without if trained by helpers."""
     fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
     own = sum(stop - start for start, stop in share.helped)
     has_sums = course.helper_settings.interval > 1
@@ -522,14 +512,14 @@ def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
 
 
 def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of the adapters of hosted blocks that helpers fit and matrices have inside: as many as travel."""
+    """Bytes of the file with merged adapters of hosted blocks."""
     if not course.helper_settings.merged:
         return 0
     return sizes.helped.sent * sum(stop - start for start, stop in share.helped)
 
 
 def _num_checkpoints(course: Course) -> int:
-    """The most checkpoints of a run: each is at the end of a turn."""
+    """Most checkpoints of a run; each is at the end of a turn."""
     if not course.checkpoint_every:
         return 0
     return math.ceil(course.num_steps / max(course.checkpoint_every, course.local_iterations))

@@ -1,11 +1,11 @@
-"""Bytes of each thing that a run holds: units, state, tensors, activations, operation tables, and rows of an owner.
+"""Bytes of the things that a run holds: units, state, tensors, activations, operation tables, and rows of an owner.
 
-A head with many logits computes them in chunks. Dropout masks of a block that runs again take a bit for each value. The
-bytes of an owner's rows and tokenizer follow from the sizes of its files: nothing is read.
+A head with many logits computes them in chunks. Dropout masks of a recomputed block take one bit per value. The bytes
+of an owner's rows and tokenizer follow from the sizes of its files.
 
-A graph of a block with half of its subnets active keeps all but half of what the subnets keep. A run may count on that
-only where it is sure for every batch: with given tables, and where lots are drawn under capacities. A run that gathers
-scores keeps whole graphs in these passes, and the inputs of its linear layers besides.
+A graph of a block with half of its subnets active keeps all but half of the subnets' activations. An estimate counts on
+that only if it holds for every batch: with given tables, and with random choice under capacities. A run that gathers
+scores keeps whole graphs in these passes, and the inputs of its linear layers.
 
 Source: resident bytes of an agent before and after, measured with MiniLM's tokenizer (word pieces, 30,522 entries: 8.8
 MiB), one of byte pairs (50,000 entries: 14.2 MiB), and 7,464 rows of texts (4.1 MiB; 2.1 MiB more once they were
@@ -35,46 +35,36 @@ from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
 from ringtune.techniques.operations import choosers_of, limits_of
 
 _HIDDEN_STATES: Final = 4
-"""Hidden states that are dropped besides those of the adapters: two, and two more where LoRA is on three matrices."""
+"""Hidden states with dropout masks, besides inputs of adapters: two, and two more where LoRA is on three matrices."""
 
 
 def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
-    """Bytes of a block's masks for each padded token, at most.
+    """Upper bound of the bytes of a block's dropout masks per padded token.
 
-    A value is drawn for every attention probability, and for those of some hidden states. Each part of an adapter
-    drops as many values as its input has.
+    There is a value for every attention probability, for some hidden states, and for every input of an adapter module.
 
     Example: 12 heads, rows of 128 tokens, width 384 and a bottleneck are 1,536 + 5 * 384 values, 432 bytes.
-
-    Args:
-        model: sizes of the model.
-        max_length: tokens of a row.
     """
     adapters = sum(kept.width for kept in model.kept_inputs if ADAPTER_DOWN in kept.layers)
     return (model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters) / 8
 
 
 MAX_LOGIT_BYTES: Final = 16 << 20
-"""Bytes that the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
+"""Most bytes of the logits of a micro-batch; a head with more computes chunks of tokens of this size."""
 _LOGIT_COPIES = 3
 
 
 def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
-    """Whether a head may compute the logits of so many padded tokens at once.
+    """Whether a head may compute the logits of a micro-batch at once.
 
-    Logits computed at once are held three times: as such, as probabilities, and as gradient. Logits of a chunk of
-    tokens change in place instead.
-
-    Args:
-        num_tokens: of the micro-batch.
-        token_logits: numbers for each token; 0 if the head reads one token of a row.
-        item_bytes: of a number.
+    Logits computed at once exist three times: as logits, probabilities, and gradient. Logits of a chunk are changed in
+    place. ``token_logits`` are 0 if the head reads one token of a row.
     """
     return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MAX_LOGIT_BYTES
 
 
 def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> int:
-    """Bytes that the logits of a micro-batch of at most so many tokens take at their peak.
+    """Upper bound of the bytes of logits of a micro-batch with at most ``num_tokens`` padded tokens.
 
     Logits that do not fit (``logits_fit``) are computed in chunks.
     """
@@ -83,14 +73,14 @@ def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> in
 
 
 ROW_NUMBER_BYTES: Final = 8
-"""Bytes of the number of a row, beside the row."""
+"""Bytes of the index of a row, beside the row."""
 
 
 def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
-    """Bytes of the embedding's gradient of a batch of so many padded tokens, as it goes to another owner, at most.
+    """Upper bound of the bytes of a message with the embedding's gradient of a batch with ``tokens`` padded tokens.
 
-    Of a token table only the rows that a batch uses have a gradient; each goes with its number. One that is tied to the
-    head has all rows. Example: 1,024 tokens of width 768 are 3.2 MB, where the whole table of 30,522 rows is 94 MB.
+    Only the rows of the token table that a batch uses are sent, each with its index. A table that is tied to the head
+    is sent whole. Example: 1,024 tokens of width 768 are 3.2 MB, the whole table of 30,522 rows 94 MB.
     """
     whole = model.embedding_train_bytes
     if model.is_tied or not model.token_table_bytes:
@@ -101,21 +91,16 @@ def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
 
 VOCABULARY_ENTRY_BYTES: Final = 300
 ROW_BYTES: Final = 650
-"""Bytes of a row besides its characters and its tokens: objects of its text, label and tokens."""
+"""Bytes of a row's Python objects, besides characters and tokens."""
 
 TOKEN_BYTES: Final = 8
-"""A token of an encoded row: its id and its type."""
+"""Bytes of a token of an encoded row: its id and its type."""
 
 
 def data_bytes(model: ModelFacts, files: tuple[Path, ...], *, num_owners: int, rows: int, max_length: int) -> int:
-    """Bytes of an owner's rows, encoded, and of the tokenizer.
+    """Bytes of an owner's encoded rows and of the tokenizer.
 
-    Args:
-        model: whose tokenizer; images have none.
-        files: of the rows of all owners that share them.
-        num_owners: who share these files evenly.
-        rows: that the owner has, for training and evaluation.
-        max_length: tokens that a row is cut at.
+    ``files`` are shared evenly by ``num_owners``; ``rows`` are the owner's, for training and evaluation.
     """
     own = sum(map(held_bytes, files)) // max(1, num_owners) + rows * ROW_BYTES
     if model.fixed_tokens:
@@ -124,7 +109,7 @@ def data_bytes(model: ModelFacts, files: tuple[Path, ...], *, num_owners: int, r
 
 
 def held_bytes(path: Path) -> int:
-    """Bytes of the rows of a file in memory: of its text, or of its unpacked arrays; images of a folder stay there."""
+    """Bytes of the rows of a file in memory: its text, or its unpacked arrays; 0 for a folder of images."""
     if not path.is_file():
         return 0
     if path.suffix.lower() == ".npz":
@@ -137,26 +122,26 @@ def held_bytes(path: Path) -> int:
 
 
 SCORE_WORK_BYTES: Final = 2 << 20
-"""Bytes for the scores of a gradient besides the gradient: chunks in float64."""
+"""Work space for the scores of a gradient: chunks in float64."""
 
 _SCORES_BYTES: Final = 200
 _SCORE_BYTES: Final = 64
 _NUMBER_BYTES: Final = 40
 _MESSAGE_BYTES: Final = 700
-"""Python's bytes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
+"""Measured bytes of Python objects: a block's scores of a micro-batch, one score, one number in it, and a message."""
 
 _ROW_BYTES: Final = 260
 _BATCH_BYTES: Final = 400
-"""Bytes that Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
+"""Measured bytes of Python objects of a row and of a batch besides their codes: texts, tuples, entries of caches."""
 
 
 class SavedGraphs(NamedTuple):
-    """The most that the graphs of one item keep, for each block.
+    """Upper bounds of the graphs of one item, for each block.
 
     Attributes:
-        micros: micro-batches for which the block keeps a graph.
-        shares: shares of the block's subnets in these graphs, added up over the micro-batches.
-        begins: micro-batches for which its graph begins with the block, because the one below it has none.
+        micros: micro-batches with a graph of the block.
+        shares: shares of the block's subnets in these graphs, summed over the micro-batches.
+        begins: micro-batches with a graph that begins at the block, because the block below has none.
     """
 
     micros: tuple[int, ...]
@@ -164,9 +149,9 @@ class SavedGraphs(NamedTuple):
     begins: tuple[int, ...]
 
     def inputs(self, start: int, stop: int, microbatches: int) -> int:
-        """Inputs that the graphs of blocks [start, stop) keep at most: one for each run of blocks with a graph.
+        """Upper bound of the inputs that graphs of blocks [start, stop) keep: one for each range with a graph.
 
-        Of two neighbours a graph begins with one at most.
+        At most one of two adjacent blocks begins a graph.
         """
         if start >= stop:
             return 0
@@ -175,26 +160,26 @@ class SavedGraphs(NamedTuple):
 
 
 def subnet_token_bytes(model: ModelFacts, item_bytes: int, *, trains_own_weights: bool) -> float:
-    """Bytes of a block's graph per padded token that all its subnets keep together.
+    """Bytes per padded token of a block's graph that belong to subnets.
 
-    These are queries, keys, values and attention output, and what is as wide as the feed-forward part; norms and
-    adapters keep theirs whatever the share. Measured by ``tests/edge/model/test_pattern_sizes.py``.
+    These are queries, keys, values and attention output, and tensors of the feed-forward width; those of norms and
+    adapters do not depend on the share of active subnets. Measured by ``tests/edge/model/test_pattern_sizes.py``.
     """
     inner = (model.inner_kept + trains_own_weights) * model.intermediate_size
     return (4 * (model.attention_width or model.hidden_size) + inner) * item_bytes
 
 
 def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
-    """Bytes per padded token and block that a graph keeps besides where scores are gathered.
+    """Bytes per padded token and block that a graph keeps additionally where scores are gathered.
 
-    A linear layer whose weights get a gradient keeps its input. Where own weights train it does so anyway.
+    A linear layer with a gradient of its weights keeps its input; where own weights train it does so in any pass.
     """
     attention = model.attention_width or model.hidden_size
     return (2 * model.hidden_size + attention + model.intermediate_size) * item_bytes
 
 
 def largest_gradient_bytes(model: ModelFacts, item_bytes: int) -> int:
-    """Bytes of the largest gradient of one tensor of a block; some models have queries, keys and values in one."""
+    """Upper bound of the bytes of the gradient of one tensor of a block; query, key and value may be one tensor."""
     attention = max(3 * model.hidden_size, model.attention_width)
     return max(model.intermediate_size, attention) * model.hidden_size * item_bytes
 
@@ -211,10 +196,10 @@ def needs_gradients(course: Course) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def block_scores_bytes(course: Course) -> int:
-    """Bytes of one block's scores for all batches, until they are reported; 0 where a run gathers none.
+    """Bytes of one block's scores for all batches, until they are reported; 0 if a run gathers none.
 
-    A node holds them as numbers until the end of a turn, and then as messages that wait to be sent. Example: two
-    scores of 6 subnets for 600 batches of 4 micro-batches are 2.8 MB.
+    A node holds them as numbers until the end of a turn, then as messages. Example: two scores of 6 subnets for 600
+    batches of 4 micro-batches are 2.8 MB.
     """
     if course.choice is None:
         return 0
@@ -227,7 +212,7 @@ def block_scores_bytes(course: Course) -> int:
 
 @functools.lru_cache(maxsize=64)
 def kept_graphs(course: Course) -> SavedGraphs | None:
-    """The most that graphs of one item keep in any batch; None where that may be all of every block."""
+    """Upper bounds of the graphs of one item in any batch; None if they may be whole graphs of every block."""
     choice = course.choice
     if gathers_scores(course):
         return None
@@ -250,7 +235,7 @@ def _most(each: Sequence[SavedGraphs | None]) -> SavedGraphs | None:
 
 
 def _of_table(course: Course, table: Operations) -> SavedGraphs | None:
-    """The most that a table's batches keep; None if it leaves a batch out, which is all full."""
+    """Upper bounds over a table's batches; None if it leaves a batch out, which is all full."""
     batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
     if len(table.batches) < batches * table.passes:
         return None
@@ -269,7 +254,7 @@ def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> SavedGraph
 
 
 def _of_capacities(course: Course) -> SavedGraphs:
-    """The most that capacities allow each chooser, for any draw; blocks without one are all full."""
+    """Upper bounds from the capacities of each chooser, for any random choice; blocks without one are all full."""
     parts, subnets = course.microbatch_sizes(), course.subnets
     micros, shares = [len(parts)] * course.num_blocks, [float(len(parts))] * course.num_blocks
     for chooser in choosers_of(course):
@@ -285,10 +270,10 @@ def _of_capacities(course: Course) -> SavedGraphs:
 
 @functools.lru_cache(maxsize=64)
 def tables_bytes(course: Course) -> int:
-    """Bytes of the operation tables that every node of a run holds at most; 0 where it has none.
+    """Upper bound of the bytes of operation tables on every node of a run; 0 without tables.
 
-    A row is a text, and so are the operations of whole blocks that are looked up of it. Example: 600 batches of 4
-    micro-batches, 12 blocks and 6 subnets are 1.1 MB a table.
+    A row is a text, and so are the cached operations of whole blocks in it. Example: 600 batches of 4 micro-batches, 12
+    blocks and 6 subnets are 1.1 MB a table.
     """
     if not course.may_skip:
         return 0
@@ -319,7 +304,7 @@ def _num_tables(course: Course) -> int:
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
 CONTEXT_BYTES: Final = 815 << 20
-"""Bytes of a process on a CUDA device before its first tensor there: context, code of kernels, work space of cuBLAS.
+"""Bytes of a process on a CUDA device without tensors: context, code of kernels, work space of cuBLAS.
 
 Measured on one NVIDIA H200 with torch 2.11.0+cu130 and driver 580: 527 MiB of context, 751 MiB once the kernels of a
 transformer are loaded, and 64 MiB for cuBLAS. A smaller device may load less; no other one was measured.
@@ -327,25 +312,25 @@ transformer are loaded, and 64 MiB for cuBLAS. A smaller device may load less; n
 
 
 class Sizes:
-    """Bytes of each thing that a run of ``course`` holds: of a unit, of its state, of tensors and activations.
+    """Bytes of the things that a run holds: units, their state, tensors and activations.
 
     Args:
         course: the run.
         model: sizes of the model.
         optimizer: one of ``ringtune.config.optimizers.OPTIMIZERS``.
         dtype: of the computation, a key of ``DTYPE_BYTES``.
-        activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
-            from ``estimate_activation_token_bytes``.
+        activation_token_bytes: kept by one block for its backward, per padded token; measured, or from
+            ``estimate_activation_token_bytes``.
         data_bytes: of the node's rows and tokenizer.
-        lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as much as others.
+        lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as other blocks.
         trains_own_weights: whether the blocks' own weights train instead of adapters.
-        has_dropout: whether blocks drop anything.
-        adapter: configuration; counts where users have adapters of their own.
-        device: that computes, ``cpu`` or ``cuda``.
+        has_dropout: whether blocks have dropout.
+        adapter: configuration; used where users have adapters of their own.
+        device: ``cpu`` or ``cuda``.
 
     Attributes:
-        context_bytes: of the device that hold no tensor; 0 on a processor, whose libraries are off the budget already.
-        helped: bytes of a block's adapters where a helper fits them.
+        context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
+        helped: bytes of a block's adapters that a helper trains.
     """
 
     def __init__(
@@ -424,7 +409,7 @@ class Sizes:
 
     @staticmethod
     def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
-        """Sizes of a run at one node: of its model, its rows, and what it measured."""
+        """Build the sizes of a run at one node from its facts."""
         return Sizes(
             course,
             node.model,
@@ -440,99 +425,93 @@ class Sizes:
         )
 
     def trained_bytes(self, unit: int) -> int:
-        """Bytes of what trains in a unit: the adapter or own weights of a block, the head, or the embedding."""
+        """Bytes of the trained weights of a unit: adapter or own weights of a block, head, or embedding."""
         if unit == EMBEDDING:
             return self._embedding_train_bytes
         return self.head_bytes if unit == self._head else self.adapter_bytes
 
     def largest_tensor_bytes(self, unit: int) -> int:
-        """Bytes of the largest trained tensor of a unit, at most."""
+        """Upper bound of the bytes of a trained tensor of a unit."""
         if unit == EMBEDDING:
             return self._token_table_bytes
         return self.head_bytes if unit == self._head else min(self.adapter_bytes, self.gradient_bytes)
 
     def unit_grad_bytes(self, unit: int) -> int:
-        """Bytes of the gradient of embedding or head, as it goes to another owner, at most."""
+        """Upper bound of the bytes of a message with the gradient of embedding or head."""
         return self._embedding_grad_bytes if unit == EMBEDDING else self.head_bytes
 
     @property
     def decoder_bytes(self) -> int:
-        """Bytes of the matrix that makes logits of every token, such as a language model's decoder."""
+        """Bytes of the matrix that computes logits of every token, such as a language model's decoder."""
         return self._largest_params[1] * self._item_bytes
 
     def embedding_rows_bytes(self) -> int:
-        """Bytes of a batch's rows in the embedding's gradient: at most its table's and those of a micro-batch."""
+        """Upper bound of the bytes of a batch's rows in the embedding's gradient: the table and one micro-batch."""
         return self._embedding_rows_bytes
 
     def widened_bytes(self, *, is_owner: bool) -> int:
-        """Bytes of the room in which a frozen matrix is widened: of a block, or the decoder of a language model."""
+        """Bytes of the buffer for a widened frozen matrix of a block, or of an owner's decoder."""
         largest = max(self._largest_params) if is_owner else self._largest_params[0]
         return widened_bytes(largest, item_bytes=self._item_bytes, frozen=self._frozen)
 
     def state_bytes(self, unit: int) -> int:
-        """Bytes that the optimizer keeps of a unit: of the adapter of a block, of the head, or of the embedding."""
+        """Bytes of the optimizer state of a unit: a block's adapter, the head, or the embedding."""
         if unit == EMBEDDING:
             return self._embedding_state_bytes
         return self.head_state_bytes if unit == self._head else self.adapter_state_bytes
 
     def largest_state_bytes(self, unit: int) -> int:
-        """Bytes of these that belong to one trained tensor of a unit, at most."""
+        """Upper bound of the bytes of optimizer state of one trained tensor of a unit."""
         return min(self.state_bytes(unit), state_bytes(self.optimizer, self.largest_tensor_bytes(unit)))
 
     def tensor_bytes(self, tokens: float) -> float:
-        """Bytes of a hidden state or gradient of so many padded tokens."""
+        """Bytes of a hidden state or gradient of ``tokens`` padded tokens."""
         return tokens * self.token_bytes
 
     def run_again_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps which runs again: its input, and the masks that its dropout drew."""
+        """Bytes that a recomputed block keeps: its input, and its dropout masks."""
         return tokens * (self.token_bytes + self._drawn_token_bytes)
 
     def kept_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps for its backward of so many padded tokens.
-
-        The block's work space is taken as just as large.
-        """
+        """Bytes that one block keeps for its backward of ``tokens`` padded tokens; its work space is as large."""
         return tokens * self._activation_token_bytes
 
     def projected_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps for its backward where VeLoRA holds for it; of all of them without VeLoRA."""
+        """Bytes that one block keeps for its backward with VeLoRA; as ``kept_bytes`` without."""
         return max(0.0, self.kept_bytes(tokens) - tokens * self._projected_token_bytes)
 
     def kept_passing_bytes(self, tokens: float) -> float:
-        """Bytes of these that a block keeps where its weights do not train, so that it only passes gradients on.
-
-        Its linear layers then keep no inputs.
-        """
+        """Bytes that one block keeps for a backward without gradients of its weights: no inputs of linear layers."""
         return tokens * self._passing_token_bytes
 
     def kept_in_subnets_bytes(self, tokens: float) -> float:
-        """Bytes of these that all subnets of the block keep together; the rest is held whatever their share."""
+        """The part of ``kept_bytes`` that belongs to subnets and scales with their active share."""
         return tokens * self._subnet_token_bytes
 
     def kept_for_scores_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps besides, of so many padded tokens, while scores are gathered."""
+        """Additional bytes that one block keeps while scores are gathered."""
         return tokens * self._score_token_bytes
 
     def pair_bytes(self, tokens: float) -> float:
-        """Bytes of one block's pairs for a helper, of so many padded tokens, as they were computed."""
+        """Bytes of one block's pairs for a helper, in the dtype of the computation."""
         return tokens * self._pair_token_bytes
 
     def sent_pair_bytes(self, tokens: float) -> float:
-        """Bytes of the same as they travel."""
+        """Bytes of one block's pairs for a helper, as they are sent."""
         return tokens * self._sent_pair_token_bytes
 
     def mask_bytes(self, rows: int, max_length: int) -> int:
-        """Bytes of what tells the blocks which tokens of a micro-batch see which: a number for every two of a row."""
+        """Bytes of the attention mask of a micro-batch: a number for every two tokens of a row; 0 for images."""
         return rows * max_length**2 * self._item_bytes if self._has_mask else 0
 
     def head_work_bytes(self, tokens: float) -> float:
-        """Bytes that the head holds while it runs: the hidden state with its gradient, and the logits."""
+        """Bytes of work space of the head: the hidden state with its gradient, and the logits."""
         logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
         return 2 * self.tensor_bytes(tokens) + logits
 
 
 def _projected_values(course: Course, model: ModelFacts) -> int:
-    """Values of a token that one block need not keep because VeLoRA keeps projections of them.
+    """Values per token that VeLoRA saves in one block.
 
     Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
     that read 768 values keep 96.

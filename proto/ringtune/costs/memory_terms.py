@@ -1,13 +1,11 @@
-"""The memory of a node as a sum of terms (so many equal things of so many bytes), and the node's part in a placement.
+"""Memory of a node as a sum of terms (number of equal things x bytes of each), and the node's share of a placement.
 
-``passing_bytes``: room for pieces of files and messages that pass through a node. Measured by
-``python -m tests.support.saving_memory``: a head with moments of 50 MB is saved, loaded, sent, taken over and collected
-with 0 to 12 MB more than before, most of it messages of a link (4 MiB each) and buffers.
+``passing_bytes``: measured by ``python -m tests.support.saving_memory``: saving, loading, sending, taking over and
+collecting a head with state of 50 MB takes 0 to 12 MB more, mostly messages of a link (4 MiB each) and buffers.
 
-``has_room_for_heap``: a heap that keeps freed memory saves page faults, but it is fragmented, and no plan counts that.
-A node with little memory does without, so that it needs what the plan says. Resident memory of a node alone, MiniLM,
-16 x 128 tokens, AdamW, above plan and libraries: 10 MiB with a bottleneck, 262 MiB with LoRA on five matrices, for
-which graphs of 344 MiB were planned.
+``has_room_for_heap``: a heap that keeps freed memory saves page faults, but is fragmented, and plans do not count that.
+Resident memory above plan and libraries of a node alone, MiniLM, 16 x 128 tokens, AdamW: 10 MiB with a bottleneck, 262
+MiB with LoRA on five matrices, where graphs of 344 MiB were planned. So a node with little memory does without.
 """
 
 from __future__ import annotations
@@ -34,20 +32,20 @@ PART_WORDS: Final = {
     "kept": "what trained, as it was at the ends of the last turns, and copies of the host before in the ring",
     "passing": "what is there for a moment: work space of an update, pieces of what is saved or handed over",
 }
-"""The parts of a node's memory in reports, with their meaning."""
+"""Parts of a node's memory in reports -> meaning."""
 
 PARTS: Final = tuple(PART_WORDS)
-"""The names of these parts, in the order of a report."""
+"""Names of these parts, in the order of a report."""
 
 
 class Term(NamedTuple):
-    """So many equal things in memory at once.
+    """A number of equal things in memory at once.
 
     Attributes:
         part: one of ``PARTS``.
-        what: in words.
-        number: how many.
-        each_bytes: of one.
+        what: description.
+        number: of things.
+        each_bytes: of one thing.
     """
 
     part: str
@@ -57,48 +55,44 @@ class Term(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all these things together: ``number * each_bytes``."""
+        """``number * each_bytes``."""
         return self.number * self.each_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The memory of one node at the fullest moment of the run.
-
-    Attributes:
-        terms: everything, none of them counted twice.
-    """
+    """Memory of one node at the fullest moment of a run, as disjoint terms."""
 
     terms: tuple[Term, ...] = ()
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all terms together."""
+        """Sum of all terms."""
         return sum(term.number * term.each_bytes for term in self.terms)
 
     def parts(self) -> dict[str, int]:
-        """Bytes by part, in the order of ``PARTS``."""
+        """Return part -> bytes, in the order of ``PARTS``."""
         found = dict.fromkeys(PARTS, 0)
         for term in self.terms:
             found[term.part] += term.total_bytes
         return found
 
     def __str__(self) -> str:
-        """Print the total and its parts: ``4.0 MiB (weights 3.0 MiB, head 1.0 MiB)``."""
+        """Write the total and its parts: ``4.0 MiB (weights 3.0 MiB, head 1.0 MiB)``."""
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts().items() if size)
         return f"{format_bytes(self.total_bytes)} ({parts})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourHosts:
-    """The hosts around a node where stages have several.
+    """Numbers of hosts around a node where stages have several.
 
     Attributes:
-        above, below: hosts of all stages above, and below.
-        next_above, next_below: hosts of the stages next to the node's own; 0 where there is none.
-        top, bottom: hosts of the highest stage, and of the lowest.
-        width: hosts of the stage that has most.
-        replicas: other hosts of the node's own stage.
+        above, below: of all stages above, and below.
+        next_above, next_below: of the stages next to the node's; 0 where there is none.
+        top, bottom: of the highest stage, and of the lowest.
+        width: of the stage that has most.
+        replicas: of the node's stage, without the node.
         dealt: micro-batches of a batch that pass the node.
     """
 
@@ -114,7 +108,7 @@ class NeighbourHosts:
 
     @staticmethod
     def of(placement: Placement, node: str, microbatches: int) -> NeighbourHosts | None:
-        """The hosts around a node of a placement; None where each stage has one host."""
+        """Count the hosts around a node of a placement; None where each stage has one host."""
         if not placement.has_replicas:
             return None
         piece, stages = placement.slice_of(node), placement.stages
@@ -135,21 +129,21 @@ class NeighbourHosts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A node's part in a placement, as far as memory depends on it.
+    """A node's share of a placement, as far as memory depends on it.
 
     Attributes:
         is_owner: whether it has data, embedding and head.
         start, stop: the blocks that it hosts; equal if it hosts nothing.
-        above: hosts between it and the head.
-        below: hosts below it; counts only where an operation table lets slices be passed by.
+        above: stages between it and the head.
+        below: stages below it; matters only where operation tables skip slices.
         private_blocks: that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
-        recompute: blocks whose backward runs them again, its own among them.
-        state_on_disk: whether the optimizer state of units that rest is in files.
-        helped: own blocks whose adapters helpers fit.
-        helps: blocks of each other host whose adapters it fits, a tuple a host.
-        around: the hosts around it where stages have several; None where each has one.
-        copies: ranges of blocks of other hosts of which it keeps copies; None = nothing is kept of the ends of turns.
+        recompute: recomputed blocks of the placement.
+        state_on_disk: whether the optimizer state of units that do not train at a step is in files.
+        helped: own blocks with adapters that helpers train.
+        helps: blocks with adapters that it trains, a tuple for each of their hosts.
+        around: hosts around it where stages have several; None where each has one.
+        copies: ranges of other hosts' blocks of which it keeps copies; None = no ends of turns are kept.
     """
 
     is_owner: bool
@@ -168,7 +162,7 @@ class Share:
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:
-        """The share of a node of a plan."""
+        """Return the share of a node of a plan."""
         placement, piece = plan.placement, plan.slice_of(node)
         above = placement.hosts_above(piece.stop)
         microbatches = len(plan.course.microbatch_sizes())
@@ -204,24 +198,20 @@ _MAX_PASSING_BYTES: Final = 12 << 20
 
 
 def passing_bytes(moved_bytes: int) -> int:
-    """Bytes that saving, loading, sending or taking over so many bytes holds besides them at most.
+    """Upper bound of the temporary bytes to save, load, send or take over ``moved_bytes``.
 
-    Example: 12 MiB for a head of 100 MiB; for one of 1 MiB no more than 2 MiB, which is all of it twice.
+    Example: 12 MiB for a head of 100 MiB; 2 MiB, twice its size, for one of 1 MiB.
     """
     return min(_MAX_PASSING_BYTES, 2 * moved_bytes)
 
 
 _PIECES: Final = 2
-"""The room for pieces, over what graphs and work space take."""
+"""Memory for fragments of the heap, as a multiple of the activations."""
 
 
 def has_room_for_heap(needs: MemoryEstimate, memory_bytes: int) -> bool:
-    """Whether a node may keep freed memory in its heap: with the pieces it stays within the node's budget.
+    """Whether a node may keep freed memory in its heap: its estimate plus fragments is within ``memory_bytes``.
 
     Example: 100 MiB of which 40 are activations may become 180 MiB.
-
-    Args:
-        needs: what the plan reserves at the node.
-        memory_bytes: the node's budget.
     """
     return needs.total_bytes + _PIECES * needs.parts()["activations"] <= memory_bytes

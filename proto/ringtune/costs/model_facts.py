@@ -1,8 +1,8 @@
-"""The sizes of a model for planning: from its folder, and from the job's adapters, subnets and head.
+"""Sizes of a model for planning, from its folder and from the job's adapters, subnets and head.
 
-With ``adapter.config = "full"`` these weights of a block train, and scores of subnets are computed of them: rows of
-query, key, value and of the feed-forward part, columns of both output matrices. They are divided among the subnets of
-the block. Norms and the biases of both output matrices belong to no subnet and stay frozen.
+With ``adapter.config = "full"`` these weights of a block train, and are divided among its subnets: rows of query, key,
+value and the feed-forward part's first matrices, columns of both output matrices. Norms and the biases of both output
+matrices belong to no subnet and stay frozen.
 
 Source: D2FT, section III-A.
 """
@@ -49,13 +49,9 @@ from ringtune.techniques.operations import given_tables
 
 
 def own_weights(family: Family, config: Config) -> Shapes:
-    """The shapes of a block's own weights that may train, by their names inside the block.
+    """Shapes of a block's own weights that may train, by name inside the block.
 
     Example: ten tensors with 1,772,160 weights of a BERT of width 384 and inner width 1,536.
-
-    Args:
-        family: of the model.
-        config: from ``read_config``.
     """
     return {name: shape for name, shape in family.block_shapes(config).items() if name in family.subnet_weights}
 
@@ -71,22 +67,23 @@ def estimate_activation_token_bytes(
     lora_values: int | None = None,
     has_more: bool = False,
 ) -> float:
-    """Estimate the bytes that one block keeps for backward per padded token, where nothing was measured.
+    """Estimate the bytes per padded token that one block keeps for its backward, where none were measured.
 
-    The estimate is 5 to 8 % above the MiniLM block that it was fitted to (``Source``). For a block of any family it is
-    at most 7 % too low or 33 % too high with a bottleneck, LoRA or own weights (``tests/edge/model/test_sizes.py``).
-    With IA3, DoRA, MTL-LoRA or a gate beside LoRA it was up to 24 % too low.
+    The estimate is 5 to 8 % above the MiniLM block that it was fitted to (``Source``). For other families it is at most
+    7 % too low or 33 % too high with a bottleneck, LoRA or own weights (``tests/edge/model/test_sizes.py``), and was up
+    to 24 % too low with IA3, DoRA, MTL-LoRA or a gate beside LoRA.
 
-    In units of the hidden state (a token's width): queries, keys, values and attention output 4 (each of the width of
-    all heads together, as keys and values are repeated for the heads that share them), inputs of the layer norms 3,
-    adapter 2, and of the feed-forward part ``inner_kept * intermediate / hidden``; besides, what further norms keep,
-    and scores that are capped. With dropout the attention probabilities are kept three times, and the masks 2. A linear
-    layer that trains keeps its input: where the block's own weights train, there is no adapter and one input of a norm
-    less, but the inputs of queries, keys and values, of the way out of the attention and of the feed-forward part are
-    kept 3, and that of the way out of it ``intermediate / hidden``. Auxiliary models keep their inputs, each tensor
-    once, and what is inside each MLP; as they stand in the way of no norm there are 2 inputs of norms. LoRA is like
-    them; with dropout each of its matrices keeps the dropped input and a mask instead of the input. With other adapters
-    beside these, such as bottlenecks, the 5 units of an adapter of the library are counted too.
+    Values per token, in multiples of the hidden width unless stated:
+
+    * queries, keys, values and attention output: 4, each of the width of all heads, as shared keys and values are
+      repeated;
+    * inputs of layer norms: 3; adapter: 2; feed-forward part: ``inner_kept * intermediate / hidden``;
+    * ``more_kept_values`` of further norms, and ``kept_scores`` of capped attention scores;
+    * with dropout the attention probabilities three times, and 2 for masks;
+    * with own weights: no adapter and one norm input less, but 3 for the inputs of query/key/value, attention output
+      and first feed-forward matrix, and ``intermediate / hidden`` for that of the last matrix;
+    * with auxiliary models or LoRA: their inputs, each tensor once, and values inside each; only 2 norm inputs without
+      other adapters. LoRA with dropout keeps for each matrix the dropped input and a mask instead of the input.
 
     Args:
         model: sizes of the model.
@@ -94,8 +91,8 @@ def estimate_activation_token_bytes(
         dropout: probability; above 0 it disables the attention kernel that keeps no probabilities.
         dtype: of the computation.
         trains_own_weights: whether the block's own weights train instead of an adapter.
-        auxiliary: models that train, alone or beside adapters of the library.
-        lora_values: of each token inside all LoRAs of the block; None without LoRA.
+        auxiliary: auxiliary models of the configuration.
+        lora_values: per token inside all LoRAs of the block; None without LoRA.
         has_more: whether other adapters train beside LoRA and auxiliary models.
 
     Source: saved tensors of one MiniLM block at 16 x 128 tokens: 37.3 MiB without, 75.2 MiB with dropout
@@ -117,19 +114,19 @@ def estimate_activation_token_bytes(
 
 
 def _lora_dropout_values(model: ModelFacts) -> int:
-    """Values of a token that LoRA's dropout adds: for each matrix a dropped input and a mask, but no input.
+    """Values per token that LoRA's dropout adds: for each matrix a dropped input and a mask, without the input.
 
-    The input stays where an auxiliary model reads it too.
+    The input is kept if an auxiliary model reads it too.
     """
     found = (kept for kept in model.kept_inputs if kept.lora)
     return sum(kept.width * (2 * kept.lora - (kept.lora == kept.readers and not kept.always_kept)) for kept in found)
 
 
 def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32") -> int:
-    """Bytes of a block's graph per padded token that are held only with dropout.
+    """Bytes per padded token of a block's graph that exist only with dropout.
 
-    Without it the attention kernel is fused and keeps no probabilities. With it these are kept three times, as
-    probabilities, mask and product, and the masks of hidden states twice.
+    Without dropout the attention kernel is fused and keeps no probabilities. With it they are kept three times, as
+    probabilities, mask and product, and masks of hidden states twice.
 
     Example: 12 heads, rows of 128 tokens and width 384 are 5,376 numbers, 21,504 bytes.
     """
@@ -137,7 +134,7 @@ def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32
 
 
 def job_subnets(job: Job, model: ModelFacts) -> Subnets:
-    """The subnets of each block; where nothing may be less than full, a whole block is one.
+    """Return the subnets of each block; without operations a whole block is one.
 
     Raises:
         JobError: ``operations.heads`` or the given tables do not divide the model's heads; names the model.
@@ -147,12 +144,7 @@ def job_subnets(job: Job, model: ModelFacts) -> Subnets:
 
 
 def check_subnets(job: Job, dimensions: Dimensions, *, where: str) -> None:
-    """Refuse a job with subnets that do not divide the blocks of its model.
-
-    Args:
-        job: what is wanted.
-        dimensions: of the model.
-        where: its file.
+    """Refuse a job with subnets that do not divide the heads of its model; ``where`` is the model's file.
 
     Raises:
         JobError: as ``job_subnets``.
@@ -174,7 +166,7 @@ def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> 
 
 
 def _given(job: Job, subnets: Subnets) -> Subnets:
-    """Refuse given tables of parts of blocks where the job's adapter or dropout needs whole ones."""
+    """Refuse given tables for parts of blocks where the job's adapter or dropout needs whole blocks."""
     heads = subnets.heads_each if subnets.count > 1 else 0
     if problem := head_group_refusal(job.adapter.config, dropout=job.train.dropout, heads=heads):
         raise JobError(f"operations.table has {subnets.count} subnets a block: {problem}")
@@ -187,12 +179,13 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     Args:
         folder: the model folder.
         job: for task, adapter, dtype, longest text and private blocks.
-        in_part: the folder lacks weights that other nodes have; weights count as next to nothing.
+        in_part: whether the folder lacks weights that other nodes have; a block and the embedding then count one number
+            each.
 
     Raises:
-        ModelError: not a folder of a supported family or task, a tensor is missing or has another shape, or two of its
-            files do not belong together.
-        JobError: the job asks for longer texts or more private blocks than the model has.
+        ModelError: not a folder of a supported family or task, a tensor is missing or has another shape, or files are
+            inconsistent.
+        JobError: the job exceeds the model, see ``check_job``.
         IntegrityError: a safetensors file is damaged.
     """
     config = read_config(folder)
@@ -255,12 +248,12 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
 
 
 def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
-    """The shapes of all tensors of the auxiliary models of a block."""
+    """Shapes of all tensors of the auxiliary models of a block."""
     return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
 def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
-    """Copy facts with the sizes of a block's pairs, of the block with most of them; none where no helper can fit."""
+    """Add the bytes of a block's pairs, for the block with most; unchanged where no helper can train the adapters."""
     config, dropout = job.adapter.config, job.train.dropout
     if offload_refusal(config, dropout=dropout, fused=widths.merged):
         return facts
@@ -281,7 +274,7 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
 
 
 def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths) -> ModelFacts:
-    """Copy facts with the sizes of adapters that single users chose."""
+    """Add the sizes of adapters that single users chose."""
     users = tuple(job.offload.chosen_adapters)
     others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
     if not others:
@@ -317,7 +310,7 @@ class _Matrices(NamedTuple):
 
     @staticmethod
     def of(shapes: Iterable[tuple[int, ...]]) -> _Matrices:
-        """Count those of these shapes that are matrices."""
+        """Count the matrices among these shapes."""
         found = [shape for shape in shapes if len(shape) == 2]
         sizes = [math.prod(shape) for shape in found]
         return _Matrices(sum(sizes), sum(shape[0] for shape in found), max(sizes, default=0))
@@ -326,13 +319,7 @@ class _Matrices(NamedTuple):
 def _frozen_matrices(
     tensors: Mapping[str, StoredTensor], block_prefix: str, own: Collection[str]
 ) -> tuple[_Matrices, _Matrices]:
-    """Count the frozen matrices of one block, and those outside the blocks.
-
-    Args:
-        tensors: of the model, by name.
-        block_prefix: how the names of all blocks begin.
-        own: names inside a block of what trains.
-    """
+    """Count the frozen matrices of one block, without those named in ``own``, and those outside the blocks."""
     first = f"{block_prefix}0."
     in_block = {name.removeprefix(first): stored for name, stored in tensors.items() if name.startswith(first)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
@@ -340,7 +327,7 @@ def _frozen_matrices(
 
 
 def computed_token_bytes(model: ModelFacts, job: Job) -> float:
-    """Compute what one block keeps for backward per padded token of a job's longest row, where nothing was measured."""
+    """Estimate the bytes per padded token of a job's longest row that one block keeps for its backward."""
     return estimate_activation_token_bytes(
         model,
         tokens=model.fixed_tokens or job.train.max_length,
@@ -354,11 +341,12 @@ def computed_token_bytes(model: ModelFacts, job: Job) -> float:
 
 
 def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) -> None:
-    """Refuse a job that asks for more than the model can do.
+    """Refuse a job that the model can't do.
 
     Raises:
         ModelError: its family has no head for the task.
-        JobError: longer texts, more private blocks, larger groups than it has, or subnets that do not divide heads.
+        JobError: longer texts, more private blocks or larger groups than it has, subnets that do not divide its heads,
+            or gates of a merged matrix with helpers.
     """
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
@@ -376,11 +364,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
 
 
 class _HeadSizes(NamedTuple):
-    """Trainable weights of a head, what each class adds, its logits for each token; rows and columns of the weights.
-
-    Attributes:
-        class_token_logits: what each class adds to the logits of a token.
-    """
+    """Trainable weights, logits per token, and Adafactor's rows and columns of a head; ``class_*`` per class."""
 
     params: int
     class_params: int
@@ -391,9 +375,9 @@ class _HeadSizes(NamedTuple):
 
 
 def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSizes:
-    """Count the weights of AdapterHub's default head for a task.
+    """Sizes of AdapterHub's default head for a task.
 
-    A language model's head is frozen and counts as embedding. A family that is plugged in classifies by one matrix.
+    A language model's head is frozen and counts as embedding. A plugged family classifies by one matrix.
     """
     hidden, row = dimensions.hidden, dimensions.hidden + 1
     if plugged and task in (CLASSIFICATION, REGRESSION):
@@ -410,9 +394,9 @@ def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSiz
 
 
 def _digest(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
-    """Digest config, names, types, shapes and samples, so that two trainings of one architecture differ.
+    """Digest config, and names, types, shapes and samples of tensors, so that two trainings of one architecture differ.
 
-    The number of files does not matter, only what is in them.
+    The division into files does not matter.
     """
     digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode())
     for name, stored in sorted(tensors.items()):

@@ -1,8 +1,9 @@
-"""Seconds and bytes that helpers add to a run, or take off it: pairs, weights, and adapters of users.
+"""Seconds and bytes that helpers add to a run, or save: pairs, weights, and adapters of users.
 
 A pair of a module is its input x and the gradient of its output, for every token, padding included. Modules that read
 one tensor send it once: LoRA on query, key and value, unless dropout is between. Example: LoRA on q and v of width 768
-sends 768 values of x and two gradients of 768 a token and block, in float32 9,216 bytes; with VeLoRA in 32 parts 6,272.
+sends 768 values of x and two gradients of 768 per token and block, in float32 9,216 bytes; with VeLoRA in 32 parts
+6,272.
 
 Sets of adapters of users, of one block:
 
@@ -15,23 +16,23 @@ back after an update      the set              sets of the users of an update   
 gradients at the helper   of the set           as many sets                     as many sets
 ========================= ==================== ================================ =========================
 
-The users that an update changes depend on batches; counted are all users of the owner with the most of them, at most
-one for each row, and with an interval of several steps as many for each step. The sum of linear models is as large as
-one of them, that of others at most as large as all together, or as the block. Where users have several kinds of
-adapters those with the largest sets are taken to change, and the sum is at most as large as the matrices beside all
-kinds.
+The users of an update depend on batches; counted are all users of the owner with most of them, at most one per row, and
+with an interval of several steps as many for each step. The sum of linear models is as large as one of them, that of
+others at most as large as all together, or as the block. If users have several kinds of adapters, the largest sets
+count, and the sum is at most as large as the matrices beside all kinds.
 
 Seconds: an adapter's weights are multiplied with each token once in a forward, and once more for their gradient. With
-the share of adapters in a block's weights, frozen ones and theirs together, times the block's forward:
+the share of adapters in all weights of a block, times the block's forward:
 
-- a backward at the host takes that much less for each block whose adapters a helper fits;
-- a fit takes three times that for each block: a forward, the gradient of the weights, the gradient between them.
+- a backward at the host is shorter by that for each block with adapters that a helper trains;
+- a fit takes three times that for each block: a forward, the gradient of the weights, the gradient of the hidden
+values.
 
-Both are estimates by multiplications, not measurements: a narrow adapter takes longer than its share says. Where a node
-was measured for fits, its own time counts, reading included; but as the job's own kind of adapters is measured, the
-estimate counts where it is more and users have several kinds. A host ships pairs as fast as it encodes hidden states of
-as many bytes, a helper reads them as fast as it decodes such, and the installation of weights takes no time. An update
-takes its time once for each user that it may change; rows of several users that run separately cost nothing more.
+Both are estimates by multiplications: a narrow adapter takes longer than its share. A measured time of fits is used
+instead, reading included; as only the job's own kind of adapters is measured, the estimate is used if it is larger and
+users have several kinds. A host packs pairs as fast as it encodes hidden states of as many bytes, a helper reads them
+as fast as it decodes such, and installing weights takes no time. An update takes its time once for each user that it
+may change; rows of several users that run separately cost nothing more.
 
 Source: ColA, section 3 (adaptation data).
 """
@@ -61,10 +62,10 @@ from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import max_changed
 
 FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
-"""The types of pairs on links; ``float32`` means as they are, in the type of the run."""
+"""Encodings of pairs on links; ``float32`` means the dtype of the run."""
 
 LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
-"""Wires on which x is changed; with it goes a bit for each unit of a ReLU that says whether the host had it on."""
+"""Encodings that change x; a bit for each unit of a ReLU, whether it was active at the host, is sent with it."""
 
 _RELU: Final = "relu"
 _NON_LINEARITIES: Final = {"double_seq_bn": "swish"}
@@ -74,7 +75,7 @@ _BFLOAT16_BYTES: Final = 2
 
 
 class PairWidths(NamedTuple):
-    """The values that one module sends of a token.
+    """Values per token that one module sends.
 
     Attributes:
         inputs: values of x; 0 where another module sends the same x.
@@ -88,23 +89,12 @@ class PairWidths(NamedTuple):
 
     @property
     def sign_bytes(self) -> int:
-        """Bytes of a bit for each unit."""
+        """Bytes of one bit per unit."""
         return -(-self.units // 8)
 
 
 def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dropout: float) -> tuple[PairWidths, ...]:
-    """The pairs that the adapter modules of one block give.
-
-    Args:
-        config: ``adapter.config`` of the job.
-        block: which block.
-        hidden_size: width of the hidden state.
-        widths: of the matrices that LoRA wraps.
-        dropout: ``train.dropout``.
-
-    Raises:
-        JobError: as ``parse_adapter_config``.
-    """
+    """Return the pairs of the adapter modules of one block."""
     found: list[PairWidths] = []
     attention: list[_OfAttention] = []
     for part in parse_adapter_config(config):
@@ -114,7 +104,7 @@ def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dr
 
 
 class _OfAttention(NamedTuple):
-    """A module beside query, key or value: its pair, whether it reads what others read, and whether it is ours."""
+    """A module beside query, key or value: its pair, whether it reads the shared input, and whether it is auxiliary."""
 
     pair: PairWidths
     shares: bool
@@ -122,9 +112,9 @@ class _OfAttention(NamedTuple):
 
 
 def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Iterator[PairWidths]:
-    """Yield the pairs of modules that read the input of the attention: those that share it send it once.
+    """Yield the pairs of modules that read the input of the attention; those that share it send it once.
 
-    Beside one matrix for query, key and value all auxiliary models are one module.
+    At a merged matrix for query, key and value all auxiliary models are one module.
     """
     auxiliary = [one.pair for one in found if one.is_auxiliary]
     if is_merged and auxiliary:
@@ -137,7 +127,7 @@ def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Itera
 
 
 def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
-    """List the pairs of a method besides those beside query, key and value."""
+    """List the pairs of a method, without those beside query, key and value."""
     kind, defaults = known_configurations()[part.name]
     options = {**defaults, **part.options}
     if block in options["leave_out"]:
@@ -167,14 +157,7 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
 
 
 def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
-    """Bytes of pairs for one token.
-
-    Args:
-        found: from ``pair_widths``.
-        wire: one of ``WIRES``.
-        value_bytes: of a number of the run.
-        parts: of VeLoRA.
-    """
+    """Bytes of pairs per token; ``parts`` are those of VeLoRA."""
     outputs = sum(one.outputs for one in found)
     signs = sum(one.sign_bytes for one in found) if wire in LOSSY else 0
     if wire == VELORA:
@@ -192,13 +175,13 @@ def weight_bytes(
 
 
 class SetBytes(NamedTuple):
-    """Bytes of the adapters of one block that a helper fits.
+    """Bytes of the adapters of one block that a helper trains.
 
     Attributes:
-        hosted: in the modules of its host.
-        held: at its helper.
-        sent: of the weights that go back after an update.
-        gradients: of the weights, at the helper.
+        hosted: in the modules of the host.
+        held: at the helper.
+        sent: weights that return after an update.
+        gradients: at the helper.
     """
 
     hosted: int
@@ -208,13 +191,7 @@ class SetBytes(NamedTuple):
 
 
 def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetBytes:
-    """Return the bytes of a block's adapters where a helper fits them.
-
-    Args:
-        course: of the run.
-        model: with its adapters.
-        adapter: configuration; unknown = it may be of any kind.
-    """
+    """Return the bytes of a block's adapters that a helper trains; an empty ``adapter`` may be of any kind."""
     one, users = model.adapter_block_bytes, course.user_sets
     hosted = 0 if course.helper_settings.merged else one
     if not users:
@@ -230,15 +207,15 @@ def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetByt
 
 
 def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts | KindFacts]:
-    """The sizes of each user's adapters in a block; without users those of the set that all have."""
+    """Return the sizes of each user's adapters in a block; without users, of the common set."""
     chosen = {user: kind for kind in model.kinds for user in kind.users}
     return [chosen.get(user, model) for user in users] or [model]
 
 
 def sent_pair_token_bytes(model: ModelFacts, wire: str) -> int:
-    """Bytes of one block's pairs for each padded token, as they travel; without VeLoRA's vectors of the first ones.
+    """Bytes per padded token of one block's pairs as sent, without VeLoRA's vectors.
 
-    Where users have several kinds of adapters, those of the kind with most of them.
+    If users have several kinds of adapters, the maximum over the kinds.
     """
     return max([_of_kind(model, wire), *(_of_kind(kind, wire) for kind in model.kinds)])
 
@@ -250,12 +227,9 @@ def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:
 
 
 def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, float]:
-    """Bytes that a helper's blocks send at one step in which all train, and bytes that return at an update.
+    """Bytes that a helper's blocks send at a step in which all train, and bytes that return at an update.
 
-    Args:
-        plan: of the run.
-        helper: of it.
-        facts: of any node, for the model; rows count with the longest text of the job.
+    Rows count with the longest text of the job; ``facts`` are of any node.
     """
     course, blocks = plan.course, helper.stop - helper.start
     tokens = course.batch_size * course.max_length
@@ -270,20 +244,14 @@ _COMPUTED_BYTES: Final = 4
 
 
 class WorkSeconds(Protocol):
-    """The measured times of one node."""
+    """Measured times of one node."""
 
     def work(self, work: Work, size: float = 0.0) -> float:
         """Seconds of a work; 0 if it was not measured."""
 
 
 class OffloadCosts:
-    """Seconds and bytes of a course in which helpers fit adapters.
-
-    Args:
-        course: the run.
-        facts: of any node, for the model with its adapters.
-        helpers: of the placement.
-    """
+    """Seconds and bytes of a course in which helpers train adapters; ``facts`` are of any node."""
 
     def __init__(self, course: Course, facts: NodeFacts, helpers: Sequence[Helper]) -> None:
         model = facts.model
@@ -315,7 +283,7 @@ class OffloadCosts:
         return work_s
 
     def fit_s(self, costs: WorkSeconds, size: float) -> float:
-        """Seconds to read one block's pairs and fit its adapters, at a node with these times."""
+        """Seconds to read one block's pairs and compute the gradients of its adapters, at a node with these times."""
         measured_s = costs.work(Work.FIT, size)
         if measured_s and not self._has_kinds:
             return measured_s
@@ -323,7 +291,7 @@ class OffloadCosts:
         return max(measured_s, read_s + _FIT_FORWARDS * self._share * costs.work(Work.FORWARD, size))
 
     def parcel_bytes(self, payload: str, boundary: int, size: float) -> float:
-        """Bytes of pairs or weights of the blocks from ``boundary`` on that one helper fits."""
+        """Bytes of pairs or weights of the blocks of one helper from ``boundary`` on."""
         blocks = next((one.stop - boundary for one in self._helpers if one.has_block(boundary)), 0)
         return blocks * (size * self._token_bytes if payload == Payload.PAIRS else self._sent_bytes)
 

@@ -1,9 +1,9 @@
-"""The profile: measurements and counts before planning, a record for each node and link; JSON with units in the keys.
+"""The profile: measurements of each node and link before planning; JSON with units in the keys.
 
-The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an action
-is put together from works in ``ringtune.costs.action_costs``. Times grow with the size of the micro-batch in padded
-tokens (rows x tokens), linearly between two measured sizes. So does the time of a block with the share of its active
-subnets, between a measured part of them and the whole; norms, adapters and masks take theirs whatever the share.
+The planner adds these times up, the simulator replays them. A *work* is the subject of one timing;
+``ringtune.costs.action_costs`` composes the time of an action from works. Times grow with the size of the micro-batch
+in padded tokens (rows x tokens), linearly between two measured sizes. The time of a block grows linearly with the share
+of its active subnets, between a measured part and the whole; norms, adapters and masks do not depend on the share.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Measured = Annotated[float, Bounds(ge=0, lt=math.inf)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindFacts:
-    """One kind of adapter in a block, with who has it; what is not here is as with the job's own kind.
+    """Sizes of one kind of adapter in a block, chosen by single users; other sizes are those of the job's own kind.
 
     Attributes:
-        config: as ``adapter.config``.
+        config: in the form of ``adapter.config``.
         users: who chose it.
         adapter_block_bytes: of its weights.
-        adapter_block_factor_bytes: of rows and columns of these, which Adafactor keeps.
-        pair_token_bytes: of what it gives a helper for each token.
+        adapter_block_factor_bytes: of rows and columns of these, for Adafactor.
+        pair_token_bytes: of its pairs for a helper, per token.
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
-        more_activation_token_bytes: that a block keeps for its backward beyond those of the job's own kind, computed.
+        more_activation_token_bytes: kept by a block for its backward beyond the job's own kind, estimated.
     """
 
     config: str
@@ -52,7 +52,7 @@ class KindFacts:
 
 
 class Work(enum.StrEnum):
-    """The work that one timing covers; of one micro-batch unless said otherwise."""
+    """Subject of one timing; for one micro-batch unless said otherwise."""
 
     EMBED = "embed"  # token ids to hidden state
     FORWARD = "forward"  # one block without graph
@@ -69,8 +69,8 @@ class Work(enum.StrEnum):
     HAND_OVER = "hand_over"  # head and moments to bytes and back, once a turn
     SAVE = "save"  # a shard to the disk, once a checkpoint
     FIT = "fit"  # at a helper: the gradients of one block's adapters from its pairs
-    FORWARD_PART = "forward_part"  # as FORWARD, with the share of the block's subnets that the point says
-    GRAPH_PART = "graph_part"  # so of the others
+    FORWARD_PART = "forward_part"  # as FORWARD, with the share of the block's subnets in ``WorkTime.share``
+    GRAPH_PART = "graph_part"  # likewise the others
     GRAPH_LOWEST_PART = "graph_lowest_part"
     BACKWARD_PART = "backward_part"
     BACKWARD_LOWEST_PART = "backward_lowest_part"
@@ -83,28 +83,28 @@ PART_OF: Final = {
     Work.BACKWARD: Work.BACKWARD_PART,
     Work.BACKWARD_LOWEST: Work.BACKWARD_LOWEST_PART,
 }
-"""The work of a whole block, and the same with a part of its subnets."""
+"""Work of a whole block -> the same work with a part of its subnets."""
 
 WHOLE_WORKS: Final = tuple(work for work in Work if work not in {*PART_OF.values(), Work.FIT})
-"""All works but those of a part of a block, and that of helpers, which has an estimate where it was not measured."""
+"""All works except those of a part of a block, and ``FIT``, which is estimated if it was not measured."""
 
 BLOCK_WORKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
-"""Works with recorded times that include the work of messages at the node."""
+"""Works with recorded times that include the handling of messages at the node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkTime:
-    """The measured time of one work at one size.
+    """Measured time of one work at one size.
 
     Attributes:
         work: a value of ``Work``.
         rows: of the micro-batch; 0 where the size does not matter.
         tokens: padded length of each row.
-        median_s: after the burn-in, seconds; of recorded actions the mean, because batches differ.
+        median_s: seconds, after the burn-in; of recorded actions the mean, because batches differ.
         low_s: first quartile.
         high_s: third quartile.
-        samples: how many timings.
-        share: of the block's subnets that were active: below 1 exactly for the works of a part.
+        samples: number of timings.
+        share: of the block's subnets that were active: below 1 for works of a part, else 1.
     """
 
     work: str
@@ -117,10 +117,7 @@ class WorkTime:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse an unknown work, negative figures, no samples, and what does not belong together.
-
-        Quartiles have to enclose the median, and the works of a part have to have a share above 0 and below 1.
-        """
+        """Refuse an unknown work, negative figures, quartiles that do not enclose the median, and a wrong share."""
         if self.work not in set(Work):
             raise InvalidInputError(f"work {self.work!r} is not one of {', '.join(Work)}; measure anew")
         check_fields(self, where=self.work, error=InvalidInputError)
@@ -140,12 +137,7 @@ class WorkTime:
 
 
 class WorkTable:
-    """The measured points of one node, and times for any size.
-
-    Args:
-        points: of any works.
-        where: for messages, e.g. ``node pi-3``.
-    """
+    """Measured points of one node, interpolated for any size; ``where`` names the node in messages."""
 
     def __init__(self, points: Iterable[WorkTime], *, where: str) -> None:
         self._where = where
@@ -162,13 +154,13 @@ class WorkTable:
         return work in self._points
 
     def seconds(self, work: str, size: float = 0.0) -> float:
-        """Seconds that ``work`` takes for ``size`` padded tokens.
+        """Seconds of ``work`` for ``size`` padded tokens.
 
         Example: measured as 1 s at 100 tokens and 3 s at 200, a size of 150 takes 2 s, one of 300 takes 5 s.
 
-        Between two measured sizes the time is linear, beyond the largest the line continues unless it falls. Below the
-        smallest it continues too, but never below the smallest one's time scaled in proportion. A single point is
-        scaled in proportion, if it has a size.
+        Times are linear between two measured sizes. Beyond the largest the line continues unless it falls. Below the
+        smallest it continues too, but not below the smallest one's time scaled in proportion. A single point is scaled
+        in proportion, if it has a size.
 
         Raises:
             PlanError: ``work`` was not measured.
@@ -188,10 +180,10 @@ class WorkTable:
         return max(line, left_s * size / left_size if left_size and size < left_size else 0.0)
 
     def share_s(self, work: Work, size: float) -> float:
-        """Seconds of ``work`` that all subnets of a block take together: what it takes less without any of them.
+        """Seconds of ``work`` in all subnets of a block: the difference between all of them active and none.
 
-        Example: 10 s with all subnets and 6 s with half of them are 8 s for the subnets, 2 s for all else. Where no
-        part was measured, subnets take all the time. They take none where a part took longer than the whole.
+        Example: 10 s with all subnets and 6 s with half of them are 8 s for the subnets and 2 s for the rest. If no
+        part was measured, subnets take the whole time; if a part took longer than the whole, none.
         """
         whole_s, part = self.seconds(work, size), PART_OF.get(work, work)
         if part is work or part not in self._points:
@@ -205,9 +197,9 @@ SCHEMA: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """Sizes of the base model with its adapters; the same on every node that has the same model.
+    """Sizes of the base model with its adapters; equal on all nodes with the same model.
 
-    Bytes are in the compute dtype of the job, whatever the file stores.
+    Bytes are in the compute dtype of the job, not that of the file.
 
     Attributes:
         model_type: of ``config.json``.
@@ -217,38 +209,38 @@ class ModelFacts:
         num_heads: attention heads.
         vocab_size: rows of the token table; 0 without one.
         block_bytes: frozen weights of one block.
-        embedding_bytes: embedding and what else only an owner holds of the base (pooler).
-        head_bytes: the head without what grows with the number of classes.
-        adapter_block_bytes: trainable weights of one block: an adapter's, or the block's own, which are not in
-            ``block_bytes`` then.
-        digest: SHA-256 over the config and the names, types and shapes of the tensors.
-        head_class_bytes: what each class adds to the head.
-        head_token_logits: numbers that the head computes for each token; 0 if it reads one token of a row.
-        head_class_token_logits: what each class adds to them, where every word gets a class.
+        embedding_bytes: frozen weights that only an owner holds: embedding, pooler.
+        head_bytes: the head without its part per class.
+        adapter_block_bytes: trainable weights of one block: an adapter's, or the block's own, which are then not in
+            ``block_bytes``.
+        digest: SHA-256 over the config and the names, types, shapes and samples of the tensors.
+        head_class_bytes: of the head, per class.
+        head_token_logits: logits of the head per token; 0 if it reads one token of a row.
+        head_class_token_logits: logits per token and class, where every word gets a class.
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
-        fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.
-        num_kv_heads: key/value heads; 0 = as many as ``num_heads``.
+        fixed_tokens: tokens of every row, if all are equally long (images); 0 = texts.
+        num_kv_heads: key/value heads; 0 = ``num_heads``.
         block_matrix_params: numbers in the frozen matrices of one block, of ``block_bytes``.
         block_matrix_rows: rows of these matrices together.
         embedding_matrix_params: numbers in the frozen matrices that only an owner holds, of ``embedding_bytes``.
         embedding_matrix_rows: rows of these matrices together.
         largest_matrix_params: numbers of the largest frozen matrix of a block.
-        adapter_block_factor_bytes: rows and columns of what trains in a block, which Adafactor keeps; 0 = not known.
-        embedding_factor_bytes: the same of what ``embedding_bytes`` counts.
-        head_factor_bytes: the same of the head without what grows with the number of classes.
-        head_class_factor_bytes: what each class adds to that.
-        kept_inputs: what a block keeps for its linear layers that train.
-        embedding_train_bytes: of the embedding where all parameters train, which are not in ``embedding_bytes`` then.
-        token_table_bytes: of these in the table of tokens; 0 = there is none, or it does not train.
+        adapter_block_factor_bytes: rows and columns of a block's trainable weights, for Adafactor; 0 = unknown.
+        embedding_factor_bytes: the same for ``embedding_bytes``.
+        head_factor_bytes: the same for ``head_bytes``.
+        head_class_factor_bytes: the same for ``head_class_bytes``.
+        kept_inputs: inputs of trained linear layers that a block keeps.
+        embedding_train_bytes: the embedding where all parameters train; it is then not in ``embedding_bytes``.
+        token_table_bytes: of these in the token table; 0 = there is none, or it does not train.
         is_tied: whether that table is the decoder too.
-        pair_token_bytes: of what a block's adapters give a helper for each token; 0 = not known, or no helper can fit.
+        pair_token_bytes: of a block's pairs for a helper, per token; 0 = unknown, or no helper can train the adapters.
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
-        kinds: of adapters that single users chose in place of the job's own.
-        beside_block_bytes: of the matrices of a block beside which any kind stands; 0 where there is one kind.
-        attention_width: of all heads together; 0 = ``hidden_size``.
-        more_kept_values: of a token, that further norms of a block keep for backward besides the usual two.
-        kept_scores: how often a block's attention keeps its scores without dropout.
+        kinds: of adapters that single users chose instead of the job's own.
+        beside_block_bytes: matrices of a block that any kind adds to; 0 with one kind.
+        attention_width: width of all heads together; 0 = ``hidden_size``.
+        more_kept_values: values per token that norms of a block keep, besides those of the usual two norms.
+        kept_scores: number of score tensors that a block's attention keeps without dropout.
     """
 
     model_type: str
@@ -299,19 +291,19 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedShape:
-    """The settings besides the model that timings of a node hold for: other values need other timings.
+    """Settings besides the model on which timings of a node depend.
 
     Attributes:
-        rows: of the micro-batch that was timed.
+        rows: of the timed micro-batch.
         tokens: of the longest row.
         task: of the job.
-        adapter: configuration of the adapter.
+        adapter: ``adapter.config``.
         dtype: of the computation.
-        wire_dtype: of what travels.
+        wire_dtype: of messages.
         optimizer: of the update.
         dropout: probability.
-        subnets: of each block, a part of which was timed too; 1 = no part was. Times with parts are good for any.
-        frozen: how frozen weights were held, as ``schedule.course.name_of`` says.
+        subnets: of each block, a part of which was timed too; 1 = no part was timed.
+        frozen: format of frozen weights, see ``schedule.course.name_of``.
     """
 
     rows: int = 0
@@ -327,26 +319,26 @@ class TimedShape:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there are timings of this shape at all."""
+        """Whether there are timings of this shape."""
         return self.rows > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkFacts:
-    """One directed link, as it was measured.
+    """Measurements of one directed link.
 
     Attributes:
-        source: who sends.
-        target: who receives.
+        source: the sender.
+        target: the receiver.
         rate_bytes_per_s: of a long message.
-        latency_s: of a short one, one way.
+        latency_s: of a short message, one way.
         rate_low_bytes_per_s: first quartile of the measurements; 0 = only one.
         rate_high_bytes_per_s: third quartile.
-        send_cpu_s_per_byte: processor seconds that the source spends on each byte; 0 = not known.
-        receive_cpu_s_per_byte: the same of the target.
-        busy_source_s: how much longer a long message takes while the source computes, waiting for the processor.
-        busy_target_s: the same when the target does.
-        is_assumed: whether nobody measured it; see ``costs.links``.
+        send_cpu_s_per_byte: processor seconds of the source per byte; 0 = unknown.
+        receive_cpu_s_per_byte: processor seconds of the target per byte; 0 = unknown.
+        busy_source_s: additional seconds of a long message while the source computes, waiting for the processor.
+        busy_target_s: the same while the target computes.
+        is_assumed: whether it was not measured; see ``costs.links``.
     """
 
     source: str
@@ -369,16 +361,16 @@ class LinkFacts:
         check_fields(self, where=name, error=InvalidInputError)
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds that a message of so many bytes takes, from the first byte sent to the last one received.
+        """Seconds of a message from the first byte sent to the last one received.
 
-        Example: 1 MB at 10 MB a second and a latency of 0.01 s takes 0.11 s.
+        Example: 1 MB at 10 MB per second and a latency of 0.01 s takes 0.11 s.
         """
         return self.latency_s + num_bytes / self.rate_bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkippedRows:
-    """How many rows of a node's files are left out for one reason, in words without a cell of a row."""
+    """Number of rows of a node's files that are left out for one reason; the reason quotes no cell."""
 
     why: str
     rows: int
@@ -390,39 +382,40 @@ class NodeFacts:
 
     Attributes:
         node: its name.
-        train_rows: rows it trains on; 0 = it is no owner.
-        eval_rows: rows it evaluates on.
+        train_rows: rows for training; 0 = not an owner.
+        eval_rows: rows for evaluation.
         labels: class names in its training rows, sorted.
         eval_labels: class names in its evaluation rows, sorted.
-        users: whose rows these are, where the job names a column of users, sorted by name.
+        users: of these rows, if the job names a column of users, sorted by name.
         memory_bytes: budget for a run.
         threads: compute threads.
         device: ``cpu`` or ``cuda``.
         block_forward_s: one block, one micro-batch at full length, without graph; seconds, 0 = not measured.
         block_graph_s: the same with graph.
         block_backward_s: its backward.
-        activation_token_bytes: what a forward with graph keeps of one block for its backward, per padded token.
+        activation_token_bytes: kept by one block for its backward, per padded token.
         model: sizes of the model.
-        data_bytes: what its rows and their tokenizer take in memory; 0 = no rows, or not known.
+        data_bytes: of its rows and tokenizer in memory; 0 = no rows, or unknown.
         skipped_rows: rows of its files that are left out, for all reasons together.
-        left_out: rows of its files that are left out, by why.
-        cut_rows: rows that are longer than the longest row, of those that it encoded to know their lengths.
-        hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
-        cpu_cores: processor seconds that it may use each second, whatever its threads; 0 = not known, enough.
-        train_tokens: mean padded length of its training batches; 0 = not known, the longest is assumed.
+        left_out: rows of its files that are left out, by reason.
+        cut_rows: rows longer than ``train.max_length``, of those that were encoded to measure lengths.
+        hardware: processor and its limits, as text; timings are reused only where it is equal.
+        cpu_cores: processor seconds per second that all its threads may use; 0 = unknown, enough.
+        train_tokens: mean padded length of its training batches; 0 = unknown, ``train.max_length`` is assumed.
         eval_tokens: the same of its evaluation batches.
-        shape: what ``work_times`` were measured at.
+        shape: at which ``work_times`` were measured.
         work_times: every measured point.
-        has_messages: whether the times were recorded in a run, so that what messages took of them is in them.
-        rested_s: what an action takes less after a rest, where a quota of processor time fills up meanwhile.
-        handling_s: what every action takes besides its work; 0 = not measured.
-        message_s_per_byte: what each byte that it sends or receives takes of its computing; 0 = not measured.
+        has_messages: whether the times were recorded in a run, so that they include the handling of messages.
+        rested_s: how much shorter an action is after a rest in which a quota of processor time was refilled.
+        handling_s: overhead of every action; 0 = not measured.
+        message_s_per_byte: seconds of its computation lost per byte sent or received; 0 = not measured.
         lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = not measured, as others.
-        fast_bfloat16: whether it multiplies bfloat16 faster than float32, by what processor and torch say.
-        state_free_bytes: that a run may take on the disk of its folder (``--state``); None = it has none, or not known.
-        state_disk: which disk that is; nodes that name the same one share its room; empty = not known.
-        numerics: what the last bits of its results depend on, as text; see ``costs.measurement``; empty = not known.
-        load: threads for each core of its machine that wanted to compute before it was timed; 0 = not known.
+        fast_bfloat16: whether it multiplies bfloat16 faster than float32, by processor and torch version.
+        state_free_bytes: free for a run on the disk of its folder (``--state``); None = no folder, or unknown.
+        state_disk: id of that disk; nodes with the same one share its space; empty = unknown.
+        numerics: hardware and software that determine the last bits of results; see ``costs.measurement``; empty =
+            unknown.
+        load: runnable threads per core of its machine before it was timed; 0 = unknown.
     """
 
     node: str
@@ -465,26 +458,23 @@ class NodeFacts:
         check_fields(self, where=self.node, error=InvalidInputError)
 
     def to_message(self) -> dict[str, Any]:
-        """Write the node as a JSON-able table with its schema version."""
+        """Write the node as a JSON-compatible table with its schema version."""
         return {"schema": SCHEMA, **to_table(self)}
 
     @staticmethod
     def from_message(value: Mapping[str, Any]) -> NodeFacts:
-        """Read what ``to_message`` wrote.
-
-        Raises:
-            PlanError: another schema, a key is missing, unknown or mistyped.
-        """
+        """Parse the table of ``to_message``; raises ``PlanError`` if it is another schema or not valid."""
         return read_dataclass(NodeFacts, _fields_of(value), where="", error=PlanError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """The facts of every node and link; the content of ``profile.json``.
+    """Facts of every node and link; the content of ``profile.json``.
 
     Attributes:
-        nodes: in name order.
-        links: every directed pair that was measured; none with nodes of one machine.
+        nodes: sorted by name.
+        links: measured directed pairs; empty with nodes of one machine.
+        schema: version of the file.
     """
 
     nodes: tuple[NodeFacts, ...]
@@ -492,7 +482,7 @@ class Profile:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        """Refuse a node or link that stands twice, and a link of a node that the profile lacks."""
+        """Refuse duplicate nodes or links, and a link of a node that the profile lacks."""
         names = [node.node for node in self.nodes]
         if len(set(names)) != len(names):
             raise InvalidInputError(f"the profile has a node twice: {', '.join(sorted(names))}")
@@ -514,7 +504,7 @@ class Profile:
         return {(link.source, link.target): link for link in self.links}
 
     def to_json(self) -> dict[str, Any]:
-        """Write the profile as a JSON-able table with its schema version."""
+        """Write the profile as a JSON-compatible table with its schema version."""
         return {
             "schema": self.schema,
             "nodes": [to_table(node) for node in self.nodes],
@@ -523,20 +513,12 @@ class Profile:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Profile:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: another schema, a key is missing, unknown or mistyped.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` if it is another schema or not valid."""
         return read_dataclass(Profile, _fields_of(value), where="", error=PlanError)
 
 
 def _fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a table beside its schema.
-
-    Raises:
-        PlanError: no table, or of another schema.
-    """
+    """Return the fields of a table besides its schema; raises ``PlanError`` if it is another one."""
     if not isinstance(value, Mapping):
         raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
     if (schema := value.get("schema")) != SCHEMA:

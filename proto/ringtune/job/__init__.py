@@ -1,1 +1,1 @@
-"""The job: reading, checks, description of its keys, rows of its files, and the form of its result."""
+"""Job: parsing, checks, reference of its keys, rows of its data files."""

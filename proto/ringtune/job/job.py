@@ -1,19 +1,17 @@
-"""The job of a user: ``job.toml`` as a value, read strictly and written back, and the form of its result.
+"""``job.toml`` as a value: parsed strictly, written back, and the form of its result.
 
-A job holds wishes and is the same on every node; decisions are in the plan. A key that is misspelt, mistyped, out of
-range, in the wrong section, of another framework, or not built yet is refused by name.
+A job holds the user's settings and is the same on every node; decisions are in the plan. A key that is misspelt, of the
+wrong type or range, in the wrong section, of another framework, or not supported is refused by name.
 
-``offload.adapters`` gives a kind of adapter to each user, where users have adapters of their own. A *kind* is an
-adapter configuration with the users who have it. The first one is the job's own ``adapter.config``, also where no user
-has it: head, embedding and blocks are made with it. The others follow in the order of their first users::
+With ``offload.adapters`` users have adapters of different kinds. A *kind* is an adapter configuration with its users.
+Kind 0 is ``adapter.config``, even if no user has it: head, embedding and blocks are built with it. The others follow in
+the order of their first users::
 
     [adapter]                       kinds               users
     config = "lora"                 0  lora             ben, carl
     [offload]                       1  linear           anna, dora
     users = "alone"
     adapters = { anna = "linear", dora = "linear" }
-
-The result is an adapter, the blocks' own weights, or a whole model.
 
 Source: ColA, section 4.3 and Table 4 (Low Rank-Linear, Low Rank-MLP): users choose the architecture of their models.
 """
@@ -89,17 +87,17 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 4_000_000
-"""Most bytes of a job file; one with every key has two thousand, and given operation tables are added."""
+"""Most bytes of a job file; every key takes some 2,000 bytes, operation tables more."""
 
 _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")
 
 
 def read_job_text(path: Path) -> str:
-    """Read a job file; a byte order mark, as some editors write it, is dropped.
+    """Read a job file; a UTF-8 byte order mark is dropped.
 
     Raises:
-        JobError: no such file, a folder, too large, or not UTF-8.
+        JobError: the file is missing, a folder, too large, or not UTF-8.
     """
     try:
         if path.is_dir():
@@ -114,14 +112,10 @@ def read_job_text(path: Path) -> str:
 
 
 def parse_tables(text: str, *, source: str) -> dict[str, Any]:
-    """Read TOML.
-
-    Args:
-        text: of the file.
-        source: its origin, for messages.
+    """Parse TOML; ``source`` is its origin, for messages.
 
     Raises:
-        JobError: not TOML; names the line, and for common slips the remedy.
+        JobError: not TOML; the message has the line, and for common mistakes the remedy.
     """
     try:
         return tomllib.loads(text)
@@ -134,7 +128,7 @@ def parse_tables(text: str, *, source: str) -> dict[str, Any]:
 
 
 def _advice(text: str, problem: str) -> str:
-    """The remedy for a known slip; empty if it is not known."""
+    """Return the remedy for a common mistake, given tomllib's message; empty if unknown."""
     place = _PLACE.search(problem)
     line = text.splitlines()[int(place[1]) - 1] if place and int(place[1]) <= len(text.splitlines()) else ""
     found = _KEY.match(line)
@@ -152,11 +146,7 @@ _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping
 
 
 def refuse_unsupported(tables: Mapping[str, object]) -> None:
-    """Refuse by name the keys of other frameworks that RingTune does not carry out.
-
-    Raises:
-        JobError: names the key and what to do.
-    """
+    """Refuse keys of other frameworks, such as ``train.clip_norm``; raises ``JobError`` with the remedy."""
     train = tables.get("train")
     for key in train if isinstance(train, Mapping) else ():
         if key in _CLIP_KEYS:
@@ -168,7 +158,7 @@ def refuse_unsupported(tables: Mapping[str, object]) -> None:
 
 @functools.cache
 def sections_of(job: type[Any]) -> Mapping[str, frozenset[str]]:
-    """The keys of each section of a job's dataclass."""
+    """Names of the keys of each section of a job's dataclass."""
     hints = typing.get_type_hints(job)
     return {
         field.name: frozenset(key.name for key in dataclasses.fields(section_class(hints[field.name])))
@@ -177,19 +167,14 @@ def sections_of(job: type[Any]) -> Mapping[str, frozenset[str]]:
 
 
 def section_class(hint: Any) -> Any:
-    """The dataclass of a section, of the type of a job's field: the type itself, or what it has beside None."""
+    """Return a section's dataclass from the type of the job's field, which may be ``Section | None``."""
     return next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
 
 
 def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:
-    """Refuse a key that another section has, or that stands before all sections.
+    """Refuse a key of another section, or before all sections; raises ``JobError`` with its section.
 
-    Args:
-        job: the dataclass whose fields are the sections.
-        tables: as a TOML reader gives them.
-
-    Raises:
-        JobError: names the key and its section. Keys that no section has are left to the reader.
+    Keys of no section pass. The fields of ``job`` are the sections, ``tables`` are as read from TOML.
     """
     sections = sections_of(typing.cast(Any, job))
     for name, value in tables.items():
@@ -209,7 +194,7 @@ def _refuse(name: str, key: str, sections: Mapping[str, frozenset[str]]) -> None
 
 
 METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
-"""Sections that only some methods have; each method names its own."""
+"""Sections of single methods, see ``Method.section``."""
 
 _CLEARS = {
     **{f"train.{name}": tuple(other for other in LENGTHS if other != name) for name in LENGTHS},
@@ -224,7 +209,7 @@ _CLEARS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A whole ``job.toml``."""
+    """Content of ``job.toml``, with defaults filled in."""
 
     model: Model
     data: Data = field(default_factory=Data)
@@ -244,7 +229,7 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        """Refuse settings of another method, and keys that the task has no use for."""
+        """Check settings across sections, and fill in the sections of method and technique."""
         self._check_method_sections()
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         for technique in TECHNIQUES:
@@ -269,7 +254,7 @@ class Job:
             )
 
     def _check_method_sections(self) -> None:
-        """Fill in the settings of the job's method, and refuse those of another one."""
+        """Fill in the section of the job's method, and refuse that of another method."""
         section = method_class(self.train.method).section
         for name, make in METHOD_SECTIONS.items():
             if getattr(self, name) is None:
@@ -284,7 +269,7 @@ class Job:
 
     @property
     def method(self) -> Method:
-        """The training method with its settings."""
+        """Training method with its settings."""
         kind = method_class(self.train.method)
         return kind.from_settings(getattr(self, kind.section) if kind.section else None, seed=self.train.seed)
 
@@ -294,7 +279,7 @@ class Job:
         return self.hift is not None and self.hift.state == DISK
 
     def to_tables(self) -> dict[str, dict[str, object]]:
-        """Sections with their keys, defaults included; ``None`` values left out."""
+        """Return sections with their keys, defaults included, ``None`` values left out."""
         tables = dataclasses.asdict(self)
         return {
             name: {key: item for key, item in keys.items() if item is not None}
@@ -303,22 +288,24 @@ class Job:
         }
 
     def to_toml(self) -> str:
-        """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
+        """Write the job as TOML; ``parse_job`` of it gives an equal job."""
         return tomli_w.dumps(self.to_tables())
 
     def with_overrides(self, overrides: Mapping[str, object]) -> Job:
-        """Make a job with some values replaced.
+        """Replace values, such as ``{"train.seed": 1}``; settings that contradict a new value are dropped.
 
-        Args:
-            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of
-                ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
-                ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
-                the policy standard and a given table; another optimizer leaves the momentum behind, and
-                ``memory.activations`` without VeLoRA those of VeLoRA, ``offload.mode`` off the rest of its section, and
-                it or ``offload.users`` joint the column of users. A number of micro-batches is then the job's own.
+        One of ``train.rounds``, ``train.epochs`` and ``train.max_steps`` drops the others. So does each of the
+        exclusive keys of ``data`` (``eval``, ``held_out``), ``unfreeze`` and ``operations``. Also dropped are
+
+        * the section of the old method, with another ``train.method``;
+        * the other keys of ``operations``, with policy standard or a table;
+        * the momentum, with another optimizer;
+        * ``[velora]``, with ``memory.activations`` of ``"none"`` or ``"recompute"``;
+        * the rest of ``[offload]``, with ``offload.mode`` off; and ``data.user``, with this or ``offload.users`` joint;
+        * ``placement.microbatches``, with a number of micro-batches.
 
         Raises:
-            JobError: unknown key, wrong type, out of range; the same rules as in the file.
+            JobError: unknown key, wrong type, out of range; the rules are those of the file.
         """
         tables = self.to_tables()
         wanted = overrides.get("train.method", self.train.method)
@@ -349,11 +336,7 @@ class Job:
 
     @staticmethod
     def from_tables(tables: Mapping[str, object]) -> Job:
-        """Build a job from sections as a TOML reader gives them.
-
-        Raises:
-            JobError: unknown key, wrong type, out of range, or not supported yet.
-        """
+        """Build a job from the tables of a TOML file; raises ``JobError`` for a key that is unknown or not valid."""
         tables = with_free_microbatches(tables, Train().microbatches, Train().batch_size)
         refuse_unsupported(tables)
         refuse_misplaced(Job, tables)
@@ -361,27 +344,20 @@ class Job:
 
 
 def load_job(path: str | Path) -> Job:
-    """Read a job file; its relative paths are relative to the file's folder and become absolute.
-
-    Args:
-        path: of the file.
+    """Read a job file; paths in it are relative to its folder and become absolute.
 
     Raises:
-        JobError: the file is not there, not TOML, or breaks a rule; names file and key.
+        JobError: the file is missing, not TOML, or breaks a rule; names file and key.
     """
     path = Path(path)
     return with_absolute_paths(parse_job(read_job_text(path), source=str(path)), path.parent)
 
 
 def parse_job(text: str, *, source: str) -> Job:
-    """Read the text of a job file.
-
-    Args:
-        text: TOML.
-        source: its origin, for messages.
+    """Parse the text of a job file; ``source`` is its origin, for messages.
 
     Raises:
-        JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
+        JobError: not TOML, an unknown key, a wrong type, out of range, or not supported.
     """
     tables = parse_tables(text, source=source)
     try:
@@ -391,10 +367,9 @@ def parse_job(text: str, *, source: str) -> Job:
 
 
 def with_absolute_paths(job: Job, folder: Path) -> Job:
-    """The job with ``model.path``, ``data.train`` and ``data.eval`` made absolute, relative to ``folder``.
+    """Make the paths of model and data absolute, relative to ``folder``, and load ``operations.table``.
 
-    The id of a model on a hub stays as it is. ``operations.table`` is read, because a job is carried out where its file
-    is not.
+    The id of a model on a hub stays. The table is loaded because nodes do not have its file.
     """
     path = _absolute(job.model.path, folder)
     is_id = hub_id(job.model.path) is not None and not Path(path).exists()  # a folder that is called so wins
@@ -415,9 +390,9 @@ class Kind(NamedTuple):
     """An adapter configuration with its users.
 
     Attributes:
-        number: 0 = the job's own.
-        config: as ``adapter.config``.
-        users: who have it, in the order of the run's users.
+        number: 0 = ``adapter.config`` of the job.
+        config: in the form of ``adapter.config``.
+        users: in the order of the run's users.
     """
 
     number: int
@@ -426,19 +401,15 @@ class Kind(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the names of this kind's pairs; empty for the job's own kind."""
+        """Prefix of the names of this kind's pairs; empty for kind 0."""
         return f"{self.number}/" if self.number else ""
 
 
 def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
-    """The kinds of adapters of a run; one, with all users, where no user chose another.
-
-    Args:
-        job: of the run.
-        users: with adapters of their own, in their order; none where all train the same.
+    """Group users, in order, by adapter configuration; without ``offload.adapters`` there is one kind.
 
     Raises:
-        JobError: a user who chose is none of the run.
+        JobError: ``offload.adapters`` names a user who is not in the run.
     """
     if not users or not job.offload.chosen_adapters:
         return (Kind(0, job.adapter.config, tuple(users)),)
@@ -460,27 +431,26 @@ def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
 
 
 def config_of(job: Job, user: str) -> str:
-    """The adapter configuration of a user."""
+    """Return a user's adapter configuration."""
     return job.offload.chosen_adapters.get(user, job.adapter.config)
 
 
 def job_of(job: Job, config: str) -> Job:
-    """The job with another ``adapter.config``, as a user of another kind has it."""
+    """Return the job with another ``adapter.config``."""
     if config == job.adapter.config:
         return job
     return dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, config=config))
 
 
 def job_of_user(job: Job, user: str) -> Job:
-    """The job with the ``adapter.config`` of one user, and with that of no other."""
+    """Return the job with one user's ``adapter.config``, and without ``offload.adapters``."""
     return _alone(job, config_of(job, user))
 
 
 def job_of_sum(job: Job, users: Sequence[str]) -> Job:
-    """The job with the ``adapter.config`` that the adapters of all users have when they are added up.
+    """Return the job with the ``adapter.config`` of the sum of all users' adapters, and without ``offload.adapters``.
 
-    Raises:
-        UsageError: they do not add up.
+    Raises ``UsageError`` if they have no sum.
     """
     return _alone(job, sum_of_kinds([config_of(job, user) for user in users]))
 
@@ -490,10 +460,10 @@ def _alone(job: Job, config: str) -> Job:
 
 
 def result_of(job: Job) -> Result:
-    """Return what a run of ``job`` leaves behind: a model where all parameters train, else what its adapter leaves."""
+    """Return the form of a run's result: a model where all parameters train, else adapter or own weights."""
     return model_result() if job.method.full_parameters else adapter_result(job.model.task, job.adapter.config)
 
 
 def result_of_user(job: Job, user: str) -> Result:
-    """Return what a run of ``job`` leaves of a user who has adapters of their own, of the user's kind."""
+    """Return the form of the result of a user with adapters of their own."""
     return adapter_result(job.model.task, config_of(job, user))

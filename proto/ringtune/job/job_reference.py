@@ -1,6 +1,6 @@
-"""The reference of a job: type, default, range and meaning of every key, and the text of a job file to begin with.
+"""Reference of job keys: type, default, range and meaning; and the template of a job file.
 
-The meaning of a key stands in the docstring of its section, its range in the type of its field.
+The meaning of a key is read from the docstring of its section, its range from the type of its field.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class KeyFacts:
 
     Attributes:
         name: dotted, such as ``train.seed``.
-        kind: its type in words.
-        default: as TOML; empty = it has to be given, or is worked out.
-        allowed: its values in words; empty = any of its type.
-        meaning: a sentence about what it does.
+        kind: type in words.
+        default: as TOML; empty = required, or computed.
+        allowed: values in words; empty = any of the type.
+        meaning: sentences from the docstring of the section.
     """
 
     name: str
@@ -54,7 +54,7 @@ class KeyFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionFacts:
-    """One section of a job: its name, a sentence about it, and its keys."""
+    """One section of a job, with its sentence and its keys."""
 
     name: str
     meaning: str
@@ -63,7 +63,7 @@ class SectionFacts:
 
 @functools.cache
 def describe_job() -> tuple[SectionFacts, ...]:
-    """Describe every section in the order in which a job is written."""
+    """Describe all sections in the order of ``Job``."""
     hints = typing.get_type_hints(Job)
     return tuple(_section(field.name, hints[field.name]) for field in dataclasses.fields(Job))
 
@@ -87,19 +87,19 @@ def _section(name: str, hint: Any) -> SectionFacts:
 
 
 def toml_value(value: Any) -> str:
-    """Write a value as TOML: a tuple is a list."""
+    """Write a value as TOML; a tuple becomes a list."""
     return tomli_w.dumps({"key": list(value) if isinstance(value, tuple) else value}).partition(" = ")[2].strip()
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Read the section ``Attributes`` of a docstring: name -> sentence."""
+    """Read ``Attributes`` of a docstring: name -> text."""
     lines = text.partition("Attributes:\n")[2].split("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
     return {name: _sentence(" ".join(said.split())) for name, said in found}
 
 
 def _sentence(text: str) -> str:
-    """The text with a capital at its front, and Python's names as they are in a job."""
+    """Capitalise a text, and turn its double backquotes into single ones."""
     text = text.strip().replace("``", "`")
     return text[:1].upper() + text[1:]
 
@@ -140,15 +140,15 @@ _COMMON = (
     "operations.policy",
 )
 _OF_ANOTHER_METHOD = ("hift.group_size", "hift.order", "hift.state")
-"""Common keys of a method that the template has not: they stand in it as comments."""
+"""Keys of method hift, which the template lists as comments."""
 
 _WIDTH = 112
 _INSTEAD = {"train.max_steps": "train.rounds", "data.held_out": "data.eval"}
-"""A chosen key -> the common key that it takes the place of."""
+"""Chosen key -> common key that is left out for it."""
 
 
 class ChosenValue(NamedTuple):
-    """A value that was chosen for a key, and why; an empty reason is none that needs words."""
+    """A value chosen for a key, and the reason; an empty reason is not written."""
 
     value: object
     reason: str
@@ -163,15 +163,15 @@ def job_template(
     chosen: Mapping[str, ChosenValue] | None = None,
     saw: Sequence[str] = (),
 ) -> str:
-    """Write a job of a task: ``parse_job`` reads it, and every key in it may be changed.
+    """Write a job file with comments for a task; ``parse_job`` reads it.
 
     Args:
         task: one of ``TASKS``.
         model: folder of the base model.
-        train: file of rows.
-        evaluate: the same for evaluation; empty = none.
+        train: file of training rows.
+        evaluate: file of evaluation rows; empty = none.
         chosen: further values by key, with their reasons.
-        saw: lines about what the choices follow from.
+        saw: facts behind the choices, written as comments at the top.
     """
     chosen = chosen or {}
     given: dict[str, object] = {"model.path": model, "model.task": task, "data.train": train, "data.eval": evaluate}
@@ -198,7 +198,7 @@ def _section_lines(section: SectionFacts) -> list[str]:
 
 
 def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:
-    """The lines of a section that has to take the place of another one, as comments, with its method first."""
+    """Write a section of another method as comments, with instructions first."""
     method = (
         f'# With method = "{section.name}", which trains all parameters and no adapter, '
         "remove [unfreeze], config and keep_best:"
@@ -208,7 +208,7 @@ def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:
 
 
 def _key_lines(key: KeyFacts, given: dict[str, object], reason: str) -> list[str]:
-    """The lines of comment above a key, then the key; the reason of a value is a comment of its own."""
+    """Write a key below comments with its meaning and the reason of its value."""
     value = toml_value(given[key.name]) if key.name in given else key.default
     about = _comment(f"{key.meaning} ({key.allowed})" if key.allowed else key.meaning)
     why = _comment(f"Chosen: {reason}.") if reason else []
@@ -216,7 +216,7 @@ def _key_lines(key: KeyFacts, given: dict[str, object], reason: str) -> list[str
 
 
 def _comment(text: str) -> list[str]:
-    """Break a text into lines of comment; what could end a line becomes a space."""
+    """Wrap a text into comment lines; line ends and other white space become spaces."""
     lines, line = [], "#"
     for word in printable(text).split():
         if len(line) + 1 + len(word) > _WIDTH:

@@ -1,14 +1,14 @@
-"""Rows of a file for the task of a job: one reader for init, plan, owners and predictions, without torch.
+"""Reader of data rows for each task, shared by init, plan, owners and predictions; without torch.
 
-Each row that can't be used goes to the file's account with its line (``ringtune.storage.tables``). The length of a text
-in tokens is known to its tokenizer only. Of the users in ``data.user`` only names and numbers of rows leave a node.
+A row that can't be used is recorded with its line in the file's ``RowAccount``. Lengths in tokens are not checked here.
+Of the users in ``data.user`` only names and numbers of rows leave a node.
 
-Class names that differ in spaces or capitals only stay two classes, because capitals may matter (letters, say), and are
+Class names that differ only in spaces or capitals stay two classes, because capitals may matter (letters, say), and are
 reported.
 
-Pictures lie in a folder for each class. Files and folders with names that begin with a dot are no data:
-``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS has none in it. All but arrays are
-opened with Pillow, which is not required: of moving pictures the first frame is data, and the others are counted.
+Pictures are in one folder per class. Files and folders with a name that begins with a dot are no data:
+``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS contains none. Pillow, an optional
+package, reads all but arrays; of animations only the first frame is data, and the others are counted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ringtune.storage.text_files import form_suffix, read_text
 
 
 def look_alikes(labels: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Group the names that are equal but for spaces and capitals: ``x``, `` x`` and ``y`` give one group, of two."""
+    """Group names that are equal but for spaces and capitals: ``x``, `` x`` and ``y`` give one group, of two."""
     groups: dict[str, list[str]] = {}
     for label in sorted(labels):
         groups.setdefault(" ".join(label.casefold().split()), []).append(label)
@@ -58,7 +58,7 @@ def look_alikes(labels: Iterable[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def look_alike_lines(labels: Iterable[str]) -> list[str]:
-    """Say which names differ in spaces or capitals only, a sentence for each group."""
+    """Write a warning for each group of names that differ only in spaces or capitals."""
     return [
         f"{' and '.join(map(repr, group))} are different classes, though they differ in spaces or capitals only; "
         "correct the rows?"
@@ -77,13 +77,13 @@ _MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
 
 @dataclass(frozen=True, slots=True)
 class PictureFolder:
-    """The pictures below a folder.
+    """Pictures below a folder.
 
     Attributes:
-        folder: that they are below.
-        files: in the order of their classes and names.
-        left_out: how many other files and further frames there are, by why.
-        suffixes: how many files end in what, pictures or not.
+        folder: root of the search.
+        files: pictures, sorted by class and name.
+        left_out: reason -> number of other files, or of further frames.
+        suffixes: suffix -> number of files, pictures or not.
     """
 
     folder: Path
@@ -93,23 +93,21 @@ class PictureFolder:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The class of each picture: the name of its folder."""
+        """Class of each picture: the name of its folder."""
         return tuple(file.parent.name for file in self.files)
 
     def lines_left_out(self) -> list[str]:
-        """Say what is left out, a sentence for each reason."""
+        """Write a sentence for each reason in ``left_out``."""
         return [f"{count:,} left out in {self.folder}: {why}" for why, count in self.left_out.items()]
 
 
 def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
-    """List the pictures in a folder; of each that is no array the header is read.
+    """List the pictures below a folder; the headers of all but arrays are read.
 
-    Args:
-        folder: with a folder for each class, or with pictures at any depth.
-        has_classes: which of both.
+    With ``has_classes`` they are in one folder per class; else at any depth.
 
     Raises:
-        DataError: a file is no readable picture, or the package that reads it is missing.
+        DataError: a picture can't be read, or Pillow is missing.
     """
     files: list[Path] = []
     left_out, suffixes = Counter[str](), Counter[str]()
@@ -132,12 +130,9 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
 
 
 def further_frames(path: Path) -> int:
-    """Count the frames or pages of a picture after the first.
+    """Count the frames or pages of a picture after the first; raises as ``opened_picture``.
 
-    Further pictures in a photo of a phone (MPO), such as its preview, are no frames; an array has none.
-
-    Raises:
-        DataError: as ``opened_picture``.
+    Other pictures in a phone's photo (MPO), such as its preview, are no frames; an array has none.
     """
     if path.suffix.lower() == ARRAY:
         return 0
@@ -147,7 +142,7 @@ def further_frames(path: Path) -> int:
 
 @contextmanager
 def opened_picture(path: Path) -> Iterator[Any]:
-    """Open a picture with Pillow, which reads its header; errors of reading more of it are named too.
+    """Open a picture with Pillow, which reads the header; errors in the body of the ``with`` are translated too.
 
     Raises:
         DataError: Pillow is missing, or the file is no picture, too large or damaged.
@@ -168,15 +163,14 @@ def opened_picture(path: Path) -> Iterator[Any]:
 
 
 def user_column(data: Data) -> dict[str, str]:
-    """The key and column of a job's users, as ``table_rows`` takes them; none where the job names no column."""
+    """Return key and column of a job's users, as ``table_rows`` takes them; empty without ``data.user``."""
     return {"data.user": data.user} if data.user else {}
 
 
 def user_of(record: Record, column: str) -> str:
-    """The user in a column: a text, or a whole number; blanks around the name don't count.
+    """Return the user of a row: a text or whole number, without blanks around it.
 
-    Raises:
-        RowError: the value is something else, or no name of a user.
+    Raises ``RowError`` for another type, or no valid name.
     """
     value = record[1][column]
     where = f"column {column!r} (data.user)"
@@ -189,11 +183,7 @@ def user_of(record: Record, column: str) -> str:
 
 
 def refuse_plain_text(path: Path, data: Data) -> None:
-    """Refuse a column of users for a plain text, which has no columns.
-
-    Raises:
-        DataError: names the file and the key.
-    """
+    """Refuse ``data.user`` for a plain text, which has no columns; raises ``DataError``."""
     if data.user:
         raise DataError(
             f"{path} is a plain text without columns, so data.user = {data.user!r} can't say whose a row is; give a "
@@ -202,24 +192,16 @@ def refuse_plain_text(path: Path, data: Data) -> None:
 
 
 def sorted_by_user(chosen: Iterable[int], users: Sequence[str]) -> list[int]:
-    """Rows in the order of their users' names, and of one user in the order of the file.
+    """Sort rows by user name; rows of one user stay in the order of the file.
 
-    Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2.
-
-    Args:
-        chosen: indices of rows.
-        users: of every row; empty = the order stays.
+    Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2. ``users`` has one for every row of the file;
+    empty = the order stays.
     """
     return sorted(chosen, key=users.__getitem__) if users else list(chosen)
 
 
 def count_users(train: Iterable[tuple[str, int]], evaluation: Iterable[tuple[str, int]] = ()) -> tuple[UserRows, ...]:
-    """Count the examples of each user, in the order of their names.
-
-    Args:
-        train: user and number of examples of each training row.
-        evaluation: the same of each evaluation row.
-    """
+    """Count the examples of each user, given (user, examples) of each row; sorted by name."""
     counted, held_out = Counter[str](), Counter[str]()
     for counter, rows in ((counted, train), (held_out, evaluation)):
         for user, examples in rows:
@@ -245,13 +227,13 @@ _CONVERSATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "a prompt and its response": ("prompt", "response"),
     "a prompt with a chosen and a rejected answer": ("prompt", "chosen", "rejected"),
 }
-"""Formats of chat and instruction data -> columns by which they are known."""
+"""Formats of chat and instruction data -> their columns."""
 
 
 def conversation_format(columns: Collection[str]) -> str:
-    """Name the format of chat data that has these columns; empty for other tables.
+    """Name the format of chat data with these columns; empty for other tables.
 
-    Example: ``instruction``, ``input`` and ``output`` are "an instruction and its output (Alpaca)".
+    Example: ``instruction``, ``input`` and ``output`` give "an instruction and its output (Alpaca)".
     """
     names = {name.strip().lower() for name in columns}
     return next((words for words, needed in _CONVERSATIONS.items() if names.issuperset(needed)), "")
@@ -268,11 +250,11 @@ class Question(NamedTuple):
     """One question with its context and answers.
 
     Attributes:
-        question: what is asked.
-        context: where the answer is.
-        answers: right answers; none where a prediction is wanted.
-        start: first character of the first answer that is in the context.
-        stop: one past its last character.
+        question: text.
+        context: text that contains the answer.
+        answers: right answers; empty in predictions.
+        start: index in ``context`` of the first character of the first answer found there.
+        stop: index after its last character.
     """
 
     question: str
@@ -283,13 +265,13 @@ class Question(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row that can be used.
+    """One usable row.
 
     Attributes:
-        record: line and columns, as the file has them.
+        record: line number and columns in the file.
         value: a text, a pair of texts, words, or a ``Question``.
-        target: a class name, a number or the words' tags; None where the value has it.
-        user: whose it is; empty where the job names no column of users.
+        target: class name, number or tags of the words; None where the value contains the target.
+        user: empty without ``data.user``.
     """
 
     record: Record
@@ -300,19 +282,19 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one file, in its order.
+    """Rows of one file, in its order.
 
     Attributes:
-        rows: texts, pairs of texts, words, questions, or what a task's own reader gives.
-        labels: class name of each; empty for a task without classes.
-        users: whose each is; empty where the job names no column of users.
-        tags: names of the tags of each, one for each word; empty for a task without tags.
-        numbers: to be predicted of each; empty for a task without numbers.
-        left_out: rows of the file that are left out, by why.
+        rows: texts, pairs of texts, words, questions, or the values of a task's own reader.
+        labels: class name of each row; empty for a task without classes.
+        users: user of each row; empty without ``data.user``.
+        tags: of each row, one for each word; empty for a task without tags.
+        numbers: target of each row in regression; else empty.
+        left_out: reason -> number of rows that are left out.
         columns: of the file; empty where it has none.
-        notes: what a person has to know of how the file was read.
-        left_out_lines: sentences on ``left_out``, with the first lines of the file.
-        lines: of the file, where each row is; empty for pictures and plain text.
+        notes: on how the file was read, for the user.
+        left_out_lines: sentences on ``left_out``, with the first line numbers.
+        lines: line number of each row; empty for pictures and plain text.
     """
 
     rows: Sequence[Any]
@@ -328,12 +310,12 @@ class Rows:
 
     @property
     def targets(self) -> Sequence[Any]:
-        """The targets of the rows, where they do not stand in the rows themselves."""
+        """Labels, tags or numbers of the rows; empty where the rows contain their targets."""
         return self.labels or self.tags or self.numbers
 
 
 def account_of(path: Path, data: Data, *, is_own: bool = False) -> RowAccount:
-    """Begin the account of a file, by what the job says of missing values."""
+    """Open the account of a file, with the job's rule for missing values."""
     return RowAccount(path, skips_missing=data.missing == SKIP, is_own=is_own)
 
 
@@ -343,11 +325,11 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
     Args:
         path: a table, or for token-classification also CoNLL.
         task: one that reads tables.
-        data: names of the columns, and what is done with rows that miss a value.
+        data: columns, and the rule for missing values.
         is_own: whether messages stay with the owner of the file.
 
     Raises:
-        DataError: the file can't be used, has no rows, or has some that can't be used: all of them at once.
+        DataError: the file can't be read, has no usable row, or has bad rows; all bad rows are in one message.
     """
     account = account_of(path, data, is_own=is_own)
     rows = list(task_rows(path, task, data, account))
@@ -371,13 +353,13 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
 
 
 def check_rows(task: str, data: Data) -> list[str]:
-    """Read the job's own files as its nodes will, before any is started; pictures are left to them.
+    """Read the job's own files before any node is started, as the nodes will do; pictures are not read.
 
     Returns:
-        What a person has to know of how they were read.
+        Notes on how the files were read.
 
     Raises:
-        DataError: as ``read_rows``, of both files at once.
+        DataError: as ``read_rows``, for both files in one message.
     """
     notes, problems = dict[str, None](), list[str]()
     for path in map(Path, filter(None, dict.fromkeys((data.train, data.eval)))):
@@ -395,17 +377,17 @@ def check_rows(task: str, data: Data) -> list[str]:
 
 
 def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
-    """The rows of a file that can be used, one after the other; the others go to the account.
+    """Yield the usable rows of a file; the others are recorded in the account.
 
     Args:
         path: a table, or for token-classification also CoNLL.
         task: one that reads tables.
-        data: names of the columns.
+        data: columns.
         account: of the file.
-        with_targets: whether classes, numbers, tags, answers and users are asked for.
+        with_targets: whether classes, numbers, tags, answers and users are read.
 
     Raises:
-        DataError: the file can't be used as a whole.
+        DataError: the whole file can't be used.
     """
     if task == TAGGING:
         yield from _tagged(path, data, account, with_targets=with_targets)
@@ -428,7 +410,7 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
 
 
 def input_columns(task: str, data: Data) -> dict[str, str]:
-    """Job key -> column of each input: texts, words, or a question with its context."""
+    """Return job key -> column of each input: texts, words, or question and context."""
     if task == QUESTION_ANSWERING:
         return {"data.question": data.question, "data.context": data.context}
     if task == TAGGING:
@@ -437,7 +419,7 @@ def input_columns(task: str, data: Data) -> dict[str, str]:
 
 
 def target_columns(task: str, data: Data) -> dict[str, str]:
-    """Job key -> column of each target, and of users."""
+    """Return job key -> column of each target, and of users."""
     targets = {
         CLASSIFICATION: {"data.label": data.label},
         REGRESSION: {"data.label": data.label},
@@ -458,7 +440,7 @@ def _value_and_target(record: Record, task: str, data: Data, *, with_targets: bo
 
 
 def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
-    """Refuse to learn the half of a conversation that one column has."""
+    """Refuse a table of chat data if ``data.text`` is only one side of the conversation."""
     form = conversation_format(record[1])
     halves = {name for names in _CONVERSATIONS.values() for name in names} | {"input"}
     if form and data.text.strip().lower() in halves:
@@ -499,7 +481,7 @@ def _question(record: Record, data: Data, *, with_answers: bool) -> Question:
 
 
 def _answers(record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Read the right answers, and the first character of each if the file says so, otherwise -1."""
+    """Read right answers, and the index of each one's first character in the context; -1 = not given."""
     value: Any = record[1].get(column) or ""
     texts, starts = value, None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
 """Processor, memory and process of this machine, without torch, for agents and coordinator.
 
-It is the one reader of limits; ``edge.machine`` sets a device up within them.
+All limits are read here; ``edge.machine`` configures a device within them.
 """

@@ -1,11 +1,11 @@
-"""The start and end of a process: signals, grace time, standard outputs, and the error of one that ended.
+"""Start and end of a process: signals, grace time, standard outputs, and the error of a process that ended.
 
-Grace time: a thread that waits for a call has a deadline; one that waits for a disk that hangs, a pipe that nobody
-reads, or a lock of such a thread has none. ``end_within`` ends a process that does not end in its own order.
+Grace time: a thread that waits for a call has a deadline; one that waits for a hanging disk, an unread pipe, or a lock
+of such a thread has none. ``end_within`` ends a process that does not end in time.
 
-Outputs: a full disk, a pipe that nobody reads and a closed terminal refuse output, and an output other than UTF-8 can't
-encode most characters. Neither ends a command, which has its files and its exit code: such characters are escaped, and
-output that can't be written is dropped.
+Outputs: a full disk, an unread pipe and a closed terminal refuse output, and an output other than UTF-8 can't encode
+most characters. Neither ends a command, which has its files and its exit code: such characters are escaped, and output
+that can't be written is dropped.
 """
 
 from __future__ import annotations
@@ -32,14 +32,10 @@ ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let ``handler`` handle SIGINT, SIGTERM and SIGHUP in this context; to be entered in the main thread.
+    """Install ``handler`` for SIGINT, SIGTERM and SIGHUP in this context; to be entered in the main thread.
 
-    SIGHUP stays ignored where it was, so that ``nohup`` does what it is for. The handlers that were there before are
-    given back. A handler runs between any two instructions of the main thread, so it should only note the signal,
-    start a thread, or raise.
-
-    Args:
-        handler: called with the number of the signal, and the frame that it interrupts.
+    An ignored SIGHUP stays ignored, so that ``nohup`` works. The earlier handlers are restored at the end. A handler
+    runs between any two instructions of the main thread, so it should only note the signal, start a thread, or raise.
     """
     hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     wanted = [number for number in ENDS if hears or number != signal.SIGHUP]
@@ -52,27 +48,22 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 
 _SAY_S: Final = 0.5
-"""So long may it take to say why; standard error may be what hangs."""
+"""Time limit of the last message; standard error may be what hangs."""
 _lock = threading.Lock()
 _ends_s = float("inf")
 _is_own = False
 
 
 def mark_command_process() -> None:
-    """Say that this process is that of a command, and may be ended; nothing ends one into which it was only loaded."""
+    """Mark this process as that of a command, which ``end_within`` may end; a host program is never ended."""
     global _is_own
     _is_own = True
 
 
 def end_within(grace_s: float, code: int) -> None:
-    """Let the process of a command end with an exit code after so many seconds, unless it has ended by itself.
+    """End the process of a command after ``grace_s`` seconds with an exit code, unless it has ended by itself.
 
-    Of several calls the one with the earliest end counts. To be called where no lock is held by the same thread, such
-    as in the handler of a signal.
-
-    Args:
-        grace_s: seconds from now.
-        code: of the exit.
+    Of several calls the earliest end counts. The calling thread must hold no lock; a signal handler may call it.
     """
     global _ends_s
     end_s = time.monotonic() + grace_s
@@ -102,7 +93,7 @@ def _say(grace_s: float) -> None:
 
 
 ESCAPED: Final = "ringtune-escaped"
-"""Name of the error handler by which a sign that an output lacks is replaced, or escaped as in a Python text."""
+"""Name of the encoding error handler that replaces or escapes a character that an output can't encode."""
 
 _INSTEAD: Final = str.maketrans({"…": "..."})
 _NAMES: Final = {1: "standard output", 2: "standard error"}
@@ -120,9 +111,9 @@ codecs.register_error(ESCAPED, _escape)
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor to which every write succeeds; the first one that doesn't is reported on the standard error.
+    """A descriptor to which every write succeeds; the first lost one is reported on standard error.
 
-    Of a pipe whose reader has read enough, as ``head``, nothing is reported.
+    A broken pipe is not reported: the reader, such as ``head``, has read enough.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -131,7 +122,7 @@ class _LastingFile(io.FileIO):
         self._lock = threading.Lock()
 
     def write(self, data: Any) -> int:
-        """Write, or drop what can't be written."""
+        """Write, or drop data that can't be written."""
         try:
             return super().write(data) or 0
         except BlockingIOError:
@@ -156,10 +147,7 @@ class _LastingFile(io.FileIO):
 def unbreakable_stream(stream: TextIO) -> TextIO:
     """Return a stream to the same descriptor to which every text can be written.
 
-    One that is such a stream already, or has no descriptor, as in a notebook, is returned as it is.
-
-    Args:
-        stream: a standard output; what waits in it is written first, if that can be done.
+    A stream without a descriptor, as in a notebook, is returned unchanged. Buffered text is written first, if possible.
     """
     if isinstance(_raw(stream), _LastingFile):
         return stream
@@ -180,23 +168,22 @@ def unbreakable_stream(stream: TextIO) -> TextIO:
 
 
 def guard_outputs() -> None:
-    """Let nothing that this process prints end it; to be called before anything keeps one of the two streams.
+    """Make writes to standard output and error never fail; to be called before the streams are stored anywhere.
 
-    A standard descriptor that was closed leads nowhere from here on: else the next file that is opened would get what
-    is printed.
+    A closed standard descriptor is opened on the null device; otherwise the next opened file would get its number.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for the life of the process
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = unbreakable_stream(sys.stdout), unbreakable_stream(sys.stderr)
 
 
 def lost_output() -> OSError | None:
-    """Why some of what this process printed is lost; None if all was written, or nothing is known."""
+    """Return why some standard output was lost; None if all was written, or it is unknown."""
     file = _raw(sys.stdout)
     if not isinstance(file, _LastingFile):
         return None
@@ -217,20 +204,20 @@ _OUT_OF_MEMORY = (
 def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
     """Make the error of a process that ended by itself.
 
-    The exit code tells the error's class and the last line ``error: ...`` its message. If one of them is missing, or
-    a signal ended the process, the node counts as lost.
+    The exit code selects the error's class, the last line ``error: ...`` the message. If one of them is missing, or a
+    signal ended the process, it is a ``PeerLostError``.
 
     Args:
-        who: ended, e.g. ``node node-1``.
-        code: what the process ended with; negative for a signal.
-        output: the end of what it printed.
-        log: where all of it is.
+        who: the process, such as ``node node-1``.
+        code: exit code; negative for a signal.
+        output: end of its output.
+        log: file with its whole output.
     """
     lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
     kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}
     if lines and code in kinds:
         return kinds[code](f"{who}: {lines[-1]}")
-    if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
+    if code < 0:  # from outside, often for lack of memory; its last output does not explain it
         name = signal.Signals(-code).name
         why = _OUT_OF_MEMORY if name == "SIGKILL" else f"see {log} and repeat or --resume the run"
         return PeerLostError(f"{who} was ended by {name}; {why}")

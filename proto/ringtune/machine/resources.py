@@ -1,10 +1,10 @@
-"""Cores and memory that this process may use, below the limits of its control groups (both versions), and its heap.
+"""Cores and memory that this process may use, within the limits of its control groups (versions 1 and 2), and its heap.
 
 A quota of a control group lets a process compute for a part of every period, and stops it for the rest. In a container
-``/proc/meminfo`` has the host's memory; the kernel ends a process at the limit of its control group. Every group up to
-the root counts, for quotas and for memory. Page cache counts as free: the kernel drops it before it ends a process.
+``/proc/meminfo`` has the host's memory; the kernel kills a process at the limit of its control group. Every group up to
+the root counts, for quotas and for memory. Page cache counts as free: the kernel drops it first.
 
-Memory that is freed in the heap stays with the process until ``trim_heap``.
+Freed heap memory stays with the process until ``trim_heap``.
 
 Source: Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v1/memory.rst and cgroup-v2.rst,
 Documentation/scheduler/sched-bwc.rst; ``proc_meminfo(5)``.
@@ -27,14 +27,9 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def group_folders(controller: str, *, proc: Path, cgroup: Path) -> list[Path]:
-    """List the folders of this process's groups and those above, innermost first.
+    """List the folders of this process's control groups for ``cpu`` or ``memory``, innermost first, with their parents.
 
-    In a container the mount is the group.
-
-    Args:
-        controller: ``cpu`` or ``memory``.
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
+    In a container the mount point is the group.
     """
     groups = {cgroup: "", cgroup / controller: ""}
     try:
@@ -55,23 +50,18 @@ def group_folders(controller: str, *, proc: Path, cgroup: Path) -> list[Path]:
 
 
 BUSY: Final = 1.5
-"""A machine is busy if so many threads want to compute for each of its cores."""
+"""Runnable threads per core from which on a machine counts as busy."""
 
 
 class CpuQuota(NamedTuple):
-    """A limit of ``cores`` on average, counted anew every period: 0.25 cores per 10 ms are 2.5 ms of each 10."""
+    """A limit of ``cores`` on average in each period: 0.25 cores per 10 ms are 2.5 ms of each 10."""
 
     cores: float
     period_s: float
 
 
 def cpu_quota(*, proc: Path = PROC, cgroup: Path = CGROUP) -> CpuQuota | None:
-    """Find the tightest quota on this process; None if there is none.
-
-    Args:
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
-    """
+    """Return the tightest quota on this process; None if there is none."""
     found = [
         quota for folder in group_folders("cpu", proc=proc, cgroup=cgroup) if (quota := _read_quota(folder)) is not None
     ]
@@ -93,7 +83,7 @@ def _read_quota(folder: Path) -> CpuQuota | None:
 
 
 def allowed_cores() -> int:
-    """Count the cores that this process may run on, whatever its quota."""
+    """Number of cores that this process may run on, whatever its quota."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
@@ -101,13 +91,13 @@ def allowed_cores() -> int:
 
 
 def cpu_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> float:
-    """Processor seconds that this process may use each second: its cores, or its quota if that is less."""
+    """Processor seconds per second that this process may use: its cores, or its quota if that is less."""
     quota = cpu_quota(proc=proc, cgroup=cgroup)
     return min(float(allowed_cores()), quota.cores) if quota else float(allowed_cores())
 
 
 def usable_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Number of threads that have a core here: the affinity, capped by the quota, rounded up; at least 1.
+    """Number of threads that have a core: cores, or the quota rounded up if that is less; at least 1.
 
     Example: 4 cores with a quota of 1.5 are 2.
     """
@@ -115,7 +105,7 @@ def usable_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def machine_load() -> float:
-    """Threads for each core of the whole machine that computed or wanted to, the mean of a minute; 0 = not known.
+    """Running and runnable threads per core of the whole machine, mean of a minute; 0 = unknown.
 
     Example: 11.8 threads on 2 cores are 5.9.
     """
@@ -126,14 +116,14 @@ def machine_load() -> float:
 
 
 def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str:
-    """Say which machines were busy with something else, and what follows; empty where none was.
+    """Write which machines were busy with other work, and the consequence; empty if none was.
 
     Args:
-        loads: of the machine of each node, as ``machine_load`` counts.
-        when: they were read, e.g. ``when it was measured``.
-        own: at most so much of it for each core is the run's own.
+        loads: node -> ``machine_load`` of its machine.
+        when: time of the reading, such as ``when it was measured``.
+        own: load per core of the run itself, at most.
 
-    Example: ``busy when measured: node-0, node-1 (5.9 threads for each core); times are longer than they need be``.
+    Example: ``busy when measured: node-0, node-1 (5.9 threads for each core); their times, and predictions ...``.
     """
     busy = {node: load for node, load in sorted(loads.items()) if load > BUSY * max(1.0, own)}
     if not busy:
@@ -144,22 +134,22 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
 
 
 OWN_LIBRARY_BYTES: Final = 192 << 20
-"""The bytes of an idle agent, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
+"""Resident bytes of an idle agent, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
 
 LIBRARY_BYTES: Final = 316 << 20
 """Resident bytes of an idle agent that has loaded its libraries, before it hosts anything.
 
-Interpreter, torch, transformers, adapters and gRPC: 192 MiB of its own and 114 MiB of the libraries' files on x86-64,
-where every file is read (``python -m tests.bench.memory``). Agents forked from one template share most of the former.
+Interpreter, torch, transformers, adapters and gRPC: 192 MiB private and 114 MiB of the libraries' files on x86-64
+(``python -m tests.bench.memory``). Agents forked from one template share most of the former.
 """
 
-# "No limit" is written as a number near 2**63 by version 1.
+# Version 1 writes "no limit" as a number near 2**63.
 _NO_LIMIT_BYTES: Final = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Names:
-    """The file names of a version of control groups, and its name of the page cache in ``memory.stat``."""
+    """File names of a version of control groups, and its names of the page cache in ``memory.stat``."""
 
     limit: str
     used: str
@@ -178,24 +168,19 @@ _VERSIONS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLimit:
-    """A control group's memory limit, and what its processes use now without the page cache, in bytes."""
+    """Memory limit of a control group, and its current use without the page cache, in bytes."""
 
     limit_bytes: int
     used_bytes: int
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are left below the limit."""
+        """Bytes left below the limit."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
 def memory_limits(*, proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[MemoryLimit, ...]:
-    """List the memory limits of this process's control groups and those above; empty if there is none.
-
-    Args:
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
-    """
+    """List the memory limits of this process's control groups and their parents."""
     folders = group_folders("memory", proc=proc, cgroup=cgroup)
     return tuple(limit for folder in folders if (limit := _read_limit(folder)) is not None)
 
@@ -225,7 +210,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _read_counts(path: Path) -> Mapping[str, int]:
-    """Read lines ``name number``; those that are not so are left out."""
+    """Parse lines ``name number``; others are left out."""
     found = {}
     try:
         for line in path.read_text().splitlines():
@@ -238,7 +223,7 @@ def _read_counts(path: Path) -> Mapping[str, int]:
 
 
 def _machine_free_bytes(proc: Path) -> int:
-    """Bytes that the machine has free, page cache that can be dropped included."""
+    """Bytes that the machine has free, with page cache that can be dropped."""
     try:
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -249,7 +234,7 @@ def _machine_free_bytes(proc: Path) -> int:
 
 
 def trim_heap() -> None:
-    """Hand freed heap pages back to the system; no effect with another C library than glibc."""
+    """Return freed heap pages to the system; no effect with another C library than glibc."""
     if os.name == "posix" and sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

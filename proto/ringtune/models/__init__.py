@@ -1,4 +1,1 @@
-"""Model folders without torch: families, shapes of tensors, adapter configurations, files of results.
-
-``edge.model`` runs such a model.
-"""
+"""Model folders without torch: families, shapes, adapter configurations, result files. Models run in ``edge.model``."""

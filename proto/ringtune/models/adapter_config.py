@@ -1,17 +1,17 @@
-"""AdapterHub configuration strings, read without the library: names, checked options, and numbers of weights.
+"""AdapterHub configuration strings, read without the library: names, options, and numbers of weights.
 
-``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if every module
-that it adds sits inside one block; those that share something across blocks or touch the embedding are refused by name.
-``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks themselves train
-(``ringtune.costs.model_facts``). ``linear`` and ``mlp`` are kinds of our own, beside other matrices than the rest of a
-union (``ringtune.models.auxiliary_models``), with LoRA's options and rules for the choice of matrices.
+``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration is supported if every module that it
+adds is inside one block; those that share weights across blocks or add weights at the embedding are refused by name.
+``full`` is no configuration of AdapterHub: nothing is added, and the weights of the blocks train
+(``ringtune.costs.model_facts``). ``linear`` and ``mlp`` are kinds of RingTune (``ringtune.models.auxiliary_models``);
+they choose matrices with LoRA's options, and no matrix has two parts of a union.
 
-The library keeps unknown options and wrong values until a module is built or used, on a node in the middle of a run;
-here they are refused when the job is read.
+The library accepts unknown options and wrong values until a module is built or used, in the middle of a run; here they
+are refused when the job is read.
 
 Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP``, the module constructors, the fields of
-``BnConfig``, ``LoRAConfig``, ``MTLLoRAConfig`` and ``ReftConfig``, and ``Activation_Function_Class``; of transformers'
-activations those without weights.
+``BnConfig``, ``LoRAConfig``, ``MTLLoRAConfig`` and ``ReftConfig``, and ``Activation_Function_Class``; transformers'
+activations without weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ringtune.models.family import Widths
 from ringtune.storage.strict import nearest
 
 MAX_RANK: Final = 4096
-"""Most rank or factor of an adapter; the widest models have matrices of some thousand."""
+"""Largest rank, factor or width of an adapter."""
 
 _ACTIVATIONS = (
     "relu",
@@ -57,7 +57,7 @@ _LETTERS = ("q", "k", "v")
 
 
 class _Rule:
-    """A rule for the value of an option: what it has to be, in words, and whether a value is that."""
+    """Rule for the value of an option: its description, and a predicate."""
 
     def __init__(self, words: str, holds: Callable[[Any], bool]) -> None:
         self.words = words
@@ -77,7 +77,7 @@ def _whole(least: int, most: int = MAX_RANK) -> _Rule:
 
 
 def _factor(value: Any) -> bool:
-    """Whether a value is a factor, or a ``default`` one and some of blocks."""
+    """Whether a value is a factor, or a table of factors by block with a ``default``."""
     if isinstance(value, Mapping):
         keys_are_good = all(key == "default" or _is_block_name(key) for key in value)
         factors_are_good = all(_factor(item) and not isinstance(item, Mapping) for item in value.values())
@@ -86,7 +86,7 @@ def _factor(value: Any) -> bool:
 
 
 def _is_block_name(key: Any) -> bool:
-    """Whether a key is the number of a block as the library finds it: a text without leading zeros."""
+    """Whether a key is a block number as the library writes it: a text without leading zeros."""
     return isinstance(key, str) and key.isascii() and key.isdecimal() and key == str(int(key))
 
 
@@ -172,20 +172,15 @@ _RULES: dict[str, dict[str, _Rule]] = {
 
 
 def option_rules(kind: str) -> dict[str, str]:
-    """The options of a kind of adapter, each with what it has to be, in words."""
+    """Return the options of a kind of adapter, each with its allowed values in words."""
     return {name: rule.words for name, rule in _RULES[kind].items()}
 
 
 def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
-    """Check the options that a user gave.
+    """Refuse unknown options of one method, and values that are not allowed, with ``JobError``.
 
-    Args:
-        name: of the configuration, for messages.
-        kind: ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``, ``linear`` or ``mlp``.
-        options: name -> value.
-
-    Raises:
-        JobError: an unknown option, or a value that it can't have.
+    ``name`` is the configuration, for messages; ``kind`` one of ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``,
+    ``linear`` and ``mlp``.
     """
     rules = _RULES[kind]
     for option, value in options.items():
@@ -196,7 +191,7 @@ def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
 
 
 def _holds(rule: _Rule, value: Any) -> bool:
-    """Whether a value is as the rule says; one that can't be compared is not."""
+    """Whether a value fulfils a rule; a value of a type that can't be compared does not."""
     try:
         return rule.holds(value)
     except TypeError:
@@ -204,7 +199,7 @@ def _holds(rule: _Rule, value: Any) -> bool:
 
 
 FULL: Final = "full"
-"""Names no adapter: the attention and feed-forward weights of the blocks themselves train."""
+"""No adapter: the attention and feed-forward weights of the blocks train."""
 
 _BOTTLENECK: dict[str, Any] = {
     "mh_adapter": False,
@@ -232,7 +227,7 @@ _LORA: dict[str, Any] = {
 }
 _REFT: dict[str, Any] = {"r": 1, "tied_weights": False, "output_reft": True, "layers": "all"}
 
-# Options that matter for size, with their defaults, per method.
+# method -> its kind, and the options that determine its size with their defaults
 _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "seq_bn": ("bottleneck", _BOTTLENECK),
     "double_seq_bn": ("bottleneck", {**_BOTTLENECK, "mh_adapter": True}),
@@ -273,32 +268,32 @@ _LONGEST = 1000
 
 
 def known_configurations() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Every configuration by name: its kind, and the options that matter for size with their defaults."""
+    """Return configuration -> its kind, and the options that determine its size with their defaults."""
     return {name: (kind, dict(defaults)) for name, (kind, defaults) in _KNOWN.items()}
 
 
 def other_names() -> dict[str, str]:
-    """Older names of configurations -> the names that they stand for."""
+    """Return old names of configurations -> current names."""
     return dict(_ALIASES)
 
 
 def refused_configurations() -> dict[str, str]:
-    """Configurations of the library that a ring can't have -> why."""
+    """Return refused configurations of the library -> reason."""
     return dict(_REFUSED) | dict.fromkeys(_NOT_SAVED, "the library does not write down what makes it one")
 
 
 class AdapterPart(NamedTuple):
-    """One method of a configuration: its name and the options that the user gave."""
+    """One method of a configuration, with the options that the user set."""
 
     name: str
     options: dict[str, Any]
 
 
 def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
-    """Read a configuration string; ``full`` has no parts.
+    """Parse a configuration string; ``full`` has no parts.
 
     Raises:
-        JobError: not readable, an unknown name, or a method that does not stay inside the blocks.
+        JobError: not readable, an unknown name or option, weights outside one block, or two parts at one matrix.
     """
     if len(config) > _LONGEST:
         raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
@@ -310,23 +305,19 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     if twice is not None:
         raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
     named = {block for part in parts for blocks in _named_blocks(part).values() for block in blocks}
-    other = next(block for block in range(len(named) + 1) if block not in named)  # like every block that nobody names
+    other = next(block for block in range(len(named) + 1) if block not in named)  # stands for all unnamed blocks
     there = named | ({other} if other < max(named, default=1) else set())
     _check_places(parts, sorted(there), is_merged=False)
     return parts
 
 
 def trains_own_weights(config: str) -> bool:
-    """Whether a configuration lets the weights of the blocks themselves train, instead of an adapter."""
+    """Whether a configuration is ``full``: the weights of the blocks train, and no adapter is added."""
     return config.strip() == FULL
 
 
 def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
-    """The auxiliary models of a configuration, without its other parts; none if it adds none.
-
-    Raises:
-        JobError: it names one of these kinds, and ``parse_adapter_config`` refuses it.
-    """
+    """Return the auxiliary models of a configuration, without its other parts."""
     if all(text.partition("[")[0].strip() not in AUXILIARY_KINDS for text in config.split("|")):
         return ()
     parts = parse_adapter_config(config)
@@ -334,17 +325,14 @@ def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
 
 
 def is_all(config: str, name: str) -> bool:
-    """Whether a configuration has no method but one."""
+    """Whether a configuration consists of this method only."""
     return {part.name for part in parse_adapter_config(config)} == {name}
 
 
 def library_config(config: str) -> str:
-    """Those methods of a configuration that the library has, as a configuration; empty without any.
+    """Return a configuration without its auxiliary models; empty if no other part is left.
 
-    Example: ``lora[r=4]`` of ``lora[r=4]|linear[attn_matrices=['k']]``.
-
-    Raises:
-        JobError: as ``parse_adapter_config``.
+    Example: ``lora[r=4]`` for ``lora[r=4]|linear[attn_matrices=['k']]``.
     """
     if not auxiliary_of(config):
         return "" if trains_own_weights(config) else config
@@ -353,7 +341,7 @@ def library_config(config: str) -> str:
 
 
 def has_adapter(config: str, block: int) -> bool:
-    """Whether a configuration trains something in a block: some part of it does not leave the block out."""
+    """Whether a configuration trains weights in a block: no ``leave_out`` of one of its parts has the block."""
     if trains_own_weights(config):
         return True
     return any(block not in part.options.get("leave_out", ()) for part in parse_adapter_config(config))
@@ -392,7 +380,7 @@ def _parse_part(text: str) -> AdapterPart:
 
 
 def _read_options(text: str, options: str) -> dict[str, Any]:
-    """Read ``option=value, ...``; ``text`` is the whole part, for messages."""
+    """Parse ``option=value, ...``; ``text`` is the whole part, for messages."""
     try:
         found = ast.parse("{" + re.sub(r"(\w+)=", r"'\1':", options) + "}", mode="eval").body
         values = ast.literal_eval(found)
@@ -412,18 +400,12 @@ _ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
 
 
 def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
-    """How many trainable weights a configuration adds to a block: the most of all blocks.
+    """Number of trainable weights that a configuration adds to a block, the maximum over all blocks.
 
-    Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840, and ``full`` adds none.
-
-    Args:
-        config: the configuration string.
-        hidden_size: width of the hidden state.
-        widths: of the matrices that LoRA wraps.
-        num_blocks: of the model; per-block options are checked for each.
+    Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840 weights, ``full`` none.
 
     Raises:
-        JobError: as ``parse_adapter_config``, an option of a wrong kind, or a method that leaves out every block.
+        JobError: as ``parse_adapter_config``, an option of a wrong type, or a method that leaves out every block.
     """
     parts = parse_adapter_config(config)
     for part in parts:
@@ -433,7 +415,7 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
 
 
 def block_params(config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
-    """How many trainable weights a configuration adds to one block; arguments as ``adapter_block_params``.
+    """Number of trainable weights that a configuration adds to one block; arguments as ``adapter_block_params``.
 
     Example: ``seq_bn[leave_out=[0]]`` adds none to block 0.
     """
@@ -441,18 +423,9 @@ def block_params(config: str, block: int, *, hidden_size: int, widths: Widths, n
 
 
 def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
-    """The highest of the blocks to which a configuration adds most weights.
+    """Return the block with most added weights, the highest one in a tie; arguments as ``adapter_block_params``.
 
-    With ``leave_out`` other blocks may get none.
-
-    Args:
-        config: as in the job.
-        hidden_size: width of the hidden state.
-        widths: what the family's matrices measure.
-        num_blocks: of the model.
-
-    Raises:
-        JobError: unknown, or it can't be split.
+    With ``leave_out`` other blocks may have none.
     """
     parts = parse_adapter_config(config)
     return max(
@@ -462,7 +435,6 @@ def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: 
 
 
 def _block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
-    """Number of weights that all parts add to a block."""
     return sum(_part_params(part, block, hidden, widths, num_blocks) for part in parts)
 
 
@@ -472,7 +444,7 @@ def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_mer
 
 
 def _check_blocks(part: AdapterPart, num_blocks: int) -> None:
-    """Refuse options that name a block that the model does not have."""
+    """Refuse options that name a block beyond the model."""
     for option, named in _named_blocks(part).items():
         beyond = [block for block in named if block >= num_blocks]
         if beyond:
@@ -483,7 +455,7 @@ def _check_blocks(part: AdapterPart, num_blocks: int) -> None:
 
 
 def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
-    """The blocks that options name, by the name of the option."""
+    """Return option -> the blocks that it names."""
     found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
     factors = part.options.get("reduction_factor")
     if isinstance(factors, Mapping):
@@ -517,13 +489,7 @@ def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num
 
 
 def bottleneck_width(options: Mapping[str, Any], block: int, hidden: int) -> int:
-    """Values between the two projections of a bottleneck: with factor 16 and width 384 they are 24.
-
-    Args:
-        options: of the part, defaults included.
-        block: which block it is in.
-        hidden: width of the hidden state.
-    """
+    """Width between the two projections of a bottleneck: 24 with factor 16 at width 384."""
     factor = options["reduction_factor"]
     if isinstance(factor, Mapping):
         factor = factor[str(block)] if str(block) in factor else factor["default"]
@@ -531,7 +497,7 @@ def bottleneck_width(options: Mapping[str, Any], block: int, hidden: int) -> int
 
 
 def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
-    """Count a bottleneck's weights: projections with biases, gating, scaling, layer norms; per location."""
+    """Count a bottleneck's weights: projections with biases, gate, scaling, layer norms, at each location."""
     width = bottleneck_width(options, block, hidden)
     size: int = 2 * hidden * width + width + hidden
     size += hidden + 1 if options["use_gating"] else 0
@@ -541,9 +507,9 @@ def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> i
 
 
 def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
-    """Count LoRA's weights: A and B of every wrapped matrix, and what DoRA, MTL-LoRA and gates add.
+    """Count LoRA's weights: A and B of every wrapped matrix, and the additions of DoRA, MTL-LoRA and gates.
 
-    (IA)3 has a scaling vector in place of A and B.
+    (IA)3 has a scaling vector instead of A and B.
     """
     by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
     attention = [by_letter[letter] for letter in options["attn_matrices"]] if options["selfattn_lora"] else []
@@ -563,7 +529,7 @@ def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
 
 
 def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
-    """Count ReFT's weights in a block: source and projection of rank r, for prefix and suffix positions.
+    """Count ReFT's weights in a block: source and projection of rank r, for prefix and for suffix positions.
 
     Tied weights count once.
     """

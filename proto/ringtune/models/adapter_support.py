@@ -1,23 +1,21 @@
-"""Refusals by kind of adapter: heads in groups, merging, fitting by a helper; and the sum of adapters, and trimming.
+"""Which adapters a technique supports, with the reason of each refusal; and the sum of adapters.
 
-Heads in groups: a block with subnets runs in a forward of our own, attention and feed-forward part over the active
-subnets only. Norms and bottlenecks stay the library's modules, applied once to the whole. LoRA has its own rows or
-columns for each subnet. An adapter or dropout that mixes the subnets inside a matrix, or draws numbers there, is
-refused.
+Heads in groups: a block with subnets has its own forward, which computes attention and feed-forward part of the active
+subnets only. Norms and bottlenecks are the library's modules, applied once to the whole. LoRA has rows or columns for
+each subnet. Refused are adapters and dropout that mix subnets inside a matrix or draw random numbers there.
 
-Merging: only a change of matrices can be added to the weights of the base model.
+Merging: only a change of a matrix can be added to the weights of the base model.
 
-Fitting: a helper computes the gradient of a module's weights from pairs, unless the module draws numbers or reads
-something that no pair has.
+Offload: a helper computes the gradient of a module's weights from pairs of inputs and output gradients. Refused are
+modules that draw random numbers, or read a tensor that is in no pair.
 
-Sums: a sum of products of two matrices is the product of these matrices beside each other, so several LoRA adapters of
-rank r add up to one of the sum of their ranks, exactly. Its factor is alpha / rank, so alpha grows with it. A sum of
-``linear`` is a ``linear``. What is no change of a matrix has no sum of this form. Where users have several kinds of
-adapters, all are added up to one ``linear`` beside each matrix that any of them changes.
+Sums: n LoRA adapters of rank r have as exact sum one of rank n * r, the products of their matrices side by side. Its
+factor is alpha / rank, so alpha grows with the rank. A sum of ``linear`` is a ``linear``. Where users have several
+kinds of adapters, the sum is one ``linear`` beside each matrix that any of them changes. Other methods have no sum.
 
-Trimming: a block of an encoder attends to all tokens and then computes each token by itself. So where the head reads
-the first token only, the last block needs queries, feed-forward part and norms for that one. A module that reads
-several tokens behind the attention, or draws numbers for each, needs all.
+Trimming: in an encoder only attention mixes tokens. So where the head reads the first token only, the last block needs
+queries, feed-forward part and norms for that token only, unless a module behind the attention reads several tokens or
+draws random numbers.
 
 Source: ColA, section 3, Propositions 1 and 2, and section 4.3 (collaboration).
 """
@@ -50,15 +48,9 @@ _WHOLE_BLOCKS = "or set operations.heads = 0, which takes whole blocks"
 
 
 def head_group_refusal(adapter_config: str, *, dropout: float, heads: int) -> str:
-    """Why blocks with this adapter can't be run by head groups; empty if they can.
+    """Say why blocks with this adapter can't be computed by head groups; empty if they can.
 
-    Args:
-        adapter_config: ``adapter.config`` of the job.
-        dropout: ``train.dropout`` of the job.
-        heads: attention heads of one subnet; 0 = a whole block is one subnet, which every adapter can.
-
-    Raises:
-        JobError: the configuration itself is refused.
+    ``heads`` are those of one subnet; 0 = a whole block is one subnet, which works with every adapter.
     """
     if not heads:
         return ""
@@ -98,11 +90,7 @@ def _head_group_problem(part: AdapterPart) -> str:
 
 
 def merge_refusal(config: str) -> str:
-    """Say why what an ``adapter.config`` trains can't be merged into the weights; empty if it can.
-
-    Raises:
-        JobError: the configuration itself is refused.
-    """
+    """Say why the result of an ``adapter.config`` can't be merged into the weights; empty if it can."""
     if trains_own_weights(config):
         return "the blocks' own weights trained, there is nothing to merge"
     parts = parse_adapter_config(config)
@@ -123,19 +111,16 @@ def part_refusal(part: AdapterPart) -> str:
 
 
 def places_of(config: str) -> tuple[str, ...]:
-    """The matrices of a block beside which a configuration puts something, in the order of ``PLACES``.
+    """Return the matrices of a block that a configuration adds to, in the order of ``PLACES``.
 
-    Example: query and value of ``lora``; nothing of ``seq_bn``, which stands beside no matrix.
-
-    Raises:
-        JobError: the configuration itself is refused.
+    Example: query and value for ``lora``; none for ``seq_bn``.
     """
     found = {place for part in parse_adapter_config(config) for place in places_of_part(part)}
     return tuple(place for place in PLACES if place in found)
 
 
 def places_of_part(part: AdapterPart) -> tuple[str, ...]:
-    """The matrices of a block beside which one method puts something."""
+    """Return the matrices of a block that one method adds to."""
     options = {**known_configurations()[part.name][1], **part.options}
     return places_beside(options) if "attn_matrices" in options else ()
 
@@ -144,15 +129,9 @@ _ADVICE = "use lora, seq_bn or double_seq_bn"
 
 
 def offload_refusal(adapter_config: str, *, dropout: float, fused: bool = False) -> str:
-    """Why a helper can't fit these adapters exactly; empty if it can.
+    """Say why a helper can't train these adapters exactly; empty if it can.
 
-    Args:
-        adapter_config: ``adapter.config`` of the job.
-        dropout: ``train.dropout`` of the job.
-        fused: whether query, key and value of the family are one matrix.
-
-    Raises:
-        JobError: the configuration itself is refused.
+    ``fused``: query, key and value of the family are one matrix.
     """
     if trains_own_weights(adapter_config):
         return f"adapter.config = {adapter_config!r} has no adapter that a helper could fit; {_ADVICE}"
@@ -163,15 +142,7 @@ def offload_refusal(adapter_config: str, *, dropout: float, fused: bool = False)
 
 
 def merged_refusal(adapter_config: str, *, dropout: float) -> str:
-    """Why a host can't have these adapters in the matrices beside them; empty if it can.
-
-    Args:
-        adapter_config: ``adapter.config`` of the job.
-        dropout: ``train.dropout`` of the job.
-
-    Raises:
-        JobError: the configuration itself is refused.
-    """
+    """Say why a host can't hold these adapters merged into their matrices; empty if it can."""
     if trains_own_weights(adapter_config):
         return offload_refusal(adapter_config, dropout=dropout)
     for part in parse_adapter_config(adapter_config):
@@ -215,22 +186,16 @@ def _bottleneck_problem(options: dict[str, object], dropout: float) -> str:
 
 
 GROWING: Final = ("r", "alpha")
-"""Options that grow with the number of adapters that are added up."""
+"""Options of LoRA that are multiplied by the number of adapters in a sum."""
 
 _DEFAULT: Final = 8
 
 
 def summed_config(config: str, count: int) -> str:
-    """Return the configuration of ``count`` adapters added up.
+    """Return the configuration of the sum of ``count`` adapters with this ``adapter.config``.
 
-    Example: two of ``lora[r=4,alpha=16]`` make ``lora[r=8, alpha=32]``.
-
-    Args:
-        config: ``adapter.config`` of each.
-        count: how many.
-
-    Raises:
-        UsageError: they do not add up to an adapter, or to one of a rank that none may have.
+    Example: two of ``lora[r=4,alpha=16]`` have the sum ``lora[r=8, alpha=32]``. Raises ``UsageError`` if the method has
+    no sum, or the rank exceeds ``MAX_RANK``.
     """
     if problem := merge_refusal(config):
         raise UsageError(
@@ -240,15 +205,10 @@ def summed_config(config: str, count: int) -> str:
 
 
 def sum_of_kinds(configs: Sequence[str]) -> str:
-    """Return the configuration of adapters of several kinds added up; of one kind see ``summed_config``.
+    """Return the configuration of the sum of adapters with these configurations, at least one.
 
-    Example: ``lora`` and ``linear[attn_matrices=['k']]`` make ``linear[attn_matrices=['q', 'k', 'v']]``.
-
-    Args:
-        configs: of each adapter; at least one.
-
-    Raises:
-        UsageError: one of them does not add up.
+    Example: ``lora`` and ``linear[attn_matrices=['k']]`` have the sum ``linear[attn_matrices=['q', 'k', 'v']]``. Equal
+    ones are summed by ``summed_config``.
     """
     if all(parse_adapter_config(config) == parse_adapter_config(configs[0]) for config in configs):
         return summed_config(configs[0], len(configs))
@@ -269,23 +229,19 @@ def sum_of_kinds(configs: Sequence[str]) -> str:
 
 
 def lora_scale(part: AdapterPart) -> float:
-    """The factor of a LoRA's product: alpha / rank."""
+    """Factor of a LoRA's product: alpha / rank."""
     return float(part.options.get("alpha", _DEFAULT)) / int(part.options.get("r", _DEFAULT))
 
 
 def _summed(part: AdapterPart, count: int, config: str) -> str:
-    """Return one method of a configuration, added up."""
+    """Return one method of a sum as a configuration."""
     grown = {} if part.name == LINEAR else _grown(part, count, config)
     options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
     return f"{part.name}[{options}]" if options else part.name
 
 
 def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
-    """Return the options of a LoRA that grow.
-
-    Raises:
-        UsageError: to a rank that none may have.
-    """
+    """Return ``r`` and ``alpha`` of a sum of LoRA adapters."""
     grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
     if grown["r"] > MAX_RANK:
         raise UsageError(
@@ -296,21 +252,15 @@ def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]
 
 
 def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) -> bool:
-    """Whether the last block of a family gives the same for the first token if it computes no other.
+    """Whether the last block may compute the first token only, with the same result for that token.
 
-    Args:
-        family: of the model.
-        adapter_configs: ``adapter.config`` of the job, and those of users who have others.
-        dropout: ``train.dropout`` of the job; it draws other numbers for other shapes.
-
-    Raises:
-        JobError: a configuration is refused.
+    With dropout it may not, because other numbers are drawn for other shapes.
     """
     return family.trims and not dropout and all(map(_is_of_each_token, adapter_configs))
 
 
 def _is_of_each_token(adapter_config: str) -> bool:
-    """Whether adapters read each token alone: a gate takes a mean, ReFT counts tokens from the end."""
+    """Whether adapters compute each token by itself; a gate takes a mean, ReFT counts tokens from the end."""
     for part in parse_adapter_config(adapter_config):
         kind, defaults = known_configurations()[part.name]
         options = {**defaults, **part.options}

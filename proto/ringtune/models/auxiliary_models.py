@@ -1,6 +1,6 @@
-"""Auxiliary models: two kinds of adapters of our own beside the matrices that LoRA takes, and their ``adapter.json``.
+"""Auxiliary models ``linear`` and ``mlp``: adapters beside the matrices that LoRA wraps; and their ``adapter.json``.
 
-Beside a matrix with the input x stands a small model g, and the matrix gives ``h + alpha * g(x)``:
+A matrix with input x and output h then gives ``h + alpha * g(x)``:
 
 ========== ========================================= =====================================
 kind       g(x)                                      zero at the start
@@ -9,23 +9,23 @@ kind       g(x)                                      zero at the start
 ``mlp``    ``relu(x V^T + b) U^T + c``               U and c, so that g is zero too
 ========== ========================================= =====================================
 
-The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own. A
-configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block has
-one at most (``check_places``).
+The options that choose matrices are those of LoRA. If query, key and value are one matrix, each of the three has a g of
+its own. A configuration may have several of these kinds, and methods of the library with them; a matrix has at most one
+part (``check_places``).
 
-``adapter.json`` lies beside ``adapter.safetensors`` with the tensors::
+``adapter.json`` is beside ``adapter.safetensors``, which has the tensors::
 
     {
       "format": "ringtune-auxiliary",    always
       "version": 2,                      of this layout
-      "parts": [{                        one for each kind that stands somewhere
+      "parts": [{                        one for each auxiliary model of the configuration
         "kind": "mlp",                   or "linear"
         "alpha": 0.5,                    the matrix gives h + alpha * g(x)
         "hidden": 128,                   of an mlp; 0 for linear
         "places": ["query", "value"],    also "key", "intermediate", "output"
         "leave_out": []                  blocks without any
       }],
-      "library": null,                   or what AdapterHub's adapter_config.json says of the adapters beside them
+      "library": null,                   or AdapterHub's adapter_config.json of the library's adapters
       "name": "ringtune",                part of the name of every tensor
       "model_type": "bert",              of the base model
       "model_name": "all-MiniLM-L6-v2"   its folder or id
@@ -33,13 +33,13 @@ one at most (``check_places``).
 
 A tensor's name is the dotted path of the module with the matrix, the adapter's name, and the part of g:
 ``bert.encoder.layer.0.attention.self.query.ringtune.weight`` of a ``linear``, ``....ringtune.down.weight``,
-``down.bias``, ``up.weight`` and ``up.bias`` of an ``mlp``. Where query, key and value are one matrix, the place follows
+``down.bias``, ``up.weight`` and ``up.bias`` of an ``mlp``. If query, key and value are one matrix, the place follows
 the adapter's name: ``transformer.h.0.attn.c_attn.ringtune.query.weight``.
 
-Adapters of the library beside auxiliary models have their tensors in the same file, under the library's names, and
-their configuration in this one: neither half is a folder that the library would load as if it were the whole.
+Tensors of the library's adapters are in the same file under the library's names, and their configuration is in
+``adapter.json``, so that the library does not load one half as the whole.
 
-In version 1 the keys of ``parts`` stood beside ``format``, for one kind, and there was no ``library``.
+In version 1 the keys of one part were beside ``format``, and there was no ``library``.
 
 Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
 """
@@ -64,7 +64,7 @@ VALUE: Final = "value"
 INTERMEDIATE: Final = "intermediate"
 OUTPUT: Final = "output"
 PLACES: Final = (QUERY, KEY, VALUE, INTERMEDIATE, OUTPUT)
-"""The matrices of a block that may have an auxiliary model, by their names in ``Widths``."""
+"""Matrices of a block that may have an auxiliary model, by their names in ``Widths``."""
 
 LETTERS: Final = {"q": QUERY, "k": KEY, "v": VALUE}
 _SHARED_OPTIONS: Final[dict[str, Any]] = {
@@ -76,19 +76,19 @@ _SHARED_OPTIONS: Final[dict[str, Any]] = {
     "leave_out": [],
 }
 DEFAULTS: Final[dict[str, dict[str, Any]]] = {LINEAR: _SHARED_OPTIONS, MLP: {**_SHARED_OPTIONS, "hidden": 128}}
-"""Kind -> its options with their defaults."""
+"""Kind -> option -> default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuxiliaryConfig:
-    """A configuration of one of these kinds.
+    """Configuration of one auxiliary model.
 
     Attributes:
         kind: ``linear`` or ``mlp``.
         alpha: factor of g.
         hidden: width between the two matrices of an MLP; 0 = linear.
-        places: matrices that have a g, of ``PLACES`` and in their order.
-        leave_out: blocks without any.
+        places: matrices with a g, in the order of ``PLACES``.
+        leave_out: blocks without a g.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class AuxiliaryConfig:
 
     @staticmethod
     def of(kind: str, options: Mapping[str, Any]) -> AuxiliaryConfig:
-        """Read the options of a kind, which have been checked; one that is not given has its default."""
+        """Build from checked options of a kind, with defaults filled in."""
         known = {**DEFAULTS[kind], **options}
         return AuxiliaryConfig(
             kind=kind,
@@ -110,10 +110,10 @@ class AuxiliaryConfig:
         )
 
     def shapes(self, widths: Widths) -> Shapes:
-        """The shapes of all tensors of a block that has auxiliary models, by place and name.
+        """Shapes of all tensors in one block, by ``place.name``.
 
         Example: ``mlp[hidden=16]`` at width 64 has ``query.down.weight`` (16, 64), ``query.down.bias`` (16,),
-        ``query.up.weight`` (64, 16), ``query.up.bias`` (64,), and the same of ``value``.
+        ``query.up.weight`` (64, 16), ``query.up.bias`` (64,), and the same for ``value``.
         """
         return {
             f"{place}.{name}": shape
@@ -133,25 +133,21 @@ class AuxiliaryConfig:
 
     @property
     def hidden_values(self) -> int:
-        """Values of each token that the MLPs of a block keep for their backward, besides their inputs."""
+        """Values per token that the MLPs of a block keep for their backward, besides their inputs."""
         return self.hidden * len(self.places)
 
 
 def in_block(auxiliary: Iterable[AuxiliaryConfig], block: int) -> tuple[AuxiliaryConfig, ...]:
-    """Those of some auxiliary models that a block has."""
+    """Return the auxiliary models that do not leave out a block."""
     return tuple(one for one in auxiliary if block not in one.leave_out)
 
 
 def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterable[int], *, is_merged: bool) -> None:
-    """Refuse methods of which two want one matrix, if one of them is an auxiliary model.
+    """Refuse two parts of a configuration at one matrix if one of them is an auxiliary model.
 
-    Example: ``lora|linear``, both beside query and value; ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is
-    fine.
-
-    Args:
-        parts: name and options of each method, defaults included.
-        blocks: in which they may meet.
-        is_merged: whether query, key and value are one matrix: their auxiliary models then have one alpha.
+    Example: ``lora|linear``, both at query and value, is refused;
+    ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is not. ``parts`` are names and options, defaults
+    included. If query, key and value are one matrix (``is_merged``), its auxiliary models must have one alpha.
 
     Raises:
         JobError: names the matrix.
@@ -179,11 +175,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
 
 
 def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
-    """Refuse auxiliary models with different factors beside one matrix for query, key and value.
-
-    Raises:
-        JobError: names two of them.
-    """
+    """Refuse different alphas of auxiliary models at one matrix for query, key and value; raises ``JobError``."""
     by_alpha = {one.alpha: one for one in fused}
     if len(by_alpha) > 1:
         first, second = list(by_alpha.values())[:2]
@@ -194,7 +186,7 @@ def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
 
 
 def places_beside(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The matrices that LoRA's options choose."""
+    """Return the matrices that LoRA's options choose."""
     letters = {LETTERS[letter] for letter in options["attn_matrices"]} if options["selfattn_lora"] else set()
     others = {INTERMEDIATE: options["intermediate_lora"], OUTPUT: options["output_lora"]}
     return tuple(place for place in PLACES if place in letters or others.get(place))
@@ -205,20 +197,20 @@ VERSION: Final = 2
 _ONE_KIND: Final = 1
 
 _LIBRARY_MODULES: Final = ("adapters", "loras", "refts")
-"""The parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
+"""Parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
 
 _OF_WHOLE: Final = ("model_type", "model_name", "name")
-"""Keys that the library's configuration repeats of the file that it is in."""
+"""Keys that are both in ``adapter.json`` and in the library's configuration, and stored once."""
 
 
 class AdapterDescription(NamedTuple):
-    """The content of ``adapter.json``.
+    """Content of ``adapter.json``.
 
     Attributes:
-        parts: which kinds, and where.
+        parts: auxiliary models.
         name: of the adapter.
         model_type: of the base model.
-        library: the library's configuration of the adapters beside these; None without any.
+        library: configuration of the library's adapters; None without any.
     """
 
     parts: tuple[AuxiliaryConfig, ...]
@@ -235,7 +227,7 @@ def describe(
     model_name: str,
     library: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of ``adapter.json``; arguments are its values."""
+    """Build the content of ``adapter.json``; arguments are its values."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -257,14 +249,10 @@ def describe(
 
 
 def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
-    """Read the content of ``adapter.json``.
-
-    Args:
-        content: of the file.
-        where: the file, for messages.
+    """Parse the content of ``adapter.json``; ``where`` is its path, for messages.
 
     Raises:
-        IntegrityError: it is something else, of a later version, or a value is of a wrong kind.
+        IntegrityError: another format, a later version, or a value of a wrong type.
     """
     version = content.get("version")
     if content.get("format") != FORMAT or version not in (_ONE_KIND, VERSION):
@@ -286,12 +274,12 @@ def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
 
 
 def is_of_library(tensor: str, name: str) -> bool:
-    """Whether a tensor, by its name, belongs to an adapter of the library with this name."""
+    """Whether a tensor's name is that of a library adapter with this name."""
     return any(f".{module}.{name}." in tensor for module in _LIBRARY_MODULES)
 
 
 def own_tensors(parts: Iterable[AuxiliaryConfig], block: int) -> int:
-    """How many tensors the auxiliary models of a block have together."""
+    """Number of tensors of the auxiliary models in a block."""
     return sum(len(one.shapes(Widths.plain(1, 1))) for one in in_block(parts, block))
 
 

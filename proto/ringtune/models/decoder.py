@@ -1,4 +1,4 @@
-"""Decoders: GPT-2, Llama, Mistral. Their blocks attend only backwards; a language model's head is the token table."""
+"""Decoders: GPT-2, Llama, Mistral. Attention is causal; the head of a language model is the token table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _gpt2_dimensions(config: Config) -> Dimensions:
 
 
 def _gpt2_block(config: Config) -> Shapes:
-    """Shapes of a GPT-2 block's tensors; its matrices are stored with inputs first."""
+    """Shapes of a GPT-2 block's tensors; matrices are (inputs, outputs)."""
     hidden, inner = config["n_embd"], _gpt2_inner(config)
     matrices = {
         "attn.c_attn": (hidden, 3 * hidden),
@@ -118,19 +118,19 @@ GPT2 = Family(
 
 
 def head_width(config: Config) -> int:
-    """The width of one head, which a config may set apart from the model's."""
+    """Width of one head: ``head_dim``, else the hidden width divided by the number of heads."""
     width: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return width
 
 
 def groups(config: Config) -> int:
-    """The number of key-value heads."""
+    """Number of key-value heads."""
     found: int = config["num_key_value_heads"] or config["num_attention_heads"]
     return found
 
 
 def llama_dimensions(config: Config) -> Dimensions:
-    """The sizes of a Llama's config for planning."""
+    """Dimensions of a Llama config."""
     return Dimensions(
         num_blocks=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -145,9 +145,9 @@ def llama_dimensions(config: Config) -> Dimensions:
 
 
 def llama_widths(config: Config) -> Widths:
-    """The matrices that LoRA wraps in a Llama block.
+    """Matrices that LoRA wraps in a Llama block.
 
-    The library wraps the last matrix as ``intermediate`` and the one before it as ``output``.
+    The library calls the down projection ``intermediate`` and the up projection ``output``.
     """
     hidden, inner, width = config["hidden_size"], config["intermediate_size"], head_width(config)
     shared = (hidden, groups(config) * width)
@@ -161,12 +161,7 @@ def llama_widths(config: Config) -> Widths:
 
 
 def llama_block(config: Config, *, biased: str = "") -> Shapes:
-    """The shapes of a block's tensors.
-
-    Args:
-        config: of the model.
-        biased: letters of the attention's matrices that have a bias; all of them if the config asks for it.
-    """
+    """Shapes of a Llama block's tensors; ``biased`` has letters of attention matrices with a bias."""
     widths, hidden, inner = llama_widths(config), config["hidden_size"], config["intermediate_size"]
     shapes: Shapes = {}
     attention = {"q": widths.query, "k": widths.key, "v": widths.value, "o": widths.query[::-1]}
@@ -185,7 +180,7 @@ def _llama_owner(config: Config) -> Shapes:
 
 
 def llama_problem(config: Config) -> str:
-    """Why the values of a Llama's config don't fit together; empty if they do."""
+    """Say why the values of a Llama config are inconsistent; empty if they are not."""
     heads, shared = config["num_attention_heads"], groups(config)
     if heads % shared:
         return f"{heads} heads can't share {shared} key-value heads evenly"

@@ -1,4 +1,4 @@
-"""The families of models that can be sliced, by ``model_type``."""
+"""Families of models that can be sliced, by ``model_type``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
 
 
 def family_named(model_type: object, *, where: str = "config.json") -> Family:
-    """The family of this ``model_type``.
-
-    Args:
-        model_type: as found.
-        where: the file, for the message.
-
-    Raises:
-        ModelError: not a supported one; lists those that are.
-    """
+    """Return the family of a ``model_type``; else raise ``ModelError`` with the supported ones."""
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise ModelError(f"{where}: model_type {model_type!r} is not supported yet; supported: {', '.join(FAMILIES)}")
@@ -35,11 +27,7 @@ def family_named(model_type: object, *, where: str = "config.json") -> Family:
 
 
 def check_task(family: Family, task: str, *, where: str = "config.json") -> None:
-    """Refuse a task that the family has no head for.
-
-    Raises:
-        ModelError: lists the tasks of the family, and the families of the task.
-    """
+    """Refuse a task for which the family has no head; raises ``ModelError``."""
     if task not in family.tasks:
         others = ", ".join(name for name, other in FAMILIES.items() if task in other.tasks)
         raise ModelError(

@@ -1,8 +1,7 @@
-"""The description of a family of models on disk, beyond the header of its weights.
+"""Description of a family of models: config keys, paths of modules, and shapes to compare a config with its weights.
 
-A pure description beside the code that computes (``edge.model.families``): the config keys that count, the places of
-the blocks, and the shapes by which a config is compared with its weights. All other names and shapes are read from the
-header (``ringtune.models.folder``), and loading compares each with the model that the library builds.
+The code that computes a family is in ``edge.model.families``. Names and shapes not listed here are read from the header
+of the weights (``ringtune.models.folder``), and loading compares each with the model that the library builds.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ TAGGING = "token-classification"
 REGRESSION = "regression"
 TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
-"""Tasks with rows of one class each."""
+"""Tasks with one class per row."""
 PAIR_TASKS = (CLASSIFICATION, REGRESSION)
-"""Tasks with rows that may be two texts each."""
+"""Tasks with rows that may have two texts."""
 NAMED_TASKS = (*CLASS_TASKS, TAGGING)
-"""Tasks with targets that have names: the classes of rows, the tags of words."""
+"""Tasks with named targets: classes of rows, tags of words."""
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)
-"""Tasks with the pretrained model's own head, which never trains."""
+"""Tasks with the pretrained model's head, which never trains."""
 
 MAX_BLOCKS = 4096
-"""Most blocks of a model that can be planned."""
+"""Most blocks of a model."""
 
 LM_HEAD = "lm_head.weight"
-"""The decoder of a causal language model, in every file that has one of its own."""
+"""Head of a causal language model, in every file where it is not tied to the token table."""
 
 _NO_NUMBER = """
     _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels adapters architectures
@@ -54,11 +53,10 @@ _NO_NUMBER = """
     tf_legacy_loss tie_encoder_decoder
 """
 NO_NUMBER = frozenset(_NO_NUMBER.split())
-"""Keys of ``config.json`` that change no number of any family: where it was saved and for what, how ``generate`` picks,
-dropout and shape of heads that are made anew, how the same result is computed.
+"""Keys of ``config.json`` without effect on numbers in any family: origin, task, options of ``generate``, dropout and
+shape of heads (which are built anew), and choices of kernel.
 
-Source: ``PretrainedConfig`` and the configurations of the families in transformers 4.57 and 5.24; what other programs
-write beside them.
+Source: ``PretrainedConfig`` and the configurations of the families in transformers 4.57 and 5.24; other programs' keys.
 """
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
@@ -66,10 +64,10 @@ ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigKey:
-    """One key of ``config.json`` that is carried out.
+    """One supported key of ``config.json``.
 
     Attributes:
-        default: the value that the family assumes when the key is absent; its type is the key's type.
+        default: of the family where the key is absent; its type is the key's type.
         at_least: smallest allowed number.
         choices: allowed values; empty: any.
         nullable: type of a key that may also be null; None: null means the default.
@@ -83,7 +81,7 @@ class ConfigKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimensions:
-    """The sizes of a config for planning, whatever its keys are called.
+    """Sizes of a config for planning.
 
     Attributes:
         num_blocks: transformer blocks.
@@ -91,14 +89,14 @@ class Dimensions:
         inner: width of the feed-forward part.
         num_heads: attention heads.
         vocab: rows of the token table; 0 without one.
-        longest: tokens that the model takes at most.
+        longest: most tokens of a row.
         fixed: whether every row has exactly ``longest`` tokens.
         inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
-        kv_heads: key/value heads; 0 = as many as ``num_heads``.
-        keeps_down_input: whether the activation function keeps what enters the last matrix of the feed-forward part.
+        kv_heads: key/value heads; 0 = ``num_heads``.
+        keeps_down_input: whether the activation function keeps the input of the feed-forward part's last matrix.
         attention: width of all heads together; 0 = ``hidden``.
-        more_kept: values of each token that further norms of a block keep for backward, besides the usual two.
-        kept_scores: how often attention keeps its scores, for each head and token pair, without dropout.
+        more_kept: values per token that norms of a block keep for backward, besides those of the usual two norms.
+        kept_scores: number of score tensors (value per head and token pair) that attention keeps without dropout.
     """
 
     num_blocks: int
@@ -118,15 +116,15 @@ class Dimensions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Widths:
-    """The matrices that LoRA and its relatives wrap, each as (inputs, outputs).
+    """Matrices that LoRA and related methods wrap, each as (inputs, outputs).
 
     Attributes:
         query: of the attention.
         key: of the attention.
         value: of the attention.
-        intermediate: what the library calls ``intermediate_lora``.
-        output: what it calls ``output_lora``.
-        merged: query, key and value are one matrix.
+        intermediate: wrapped by the library's ``intermediate_lora``.
+        output: wrapped by the library's ``output_lora``.
+        merged: whether query, key and value are one matrix.
     """
 
     query: tuple[int, int]
@@ -138,7 +136,7 @@ class Widths:
 
     @staticmethod
     def plain(hidden: int, inner: int, *, merged: bool = False) -> Widths:
-        """The widths of a block with square attention matrices."""
+        """Widths of a block with square attention matrices."""
         square = (hidden, hidden)
         return Widths(
             query=square, key=square, value=square, intermediate=(hidden, inner), output=(inner, hidden), merged=merged
@@ -151,31 +149,31 @@ class Family:
 
     Attributes:
         model_type: of ``config.json``.
-        tasks: of ``TASKS``, those that it has a head for.
-        config_keys: keys that are carried out. With ``refused``, ``no_number`` and ``NO_NUMBER`` they are all that its
-            configuration class knows; a key in none of them is refused.
-        refused: keys that must be absent, null or falsy, with the reason.
-        no_number: further keys that change no number of this family.
-        aliases: other names of keys that the configuration class takes as well.
-        prefix: of all names in files that were saved with a task head, e.g. ``bert.``.
+        tasks: those of ``TASKS`` for which it has a head.
+        config_keys: supported keys. With ``refused``, ``no_number`` and ``NO_NUMBER`` they are all keys of the
+            configuration class; any other key is refused.
+        refused: key that must be absent, null or falsy -> reason.
+        no_number: further keys without effect on numbers.
+        aliases: other name of a key -> key.
+        prefix: of all names in files that were saved with a task head, such as ``bert.``.
         blocks_path: dotted path of the list of blocks in the base model.
-        owner_paths: dotted paths of what an owner holds besides blocks, as far as a model has it; what is neither a
-            block nor in this list is never read.
-        head_paths: those of them that a hidden state passes after the last block, such as a last norm; where everything
-            trains they belong to the head, the others to the embedding.
+        owner_paths: dotted paths of modules that an owner holds besides blocks, as far as a model has them; tensors
+            that are neither in a block nor here are never read.
+        head_paths: those of ``owner_paths`` after the last block, such as a last norm; where all parameters train they
+            belong to the head, the others to the embedding.
         dimensions: config -> dimensions.
         widths: config -> matrices that LoRA wraps.
-        block_shapes: config -> name inside the block -> shape, of every tensor that a block has to have.
-        owner_shapes: config -> name -> shape, of every such tensor outside the blocks.
-        subnet_weights: names inside the block of what is divided among its subnets, as far as a model has it: weights
-            and biases of query, key, value and of the way into the feed-forward part, weights of both ways out. What is
-            left belongs to the whole block: norms, and the biases of both ways out.
-        unused_paths: parts of the base model that a file may have and no node hosts.
-        problem: config -> why these values don't fit together; empty if they do.
-        first_token: tasks whose head reads the first token of each row and no other.
-        trims: whether a block can compute its first tokens only, and attend to all.
-        plugged: whether AdapterHub has no model class of its own, so that adapters are put in by its plug-in interface.
-            Its classification head is the one that the architecture has itself: one matrix without bias.
+        block_shapes: config -> name inside the block -> shape, of every required tensor of a block.
+        owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
+        subnet_weights: names inside the block of the tensors that are divided among its subnets, as far as a model has
+            them: weights and biases of query, key, value and the feed-forward part's first matrices, weights of both
+            output matrices. The rest belongs to the whole block: norms, and biases of both output matrices.
+        unused_paths: modules of the base model that a file may have and no node hosts.
+        problem: config -> reason why its values are inconsistent; empty if they are not.
+        first_token: tasks with a head that reads only the first token of each row.
+        trims: whether a block can compute its first tokens only, with attention to all.
+        plugged: whether AdapterHub has no model class for it, so that adapters are added by its plug-in interface; the
+            classification head is then the architecture's own: one matrix without bias.
     """
 
     model_type: str
@@ -200,44 +198,49 @@ class Family:
     plugged: bool = False
 
     def head_tokens(self, task: str) -> int:
-        """Tokens of each row, from the first on, that the head of a task reads; 0 = all of them, or not known."""
+        """Number of first tokens of each row that the head of a task reads; 0 = all, or unknown."""
         return 1 if task in self.first_token else 0
 
     @property
     def block_prefix(self) -> str:
-        """The common beginning of the names of all blocks; the index of the block follows."""
+        """Common prefix of the names of all blocks; the index of the block follows."""
         return f"{self.blocks_path}."
 
 
 def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
-    """The shapes of a linear layer's tensors by name."""
+    """Shapes of a linear layer's tensors."""
     weight: Shapes = {f"{name}.weight": (outputs, inputs)}
     return weight | {f"{name}.bias": (outputs,)} if bias else weight
 
 
 def divided(into: tuple[str, ...], out: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of what linear layers have in each subnet: weight and bias of a way in, the weight of a way out."""
+    """Names of the tensors of linear layers that are divided among subnets.
+
+    Args:
+        into: layers with outputs in a subnet: weight and bias are divided.
+        out: layers with inputs in a subnet: only the weight is divided.
+    """
     return (*(f"{name}.{kind}" for name in into for kind in ("weight", "bias")), *(f"{name}.weight" for name in out))
 
 
 def layer_norm(name: str, width: int) -> Shapes:
-    """The shapes of a layer norm's tensors by name."""
+    """Shapes of a layer norm's tensors."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 def kept_by(activation: str) -> int:
-    """How many tensors of the inner width an activation function keeps for backward.
+    """Number of tensors of the inner width that an activation function keeps for backward.
 
-    Measured with adapters 1.3.0; ``tests/edge/model/test_sizes.py`` holds the estimate that uses it to measured bytes.
+    Measured with adapters 1.3.0; ``tests/edge/model/test_sizes.py`` compares the estimate with measured bytes.
     """
     return {"gelu_new": 4, "gelu_fast": 4, "quick_gelu": 2}.get(activation, 1)
 
 
 def keeps_result(activation: str) -> bool:
-    """Whether the backward of an activation function needs its result, where the others need what entered them."""
+    """Whether the backward of an activation function needs its result instead of its input."""
     return activation in ("relu", "tanh")
 
 
 def indivisible(hidden: int, heads: int) -> str:
-    """Why a width can't be shared by heads; empty if it can."""
+    """Say that a width is no multiple of the number of heads; empty if it is."""
     return f"hidden_size {hidden} can't be shared by {heads} heads" if hidden % heads else ""

@@ -1,21 +1,21 @@
-"""A model folder, given or in the cache of the hub, read without torch and without trust.
+"""Model folders, given or in the hub's cache: config, tensors and tokenizer, read without torch and code of the model.
 
-Tensors lie in one safetensors file, or in several with an index; only headers are read. The index may name files of the
-folder only, and its tensors have to be in them.
+Tensors are in one safetensors file, or in several with an index; only headers are read. The index may name files of the
+folder only, and these must have its tensors.
 
-``config.json`` can name code to load, so only the keys of a known family are taken over, and the model is built of
-these alone. Each key of the file is carried out, refused by name, or known to change no number. Transformers 5 writes
-rotary positions in another form than 4; both are read. The tensors' names and shapes are compared with those of that
-config before a model is built, and tokenizer, preprocessor and a head's classes with the config. A folder of two
-models, or a token without a row, would otherwise end a run at the first batch that has it. Tokens that no text has to
-have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
+``config.json`` can name code to load, so only the keys of a known family are used. Each key of the file is supported,
+refused by name, or known to have no effect on numbers. Rotary positions are read in the forms of transformers 4 and 5.
+Names and shapes of the tensors are compared with the config before a model is built, and tokenizer, preprocessor and
+classes of the head too: files of two models, or a token without a row in the embedding, would otherwise end a run at
+the first batch with such a token. Tokens that no text needs may be beyond the table, as in Gemma 3, where they stand
+for pictures.
 
-The Hugging Face cache of this machine has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` names a
-commit, and ``snapshots/COMMIT`` has its files, which are checked like any other folder. No network is used here.
+The Hugging Face cache has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` has a commit, and
+``snapshots/COMMIT`` its files, which are checked like any other folder. No network is used here.
 
-Source: the layouts that ``save_pretrained`` writes; the documentation of huggingface_hub, "Understand caching";
-CVE-2026-4372 (code execution from a crafted config.json) and its siblings; transformers 5.24,
-``RotaryEmbeddingConfigMixin`` and ``Gemma3TextConfig``.
+Source: the layouts of ``save_pretrained``; the documentation of huggingface_hub, "Understand caching"; CVE-2026-4372
+(code execution from a crafted config.json) and related ones; transformers 5.24, ``RotaryEmbeddingConfigMixin`` and
+``Gemma3TextConfig``.
 """
 
 from __future__ import annotations
@@ -51,40 +51,40 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Files besides the weights that an owner may need to turn its rows into tensors."""
+"""Files besides the weights that an owner may need to convert its rows to tensors."""
 
 MODEL_SIDE_FILES = ("generation_config.json", *TOKENIZER_FILES)
-"""Every file beside config and weights that the folder of a trained model takes over from its base."""
+"""Files besides config and weights that are copied from the base model to a trained one."""
 
 SAMPLE_BYTES = 64
-"""Bytes of each tensor's middle that stand for its values."""
+"""Bytes from the middle of a tensor that identify its values, as two trainings of one architecture differ there."""
 
 _MAX_INDEX_BYTES = 20_000_000
 _LEGACY_ENDS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm names of the first BERT files
-# What old files hold besides weights, because the library saved it once; and a token for training of another kind.
+# Buffers that old versions of the library saved; and the mask token of ViT's pretraining.
 _NO_WEIGHTS = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq", ".mask_token")
 
 
 class StoredTensor(NamedTuple):
-    """A tensor's header entry and the file that it is in."""
+    """A tensor's header entry, and the path of its file."""
 
     path: Path
     info: TensorInfo
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
+        """Shape in the header."""
         return self.info.shape
 
     def sample(self) -> bytes:
-        """Read a few bytes of the tensor's middle, where two trainings of one architecture differ."""
+        """Read ``SAMPLE_BYTES`` from the middle of the tensor, or all if it is smaller."""
         with self.path.open("rb") as file:
             file.seek(self.info.offset + sample_start(self.info.nbytes))
             return file.read(min(SAMPLE_BYTES, self.info.nbytes))
 
 
 def sample_start(nbytes: int) -> int:
-    """The offset in a tensor of ``nbytes`` at which its sample begins.
+    """Offset of the sample in a tensor of ``nbytes``.
 
     Example: 468 in 1,000 bytes, because the sample is the middle 64.
     """
@@ -92,10 +92,10 @@ def sample_start(nbytes: int) -> int:
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder by its name in the file.
+    """Read the headers of all weight files: name in the file -> tensor.
 
     Raises:
-        ModelError: no safetensors file, or an index that is not readable or does not fit its files.
+        ModelError: no safetensors file, or an index that is not readable or names missing tensors.
         IntegrityError: a file is damaged.
     """
     path = folder / WEIGHTS_FILE
@@ -112,15 +112,12 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 
 def shard_name(number: int, count: int) -> str:
-    """The name of one of several weight files, the first of them with number 1.
-
-    Example: ``model-00002-of-00003.safetensors``.
-    """
+    """Name of one of several weight files, counted from 1. Example: ``model-00002-of-00003.safetensors``."""
     return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def base_name(name: str, family: Family) -> str:
-    """The name in the base model of a file's tensor: without prefix, with today's ending.
+    """Name of a tensor in the base model: without the family's prefix, with the current ending.
 
     Example: BERT's ``bert.embeddings.LayerNorm.gamma`` is ``embeddings.LayerNorm.weight``.
     """
@@ -140,21 +137,14 @@ def select_tensors(
     is_owner: bool,
     with_decoder: bool,
 ) -> list[str]:
-    """Names of the base model's tensors in some blocks and at an owner, compared with the config.
+    """Select the names of the tensors of some blocks and of an owner, and compare their shapes with the config.
 
-    What a header has inside one block, every block has to have, in the same shape. A task head, and what is no
-    weight, is left out; so is a decoder that is tied to the token table, because it is that table.
-
-    Args:
-        shapes: by name in the base model, from headers.
-        config: from ``read_config``.
-        where: the model, for messages.
-        blocks: indices.
-        is_owner: also what an owner holds besides blocks.
-        with_decoder: an owner's head is the pretrained decoder.
+    A tensor that one block has is required of every block, in the same shape. Left out are task heads, buffers, and a
+    decoder that is tied to the token table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an
+    owner's head is the pretrained decoder.
 
     Raises:
-        ModelError: a tensor is missing, or has another shape than the config means.
+        ModelError: a tensor is missing, or has another shape than in the config.
     """
     family = FAMILIES[config["model_type"]]
     weights = {name: shape for name, shape in shapes.items() if not name.endswith(_NO_WEIGHTS)}
@@ -210,7 +200,7 @@ class HubId(NamedTuple):
     """A model on a hub.
 
     Attributes:
-        owner: who has it there.
+        owner: user or organisation.
         name: of the model.
         revision: branch, tag or commit.
     """
@@ -221,18 +211,18 @@ class HubId(NamedTuple):
 
     @property
     def repository(self) -> str:
-        """The id without a revision."""
+        """Id without a revision."""
         return f"{self.owner}/{self.name}"
 
     def __str__(self) -> str:
-        """Write the id as a job does."""
+        """Write the id as in a job."""
         return self.repository if self.revision == MAIN else f"{self.repository}@{self.revision}"
 
 
 def hub_id(text: str) -> HubId | None:
-    """Read ``OWNER/NAME`` or ``OWNER/NAME@REVISION``; None if a text is no such id, but a path.
+    """Parse ``OWNER/NAME`` or ``OWNER/NAME@REVISION``; None if the text has another form, as a path.
 
-    Example: ``sentence-transformers/all-MiniLM-L6-v2`` is one; ``./models/tiny``, ``a/b/c`` and ``tiny`` are not.
+    Example: ``sentence-transformers/all-MiniLM-L6-v2`` is an id; ``./models/tiny``, ``a/b/c`` and ``tiny`` are not.
     """
     found = _ID.fullmatch(text)
     if found is None or any(".." in part for part in found.groups(default="")):
@@ -241,12 +231,7 @@ def hub_id(text: str) -> HubId | None:
 
 
 def cached_folder(wanted: HubId, cache: Path) -> Path | None:
-    """The folder of a model's snapshot in a cache; None if the cache lacks it, its config or its weights.
-
-    Args:
-        wanted: the model and its revision.
-        cache: folder of the cache.
-    """
+    """Return the folder of a model's snapshot in a cache; None if it, its config or its weights are missing."""
     place = place_of(wanted, cache)
     commit = wanted.revision if COMMIT.fullmatch(wanted.revision) else _commit_of(place / "refs" / wanted.revision)
     folder = place / "snapshots" / commit
@@ -254,12 +239,12 @@ def cached_folder(wanted: HubId, cache: Path) -> Path | None:
 
 
 def place_of(wanted: HubId, cache: Path) -> Path:
-    """The folder of a model in a cache, with any revisions."""
+    """Return the folder of a model in a cache, above its snapshots."""
     return cache / f"models--{wanted.owner}--{wanted.name}"
 
 
 def id_of_folder(folder: PurePath) -> str:
-    """The id of a model by its folder: of a snapshot in a cache ``OWNER/NAME``, of another folder its name."""
+    """Return ``OWNER/NAME`` for a snapshot in a cache, the folder's name for another folder."""
     place = folder.parent.parent.name.split("--")
     if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and place[0] == "models":
         return "/".join(place[1:3])
@@ -267,12 +252,12 @@ def id_of_folder(folder: PurePath) -> str:
 
 
 def name_of_folder(folder: PurePath) -> str:
-    """The name of a model by its folder, without its owner."""
+    """Return a model's name from its folder, without the owner."""
     return id_of_folder(folder).rpartition("/")[2]
 
 
 def _commit_of(ref: Path) -> str:
-    """Read the commit that a revision names; empty where the cache does not know it."""
+    """Read the commit of a revision; empty if the cache does not have it."""
     try:
         with ref.open("rb") as file:
             text = file.read(_MAX_REF_BYTES).decode("ascii", errors="replace").strip()
@@ -282,7 +267,7 @@ def _commit_of(ref: Path) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether config and weights are there; that an index names files that are not is found when they are read."""
+    """Whether config and some weights exist; missing files of an index are found when they are read."""
     weights = [*folder.glob("*.safetensors"), *folder.glob(INDEX_FILE)]
     return (folder / CONFIG_FILE).is_file() and any(path.is_file() for path in weights)
 
@@ -299,17 +284,11 @@ _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": "rope_l
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The keys of ``config.json`` that change numbers, defaults filled in, and ``model_type``.
-
-    Args:
-        folder: the model folder.
-
-    Returns:
-        Keys that are carried out, as transformers 4 names them. Keys that change no number are left out.
+    """Read the keys of ``config.json`` that affect numbers, with defaults, as transformers 4 names them.
 
     Raises:
-        ModelError: no such folder or file, not JSON, a family that is not supported, a key that would load
-            code, that is not carried out or not known, or a value of a wrong type or out of range.
+        ModelError: a missing folder or file, not JSON, a family that is not supported, a key that would load code or is
+            not supported or known, or a value of a wrong type or out of range.
     """
     path = Path(folder) / CONFIG_FILE
     values = _read_json(path)
@@ -336,21 +315,13 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE) -> dict[str, Any]:
-    """Write the rotary positions of a config as transformers 4 does, which transformers 5 reads as well.
+    """Copy a config with its rotary positions in the keys of transformers 4, which transformers 5 reads too.
 
     Example: ``rope_parameters`` of ``{"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}`` become ``rope_theta``
     5e5 and ``rope_scaling`` of ``{"rope_type": "linear", "factor": 2.0}``.
 
-    Args:
-        values: of a ``config.json``; not changed.
-        where: the file, for messages.
-
-    Returns:
-        A copy with ``rope_theta``, ``rope_scaling``, ``rope_local_base_freq`` and ``partial_rotary_factor`` in place of
-        ``rope_parameters``.
-
     Raises:
-        ModelError: a form that is not known, or two values for one key.
+        ModelError: an unknown form, or two values for one key.
     """
     found = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
     parameters = values.get(_ROPE_PARAMETERS) or {}
@@ -385,25 +356,20 @@ def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE)
 
 
 def model_dimensions(config: Mapping[str, Any]) -> Dimensions:
-    """The dimensions in a config from ``read_config``, whatever its keys are called."""
+    """Return the dimensions in a config from ``read_config``."""
     return FAMILIES[config["model_type"]].dimensions(config)
 
 
 def base_tensors(
     folder: str | Path, config: Mapping[str, Any], *, with_decoder: bool = False
 ) -> dict[str, StoredTensor]:
-    """The base model's tensors by their name without the model prefix, compared with the config.
+    """Read the headers of a whole base model, and compare shapes with the config.
 
-    Args:
-        folder: of the model, with one safetensors file or several and their index.
-        config: from ``read_config``.
-        with_decoder: also the language model's head, unless it is the token table itself.
-
-    Returns:
-        ``encoder.layer.0...`` and so on; what else the file has (position ids, a task head) is left out.
+    Names are without the model prefix, such as ``encoder.layer.0...``; task heads and buffers are left out. With
+    ``with_decoder`` the language model's head is added, unless it is tied to the token table.
 
     Raises:
-        ModelError: no safetensors file, a tensor is missing or has another shape than the config says.
+        ModelError: no safetensors file, a tensor is missing or has another shape than in the config.
         IntegrityError: a file is damaged.
     """
     family = FAMILIES[config["model_type"]]
@@ -443,10 +409,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-    """Give keys that have two names the one of the family.
-
-    Example: GPT-2's ``hidden_size`` is its ``n_embd``.
-    """
+    """Replace aliases of keys by the family's names. Example: GPT-2's ``hidden_size`` becomes ``n_embd``."""
     for alias, key in family.aliases.items():
         value = values.pop(alias, None)
         if value is not None and values.setdefault(key, value) != value:
@@ -457,7 +420,7 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 
 
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
-    """Refuse keys with a value that is not known to change no number."""
+    """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty."""
     known = family.config_keys.keys() | family.refused.keys() | family.no_number | NO_NUMBER | _RUNS_CODE.keys()
     unknown = sorted(
         key for key, value in values.items() if key not in known and value not in (None, False, "", [], {})
@@ -493,12 +456,12 @@ _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token"
 
 
 class _Tokens(NamedTuple):
-    """The facts of a tokenizer from its files.
+    """Tokens of a tokenizer, each with its number.
 
     Attributes:
-        ids: number of each token of its vocabulary.
-        added: of each that was added to it.
-        around: of each that is put around every text.
+        ids: of the vocabulary.
+        added: added to the vocabulary.
+        around: put around every text.
     """
 
     ids: Mapping[str, int]
@@ -506,18 +469,13 @@ class _Tokens(NamedTuple):
     around: Mapping[str, int]
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return 1 + max([*self.ids.values(), *self.added.values()], default=-1)
 
 
 def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuse files of a model folder that do not belong together, or that would change tokens or pixels unseen.
+    """Refuse a folder with inconsistent files, or with settings that would change tokens or pixels without notice.
 
-    Files that are missing are not looked for.
-
-    Args:
-        folder: of the model.
-        config: from ``read_config``.
+    Missing files are not checked.
 
     Raises:
         ModelError: names both files and both numbers, or a key of the tokenizer's settings or of the preprocessor.
@@ -532,9 +490,9 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_classes(folder: Path) -> None:
-    """Refuse weights with a head of another number of classes than the config names.
+    """Refuse a head with another number of classes than ``id2label`` of the config.
 
-    The head itself is made anew for the classes of the job; but one of the two files is of another model.
+    The head itself is not used, but one of the two files must be of another model.
     """
     values = read_json(folder / CONFIG_FILE)
     named = values.get("id2label") if isinstance(values, dict) else None
@@ -549,11 +507,7 @@ def _check_classes(folder: Path) -> None:
 
 
 def classes_of_head(folder: str | Path) -> int:
-    """Number of classes of the classifier in a folder's weights, which no run uses; 0 where there is none.
-
-    Raises:
-        ModelError, IntegrityError: as ``read_headers``.
-    """
+    """Number of classes of the classifier in a folder's weights, which no run uses; 0 without one."""
     return next((stored.shape[0] for stored in _heads(Path(folder)).values()), 0)
 
 
@@ -564,7 +518,7 @@ def _heads(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _check_tokens(folder: Path, vocab: int) -> None:
-    """Refuse a tokenizer with settings that are not known, or with tokens beyond the table of the embedding."""
+    """Refuse a tokenizer with unknown settings, or with tokens beyond the embedding table."""
     read_tokenizer_settings(folder)
     tokens = _tokens(folder)
     if tokens is None:
@@ -581,7 +535,7 @@ def _check_tokens(folder: Path, vocab: int) -> None:
 
 
 def _tokens(folder: Path) -> _Tokens | None:
-    """Read the tokens of the first file that has them; None if there is no such file."""
+    """Read the tokens of the first file that has them; None without such a file."""
     name = next((name for name in (WHOLE_FILE, *_LISTS) if (folder / name).is_file()), None)
     if name is None:
         return None
@@ -591,7 +545,7 @@ def _tokens(folder: Path) -> _Tokens | None:
 
 @functools.lru_cache(maxsize=4)
 def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
-    """Read a file of tokens, once as long as it does not change; one that is damaged is refused where it is loaded."""
+    """Read a file of tokens, cached by its time and size; a damaged file has none, and is refused when it is loaded."""
     try:
         if path.name == "vocab.txt":
             lines = read_given(path).splitlines()
@@ -622,7 +576,7 @@ def _around(processor: Any) -> Iterator[tuple[str, int]]:
 
 
 def _named(folder: Path, tokens: _Tokens) -> Iterator[tuple[str, int]]:
-    """Yield the tokens that the settings name; one that the tokenizer has not yet is put behind all others."""
+    """Yield the tokens that the settings name, with their numbers; an unknown one gets the number after all others."""
     for name in _SETTINGS:
         path = folder / name
         try:

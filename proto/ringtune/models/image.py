@@ -1,4 +1,4 @@
-"""Vision transformers: an image is a row of patches behind one class token, so every row is equally long."""
+"""Vision transformers (ViT): a row is the patches of one image behind a class token, so all rows are equally long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_NUMBER = frozenset(_UNREAD.split())
 
 
 def image_tokens(config: Config) -> int:
-    """How many tokens one image has: its patches, and the class token.
+    """Tokens of one image: its patches, and the class token.
 
     Example: 224 pixels in patches of 16 are 14 * 14 + 1 = 197.
     """

@@ -1,7 +1,6 @@
-"""Inputs of linear layers that a block keeps for its backward: those of the layers that train.
+"""Inputs of trained linear layers, which a block keeps for its backward; a frozen linear layer does not need its input.
 
-A frozen linear layer does not need its input. These tensors are all that VeLoRA can make smaller; several layers may
-read one tensor, which is kept as long as one of them keeps it.
+VeLoRA can compress these tensors only. Several layers may read one tensor, which is kept once.
 
 Source: the saved tensors of blocks of every family (``tests/edge/techniques/test_velora.py``).
 """
@@ -30,16 +29,16 @@ _PARALLEL: Final = ("par_bn", "scaled_par_bn")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptInput:
-    """One tensor of a block that is kept because linear layers which train read it.
+    """One tensor of a block that is kept because trained linear layers read it.
 
     Attributes:
         layers: that read it; words of ``schedule.saved_activations.LAYERS``.
-        width: values of each token.
-        readers: matrices that read it and train: where each has a vector of its own, each keeps a projection.
-        lora: how many of these are LoRA's, whose dropout each has its own.
-        kept_anyway: whether the fused attention kernel keeps it too without dropout, as that of GPT-2 and of what is
-            plugged in does.
-        always_kept: whether the activation function before it keeps it too, as ReLU does; then VeLoRA leaves it alone.
+        width: values per token.
+        readers: number of trained matrices that read it; if each has its own VeLoRA vector, each keeps a projection.
+        lora: how many of the readers are LoRA's, each with its own dropout.
+        kept_anyway: whether the fused attention kernel keeps it too without dropout, as in GPT-2 and plugged families.
+        always_kept: whether the activation function before it keeps it too, as ReLU does; VeLoRA then does not compress
+            it.
     """
 
     layers: tuple[str, ...]
@@ -51,18 +50,10 @@ class KeptInput:
 
 
 def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput, ...]:
-    """The inputs that one block keeps for linear layers that train, each tensor once.
+    """Return the inputs that one block keeps for trained linear layers, each tensor once.
 
-    Example: with own weights a BERT block of width 768 keeps three inputs of 768 values and one of 3,072; with LoRA
-    on queries and values one of 768.
-
-    Args:
-        family: of the model.
-        config: from ``read_config``.
-        adapter: ``adapter.config`` of the job.
-
-    Raises:
-        JobError: the adapter configuration is refused.
+    Example: with own weights a BERT block of width 768 keeps three inputs of 768 values and one of 3,072 per token;
+    with LoRA on queries and values one of 768.
     """
     dimensions = family.dimensions(config)
     if trains_own_weights(adapter):
@@ -99,12 +90,9 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
 
 
 def lora_values(adapter: str) -> int | None:
-    """Values of each token between the two matrices of every LoRA in a block together; None without any.
+    """Values per token between the two matrices of all LoRA of a block; None without LoRA.
 
-    Example: rank 8 on queries and values are 16. Adapters of the kind that scale, such as IA3, are none.
-
-    Raises:
-        JobError: the adapter configuration is refused.
+    Example: 16 for rank 8 on queries and values. Methods that scale, such as IA3, do not count.
     """
     found = []
     for part in parse_adapter_config(adapter):
@@ -116,29 +104,25 @@ def lora_values(adapter: str) -> int | None:
 
 
 def has_other_adapters(adapter: str) -> bool:
-    """Whether a configuration has adapters of the library besides LoRA that adds, such as bottlenecks.
-
-    Raises:
-        JobError: the adapter configuration is refused.
-    """
+    """Whether a configuration has library adapters other than additive LoRA, such as bottlenecks."""
     return any(part.name not in AUXILIARY_KINDS and not _added_lora(part) for part in parse_adapter_config(adapter))
 
 
 def _added_lora(part: AdapterPart) -> dict[str, Any]:
-    """Return the options of a LoRA that adds to its matrices, defaults included; nothing of another method."""
+    """Return the options of an additive LoRA, defaults included; empty for another method."""
     kind, defaults = known_configurations()[part.name]
     options = {**defaults, **part.options}
     return options if kind == "lora" and options["composition_mode"] == "add" else {}
 
 
 _OUTPUT: Final = 2
-"""The index in a ``_Beside`` of the number of the last matrix."""
+"""Index of ``output`` in ``_Beside``."""
 
 
 class _Beside(NamedTuple):
-    """The matrices beside which a method stands: the number that read the attention's input, and other inputs.
+    """Number of modules that a method adds beside matrices, by the input that they read.
 
-    LoRA has one beside a matrix that gives query, key and value; of auxiliary models each of the three has its own.
+    LoRA adds one beside a merged matrix of query, key and value; auxiliary models add one for each of the three.
     """
 
     attention: int
@@ -159,7 +143,7 @@ def _of_auxiliary(auxiliary: AuxiliaryConfig) -> _Beside:
 
 
 def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
-    """The inputs that the first matrices beside others read, each once; one for all matrices of the attention."""
+    """Yield the inputs that modules beside matrices read: one for attention, intermediate and output each."""
     for at, width in enumerate((widths.query[0], widths.intermediate[0], widths.output[0])):
         readers = sum(one[at] for one in found)
         if readers:
@@ -169,14 +153,14 @@ def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_inp
 
 
 def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:
-    """The linear layers of a block that train, in the order of their inputs."""
+    """Return the trained linear layers of a block, in the order of their inputs."""
     return tuple(dict.fromkeys(layer for kept in inputs for layer in kept.layers))
 
 
 def with_shared_inputs(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tuple[str, ...]:
-    """The layers that train of those named, each with all that read the same tensor; none whose input stays anyway.
+    """Return those of ``layers`` with a compressible input, each with all layers that read the same tensor.
 
-    Example: ``value`` alone takes ``query`` and ``key`` with it; ``down`` behind ReLU is left out.
+    Example: ``value`` alone gives ``query``, ``key`` and ``value``; ``down`` behind ReLU is left out.
     """
     wanted = set(layers)
     free = (kept for kept in inputs if not kept.always_kept)

@@ -1,8 +1,8 @@
-"""Decoders for which AdapterHub has no model class: Qwen2, Qwen3, Gemma 1 to 3 (text), SmolLM3.
+"""Decoders without a model class in AdapterHub: Qwen2, Qwen3, Gemma 1 to 3 (text), SmolLM3.
 
-All of them are a Llama with a few declared differences. Adapters are put in by AdapterHub's plug-in interface, whose
-description (``interface_of``) is saved beside the adapters, so that the stock library can read the result. SmolLM and
-SmolLM2 are Llamas by name too.
+Each is a Llama with a few declared differences. Adapters are added by AdapterHub's plug-in interface, and its
+description (``interface_of``) is saved beside the adapters, so that the library alone can load the result. SmolLM and
+SmolLM2 have ``model_type`` llama.
 
 Source: the configurations and modules of transformers 4.57; ``adapters.interface`` 1.3.0.
 """
@@ -32,9 +32,9 @@ FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 LAYER_TYPES: Final = (FULL, SLIDING)
 METHODS: Final = ("bottleneck", "lora", "reft")
-"""Kinds of adapters that the interface gives these families; invertible ones stand outside the blocks."""
+"""Kinds of adapters of these families; invertible ones would be outside the blocks."""
 WRITTEN_OUT: Final = ("gemma2",)
-"""``model_type`` of models with capped scores, which only the written-out attention does."""
+"""``model_type`` of models with soft-capped scores, which need eager attention."""
 
 _WINDOW: Final = ConfigKey(default=4096, nullable=int, at_least=1)
 _LIST: Final = ConfigKey(default=None, nullable=list)
@@ -46,9 +46,9 @@ _CAPPED_SCORES_KEPT: Final = 2
 
 
 def interface_of(family: Family) -> dict[str, Any]:
-    """Return what AdapterHub's ``AdapterModelInterface`` is made of for a family that is plugged in.
+    """Return the fields of AdapterHub's ``AdapterModelInterface`` for a plugged family.
 
-    No norm is named: the library would take that of the last block in every block, which other nodes have.
+    No norm is named: the library would use the last block's norm in every block, and that is on another node.
     """
     before = "pre_feedforward_layernorm" if family.model_type in _FOUR_NORMS else "post_attention_layernorm"
     return {
@@ -70,7 +70,7 @@ def interface_of(family: Family) -> dict[str, Any]:
 
 
 def _dimensions(model_type: str) -> Callable[[Config], Dimensions]:
-    """Make the function that reads the dimensions of a family: a Llama's, and what its own norms and scores keep."""
+    """Make config -> dimensions: those of a Llama, plus the values that further norms and scores keep."""
 
     def dimensions(config: Config) -> Dimensions:
         found = llama_dimensions(config)
@@ -79,20 +79,20 @@ def _dimensions(model_type: str) -> Callable[[Config], Dimensions]:
         more = heads * head_width(config) + norms
         if not config.get("attn_logit_softcapping"):
             return dataclasses.replace(found, more_kept=more)
-        # written-out attention keeps scores, but not what leaves it
+        # eager attention keeps scores, but not its output
         return dataclasses.replace(found, more_kept=max(0, more - found.attention), kept_scores=_CAPPED_SCORES_KEPT)
 
     return dimensions
 
 
 def _widths(config: Config) -> Widths:
-    """Return a Llama's matrices; here the library wraps the last one as ``output``, as its name says."""
+    """Return a Llama's matrices; here the library calls the down projection ``output``."""
     widths = swapped_widths(config)
     return dataclasses.replace(widths, intermediate=widths.output, output=widths.intermediate)
 
 
 def _block(model_type: str) -> Callable[[Config], Shapes]:
-    """Make the function that lists the tensors of a block."""
+    """Make config -> shapes of a block's tensors."""
 
     def shapes(config: Config) -> Shapes:
         found = llama_block(config, biased="qkv" if model_type == "qwen2" else "")
@@ -107,7 +107,7 @@ def _block(model_type: str) -> Callable[[Config], Shapes]:
 
 
 def _problem(config: Config) -> str:
-    """Say why the values of a config don't fit together; empty if they do."""
+    """Say why the values of a config are inconsistent; empty if they are not."""
     count, types = config["num_hidden_layers"], config.get("layer_types")
     if types is not None and (len(types) != count or any(kind not in LAYER_TYPES for kind in types)):
         return f"layer_types has to name {count} layers, each {' or '.join(LAYER_TYPES)}"
@@ -120,12 +120,12 @@ def _problem(config: Config) -> str:
 
 
 def _window(config: Config) -> int:
-    """Return how many tokens a sliding layer sees; 0 without a window."""
+    """Number of tokens in the window of a sliding layer; 0 without a window."""
     return int(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0
 
 
 def _windowed_problem(config: Config) -> str:
-    """Say the same of a family whose layers slide by themselves."""
+    """As ``_problem``, for a family that always has sliding layers."""
     return _problem(config) if config["sliding_window"] else "sliding_window can't be null"
 
 
@@ -188,7 +188,7 @@ _SMOLLM3_KEYS: Final[Mapping[str, ConfigKey]] = {
 
 
 def _family(model_type: str, keys: Mapping[str, ConfigKey], **changes: Any) -> Family:
-    """Make a family out of Llama's, with its own config keys."""
+    """Derive a family from Llama, with other config keys."""
     own: dict[str, Any] = {"problem": _problem} | changes
     return dataclasses.replace(
         LLAMA,
@@ -229,7 +229,7 @@ GEMMA3: Final = _family(
         "sliding_window_pattern": ConfigKey(default=6, at_least=1),
     },
     problem=_windowed_problem,
-    no_number=LLAMA.no_number | {"_sliding_window_pattern"},  # layer_types says what it led to
+    no_number=LLAMA.no_number | {"_sliding_window_pattern"},  # its effect is in layer_types
     refused={
         **LLAMA.refused,
         **_BOTH_WAYS,

@@ -1,7 +1,7 @@
-"""Steps from a picture to pixels, ``preprocessor_config.json``: each key is carried out or refused, without torch.
+"""Steps from a picture to pixels, read from ``preprocessor_config.json`` without torch.
 
-The steps are those of the slow image processors of transformers, in their order: convert to RGB, resize, cut the
-centre out, rescale, normalise. A key or a class of processor that is not carried out is refused by name.
+The steps are those of transformers' slow image processors, in this order: convert to RGB, resize, crop the centre,
+rescale, normalise. A key or processor class that is not supported is refused by name.
 
 Source: transformers 4.57, ``image_transforms.py`` and ``models/{vit,deit,clip,bit}/image_processing_*.py``.
 """
@@ -29,18 +29,18 @@ _FILTERS: Final = range(6)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSteps:
-    """The steps from an array of bytes (H, W, C) to what the model takes (C, H, W), float32.
+    """Steps from an array of bytes (H, W, C) to the model's input (C, H, W), float32.
 
     Attributes:
         channels: of the model.
-        size: (height, width), or the shorter edge, to which a picture is scaled; None = it is not.
+        size: (height, width), or length of the shorter edge, to resize to; None = no resizing.
         resample: number of Pillow's filter.
-        crop: (height, width) of the centre that is left; None = all.
-        factor: by which bytes are multiplied.
+        crop: (height, width) of the centre crop; None = no crop.
+        factor: for the bytes.
         mean: subtracted from each channel.
-        std: by which each channel is divided.
-        converts: whether a picture of another mode becomes RGB as Pillow converts it (True), or is refused (False);
-            None = as viewers show it.
+        std: divisor of each channel.
+        converts: for a picture of another mode: True = convert to RGB as Pillow does; False = refuse; None = convert as
+            viewers show it.
     """
 
     channels: int
@@ -53,11 +53,11 @@ class ImageSteps:
     converts: bool | None
 
     def shape_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of a picture of this size after the steps."""
+        """Height and width after all steps."""
         return self.crop or (self.scaled(height, width) if self.size is not None else (height, width))
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width to which a picture of this size is scaled."""
+        """Height and width after resizing."""
         if not isinstance(self.size, int):
             return self.size or (height, width)
         short, long = min(height, width), max(height, width)
@@ -66,15 +66,10 @@ class ImageSteps:
 
 
 def read_image_steps(folder: Path, *, channels: int, side: int) -> ImageSteps:
-    """Read the steps of a model; without a file bytes become [-1, 1], and pictures have to have the model's size.
-
-    Args:
-        folder: of the model.
-        channels: that it takes.
-        side: of the square pictures that it takes, in pixels.
+    """Read the steps of a model; without a file bytes are mapped to [-1, 1], and pictures must have the model's size.
 
     Raises:
-        ModelError: the file is not readable, has a key that is not carried out, or makes pictures of another size.
+        ModelError: the file is not readable, has a key that is not supported, or gives pictures of another size.
     """
     path = folder / PREPROCESSOR_FILE
     if not path.is_file():
@@ -142,11 +137,11 @@ _STEPS: Final[Mapping[str, bool | None]] = {
     "normalize": True,
     "convert_rgb": None,
 }
-"""Step -> whether it is done where the file does not say."""
+"""Step -> default."""
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    """The model that the class of the processor is called after; refused where its steps are not known."""
+    """Return the prefix of the processor's class name, such as ``ViT``; refuse an unsupported one."""
     name = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "ViTImageProcessor")
     kind = next((name.removesuffix(end) for end in _ENDS if name.endswith(end)), name)
     if kind not in _KINDS:
@@ -162,7 +157,7 @@ def _flag(values: dict[str, Any], name: str, *, default: bool | None) -> bool | 
 
 
 def _size(value: Any, name: str, *, is_square: bool) -> tuple[int, int] | int:
-    """A size as transformers writes it: a number, two, or a table with height and width, or the shortest edge."""
+    """Parse a size in transformers' forms: a number, a pair, or a table with height and width, or shortest_edge."""
     found: Any = value
     if isinstance(value, Mapping):
         found = (value.get("height"), value.get("width")) if value.keys() == {"height", "width"} else None

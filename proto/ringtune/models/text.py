@@ -1,4 +1,4 @@
-"""Encoders of the BERT kind: BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT."""
+"""Encoders: BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFUSED = {
 _UNREAD = """
     tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type cell emb_size pre_trained structure training
-"""  # the decoder and the pooler are not read, and what the first BERTs and their distillations have beside these
+"""  # keys of decoder and pooler, which are not read, and keys of the first BERTs and their distillations
 _NO_NUMBER = frozenset(_UNREAD.split())
 _BERT_KEYS = {
     "vocab_size": ConfigKey(default=30522, at_least=1),
@@ -68,7 +68,7 @@ def _bert_dimensions(config: Config) -> Dimensions:
 
 
 def _roberta_dimensions(config: Config) -> Dimensions:
-    """Sizes of a RoBERTa model, whose positions begin after the padding index.
+    """Dimensions of a RoBERTa config; positions begin after the padding index.
 
     Example: 514 positions and padding index 1 leave 512 tokens.
     """

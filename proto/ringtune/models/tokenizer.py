@@ -1,7 +1,7 @@
-"""Settings of a tokenizer, ``tokenizer_config.json``: each key is known and changes no token unseen, without torch.
+"""Settings of a tokenizer, ``tokenizer_config.json``, checked without torch: no key may change tokens without notice.
 
-A key is carried out, refused by name, or known to change no token. Some that are carried out by one class of
-transformers and dropped by another are compared with what the tokenizer does once it is loaded (``edge.data.tokens``).
+Each key is supported, refused by name, or known not to change tokens. Keys that some classes of transformers apply and
+others ignore are compared with the loaded tokenizer (``edge.data.tokens``).
 
 Source: transformers 4.57 and 5.24, the tokenizers of the supported families and their bases.
 """
@@ -37,10 +37,10 @@ _NO_NUMBER: Final = """
 NO_NUMBER: Final = frozenset(_NO_NUMBER.split())
 """Keys that change no token: rows are cut at ``train.max_length`` and padded on the right, and texts have no template.
 
-So are further keys that end in ``_token``: their tokens are in the vocabulary.
+Other keys that end in ``_token`` are accepted too: their tokens are in the vocabulary.
 """
 ONLY_SLOW: Final = frozenset({"never_split", "sp_model_kwargs"})
-"""Keys that only tokenizers without ``tokenizer.json`` carry out."""
+"""Keys that only tokenizers without ``tokenizer.json`` apply."""
 COMPARED: Final = frozenset(
     {
         "add_bos_token",
@@ -52,19 +52,16 @@ COMPARED: Final = frozenset(
         "tokenize_chinese_chars",
     }
 )
-"""Keys that are compared with what a tokenizer with ``tokenizer.json`` does."""
+"""Keys that are compared with the loaded tokenizer if there is a ``tokenizer.json``."""
 _NAMES_OF_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a tokenizer, which may be missing, as every command does before a tokenizer is loaded.
-
-    Args:
-        folder: of the model.
+    """Read and check ``tokenizer_config.json``; empty if the file is missing.
 
     Raises:
-        ModelError: a file only points to its content, the settings are not readable, have a key that is not known, or
-            name code or another file, or ``tokenizer.json`` of a tokenizer of transformers 5 is missing.
+        ModelError: a tokenizer file is a Git LFS pointer; the settings are not readable, have an unknown key, or name
+            code or another file; or ``tokenizer.json`` of a tokenizer of transformers 5 is missing.
     """
     for name in _FILES:
         if is_lfs_pointer(folder / name):
@@ -86,7 +83,7 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
-    """Tell whether transformers 5 wrote these settings: it names a backend, or lists extra tokens without names."""
+    """Whether transformers 5 wrote these settings: they name a backend, or list extra tokens without names."""
     return (
         saved.get("tokenizer_class") in _CLASSES_OF_5
         or "backend" in saved
@@ -95,15 +92,7 @@ def is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
 
 
 def _check_keys(path: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse keys with a value that may change tokens in a way unknown here.
-
-    Args:
-        path: of ``tokenizer_config.json``.
-        saved: its content.
-
-    Raises:
-        ModelError: names them, or a key that names code or another file.
-    """
+    """Refuse keys that name code or another file, and unknown keys that may change tokens, with ``ModelError``."""
     if saved.get("auto_map"):
         raise ModelError(f"{path}: auto_map is refused: it names code to run; use a tokenizer without it")
     for key in _NAMES_OF_FILES:

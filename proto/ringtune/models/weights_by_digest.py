@@ -1,13 +1,11 @@
-"""Weights of a model by digest: the manifest, its messages, and the source that serves its files.
+"""Weights of a model by digest: the manifest, its messages, and the source that serves a model folder.
 
-A node without a copy of the model gets a *manifest* from a node that has one: every tensor with its type, shape, digest
-and a few bytes of its middle, and the small files beside the weights. From it the node builds an outline (a file with
-all headers and hardly any bytes), from which planning counts the same as from a copy. Later it fetches the tensors of
-its slice, each by its digest.
+A node without a copy of the model fetches a *manifest* from a node with one: type, shape, digest and sample bytes of
+every tensor, and the small files beside the weights. From it the node builds an outline (a sparse file with all
+headers), which is enough for planning. Later it fetches the tensors of its slice by digest.
 
-A manifest of a peer is checked before its use: names are never paths, sizes follow from types and shapes, and files
-have names of a fixed list. A source hashes its folder once and serves what a run uses, under the id of that run: a
-request never has a path. The gRPC servicers of agents and coordinator only translate.
+A peer's manifest is checked before its use: names are never paths, sizes follow from types and shapes, and files have
+names of a fixed list. A source hashes its folder once and serves it under the id of a run: a request never has a path.
 
 Source: the content-addressed objects of Flower (``supercore/inflatable``).
 """
@@ -40,10 +38,10 @@ from ringtune.storage.tensor_files import DTYPE_BYTES
 from ringtune.v1 import weights_pb2
 
 CHUNK_BYTES = 1 << 16
-"""Longest piece of a message. A message counts when it is whole: half a second at 1 Mbit/s, and what a break loses."""
+"""Most data bytes of a message, half a second at 1 Mbit/s; a broken connection loses at most one message."""
 
 MODEL_FILES = (CONFIG_FILE, *TOKENIZER_FILES)
-"""Every file that is ever fetched; all other files of a model folder stay where they are."""
+"""Files besides the weights that may be fetched; no other file of a model folder is sent."""
 
 _MAX_FILE_BYTES = 1 << 26
 _MAX_TENSORS = 100_000
@@ -58,9 +56,9 @@ class TensorEntry:
     """One tensor of a model.
 
     Attributes:
-        name: as in the model's files.
-        dtype: of safetensors, e.g. ``F32``.
-        shape: as in the header.
+        name: in the model's files.
+        dtype: of safetensors, such as ``F32``.
+        shape: in the header.
         sha256: of its bytes, hex.
         sample: its bytes at ``sample_start``, at most ``SAMPLE_BYTES``.
     """
@@ -72,7 +70,7 @@ class TensorEntry:
     sample: bytes
 
     def __post_init__(self) -> None:
-        """Refuse a name, type, shape, digest or sample that no tensor of a model can have."""
+        """Refuse a name, type, shape, digest or sample that is out of range."""
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise IntegrityError(f"the manifest has a tensor with the name {self.name[:80]!r}; ask another source")
         if self.dtype not in DTYPE_BYTES or len(self.shape) > _MAX_DIMENSIONS or any(side < 0 for side in self.shape):
@@ -83,13 +81,13 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Size in bytes."""
         return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """One file beside the weights.
+    """One file besides the weights.
 
     Attributes:
         name: one of ``MODEL_FILES``.
@@ -102,7 +100,7 @@ class FileEntry:
     sha256: str
 
     def __post_init__(self) -> None:
-        """Refuse every name that is not in the list, and sizes that no such file has."""
+        """Refuse other names, sizes above 64 MiB, and no digest."""
         if self.name not in MODEL_FILES:
             raise IntegrityError(f"the manifest has the file {self.name[:80]!r}, which is never fetched")
         if not 0 <= self.nbytes <= _MAX_FILE_BYTES:
@@ -112,18 +110,18 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelManifest:
-    """The manifest of a whole model: all its tensors and small files, by digest.
+    """All tensors and small files of a model, by digest.
 
     Attributes:
-        tensors: by name.
-        files: by name; ``config.json`` is one of them.
+        tensors: sorted by name.
+        files: sorted by name; ``config.json`` is required.
     """
 
     tensors: tuple[TensorEntry, ...]
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
-        """Refuse names twice or out of order, too many tensors or bytes, no tensors, and no config."""
+        """Refuse duplicate or unsorted names, too many tensors or bytes, no tensors, and no config."""
         if not 1 <= len(self.tensors) <= _MAX_TENSORS:
             raise IntegrityError(f"the manifest has {len(self.tensors):,} tensors; ask another source")
         if sum(tensor.nbytes for tensor in self.tensors) > _MAX_TOTAL_BYTES:
@@ -136,17 +134,14 @@ class ModelManifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256, hex, over names, types, shapes, sizes and digests: it names the model.
-
-        Samples are not in it.
-        """
+        """SHA-256, hex, over names, types, shapes, sizes and digests, without samples; it identifies the model."""
         rows: list[Any] = [[entry.name, entry.dtype, entry.shape, entry.sha256] for entry in self.tensors]
         rows += [[entry.name, entry.nbytes, entry.sha256] for entry in self.files]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
-    """The files that a node needs: the config, and at an owner also what turns rows into tensors."""
+    """Return the files that a node needs: the config, and for an owner those to convert rows to tensors."""
     return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)
 
 
@@ -159,20 +154,13 @@ def needed_tensors(
     with_decoder: bool,
     with_unused: bool = False,
 ) -> tuple[TensorEntry, ...]:
-    """The tensors that a node hosts of a model.
+    """Return the tensors that a node hosts; a decoder that is tied to the token table is that table.
 
-    A decoder that is tied to the token table is that table.
-
-    Args:
-        manifest: of the model.
-        config: from ``read_config``.
-        blocks: that the node hosts.
-        is_owner: also the embedding and the units after the last block.
-        with_decoder: an owner's head is the pretrained decoder.
-        with_unused: also what a file may lack and no head uses, such as a pooler.
+    ``is_owner`` adds embedding and the units after the last block, ``with_decoder`` the pretrained head,
+    ``with_unused`` modules of ``Family.unused_paths``, such as a pooler.
 
     Raises:
-        ModelError: a tensor is missing, or has another shape than the config says.
+        ModelError: a tensor is missing, or has another shape than in the config.
     """
     family = FAMILIES[config["model_type"]]
     found = {base_name(entry.name, family): entry for entry in manifest.tensors}
@@ -201,7 +189,7 @@ DIGEST_BYTES = 32
 
 
 def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
-    """Translate a manifest into its message."""
+    """Encode a manifest."""
     return weights_pb2.ManifestReply(
         tensors=[
             weights_pb2.TensorEntry(
@@ -221,10 +209,10 @@ def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
 
 
 def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
-    """Translate a message into its manifest.
+    """Decode a manifest.
 
     Raises:
-        IntegrityError: it breaks a rule of ``ringtune.models.weights_by_digest``.
+        IntegrityError: an entry or the whole is refused, see ``ModelManifest``.
     """
     return ModelManifest(
         tensors=tuple(
@@ -244,11 +232,7 @@ def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
 
 
 def pieces_from_proto(message: weights_pb2.FetchRequest) -> tuple[tuple[str, int], ...]:
-    """Read the digests that a fetch asks for, each with the offset to begin at.
-
-    Raises:
-        IntegrityError: something that is no digest.
-    """
+    """Decode the digests that are requested, each with the offset at which to begin."""
     if any(len(piece.sha256) != DIGEST_BYTES for piece in message.pieces):
         raise IntegrityError("a piece that was asked for has no SHA-256; use one version on all machines")
     return tuple((piece.sha256.hex(), piece.offset) for piece in message.pieces)
@@ -258,7 +242,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Place(NamedTuple):
-    """The place of the bytes of a digest: file, offset, length."""
+    """Location of the bytes of a digest."""
 
     path: Path
     offset: int
@@ -266,10 +250,7 @@ class _Place(NamedTuple):
 
 
 class ModelSource:
-    """A model folder that is served.
-
-    Args:
-        folder: the model folder.
+    """A model folder that is served to other nodes; the constructor hashes all its files.
 
     Attributes:
         manifest: of the whole model.
@@ -282,7 +263,7 @@ class ModelSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._places: dict[str, _Place] = {}
-        read_config(folder)  # refuses what no node may use
+        read_config(folder)  # refuses an unsupported model
         self._state = _state(folder)
         tensors = []
         for name, stored in sorted(read_headers(folder).items()):
@@ -303,20 +284,17 @@ class ModelSource:
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder's files have the sizes and times that they had when they were hashed."""
+        """Whether the files still have the sizes and times from when they were hashed."""
         return _state(self._folder) == self._state
 
     def read(self, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
-        """Read out contents from where the other side has stopped.
-
-        Args:
-            pieces: digests, and the bytes of each that the caller has already.
+        """Read contents by digest, each from the number of bytes on that the caller has already.
 
         Yields:
             The index of a piece and its next bytes, at most ``CHUNK_BYTES``.
 
         Raises:
-            IntegrityError: a digest that this model does not have, or an offset behind its end.
+            IntegrityError: a digest that this model does not have, or an offset beyond its end.
         """
         for digest, offset in pieces:
             if digest not in self._places or offset > self._places[digest].nbytes:
@@ -337,11 +315,7 @@ class ModelSource:
 
 
 class Offers:
-    """The models that this process serves: those of runs that it takes part in. Safe to call from any thread.
-
-    Args:
-        max_streams: fetches at a time; each holds a thread.
-    """
+    """The model that this process serves, by run, in at most ``max_streams`` concurrent fetches. Safe for threads."""
 
     def __init__(self, *, max_streams: int = 8) -> None:
         self._max_streams = max_streams
@@ -352,28 +326,24 @@ class Offers:
         self._hashing = threading.Lock()
 
     def put(self, run_id: str, folder: Path | None) -> None:
-        """Serve ``folder`` to nodes of a run; None says that there is no copy here. Ends earlier runs' offers."""
+        """Serve ``folder`` to the nodes of a run instead of earlier runs; None = this node has no copy."""
         with self._lock:
             self._folders = {run_id: folder}
 
     def drop(self, run_id: str) -> None:
-        """Serve a run no more; an unknown one is no error."""
+        """Stop serving a run; an unknown one is no error."""
         with self._lock:
             self._folders.pop(run_id, None)
 
     def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
-        """Answer what the model of a run consists of.
-
-        Raises:
-            RingTuneError: see ``source``.
-        """
+        """Answer a request for the manifest of a run's model."""
         return manifest_to_proto(self.source(request.run_id).manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
-        """Yield the contents that a fetch asks for by digest.
+        """Yield the contents that a fetch requests by digest.
 
         Raises:
-            BusyError: too many fetch already.
+            BusyError: ``max_streams`` fetches are running.
             RingTuneError: see ``source`` and ``ModelSource.read``.
         """
         if not self._slots.acquire(blocking=False):
@@ -386,13 +356,11 @@ class Offers:
             self._slots.release()
 
     def source(self, run_id: str) -> ModelSource:
-        """The model of a run, hashed when it is first asked for.
-
-        Hashing some 500 MB takes a second.
+        """Return the model of a run; the first call hashes it, some 500 MB per second.
 
         Raises:
-            FrameError: the run is not known here, or not yet.
-            ModelError: there is no copy here.
+            FrameError: the run is unknown, or not known yet.
+            ModelError: this node has no copy.
             IntegrityError: the copy is damaged.
         """
         with self._lock:

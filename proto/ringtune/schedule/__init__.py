@@ -1,1 +1,1 @@
-"""Decisions of a run and their consequences: plan, turns, actions of each node."""
+"""Schedule of a run: course, placement, plan, turns, and the actions of each node."""

@@ -1,38 +1,38 @@
-"""Actions of nodes: the table of ops with the facts of each, and the word that an action prints as.
+"""Actions of nodes: the table of ops with their properties, and the text form of an action.
 
-Printing, costs, recorded times, the memory ledger and the engine read the facts of an op here. A new op is one more row
-of ``Op``, and one more method of the executor that carries it out.
+Printing, costs, recorded times, the memory ledger and the engine read the properties of an op here. A new op is a row
+of ``Op``, and a handler in the executor.
 
 ============ ====== =========== ==== ===== ============================================================
-op           letter scope       rank graph what a node does
+op           letter scope       rank graph effect
 ============ ====== =========== ==== ===== ============================================================
 EMBED        E      micro-batch 4          owner: token ids to hidden state
 FORWARD_FREE f      range       4          forward without graph
 FORWARD      F      range       3    keeps forward with graph
-SKIP         S      range       4          passes blocks by: the hidden state stays as it is
-KEEP         W      range       4          host: the hidden state that enters a block, to a file for a later visit
-READ         R      range       4          host: such a hidden state, from its file
+SKIP         S      range       4          skipped blocks: the hidden state is unchanged
+KEEP         W      range       4          host: write the hidden state that enters a block to a file
+READ         R      range       4          host: read such a hidden state from its file
 HEAD         H      micro-batch 1          owner: head, loss, and the head's backward
-BACKWARD     B      range       2    frees backward through what F kept
-SHIP         C      range       2          host: pairs of its adapters, packed for a helper
-FIT          A      range       2          helper: gradients of adapters from such pairs, added up
+BACKWARD     B      range       2    frees backward through the graph of F
+SHIP         C      range       2          host: pack pairs of its adapters for a helper
+FIT          A      range       2          helper: add up gradients of adapters from such pairs
 UPDATE       U      units       0          one optimizer step of the units in its range
-SAVE         K      item        0          checkpoint: what this node trained, with its optimizer state
-SEND         >      message                a tensor leaves
-RECEIVE      <      message                a tensor is taken
+SAVE         K      item        0          checkpoint: this node's trained units with optimizer state
+SEND         >      message                send a tensor
+RECEIVE      <      message                take a received tensor
 ============ ====== =========== ==== ===== ============================================================
 
 One action is one word::
 
     E12.0        embed micro-batch 0 of item 12       f12.0[0,1)   forward of block 0 without graph
     F12.0[3,4)   forward with graph                   B12.0[3,4)   backward
-    S12.0[1,3)   pass blocks by                       H12.0        head and loss
-    U12[3,4)     update of blocks, U12[head]          K12          save what this node trained
+    S12.0[1,3)   skip blocks                          H12.0        head and loss
+    U12[3,4)     update of blocks, U12[head]          K12          save trained units
     >h12.0#2@b   send the hidden state that enters block 2 to node b       <h12.0#2@a   receive it
     >g12.0#4@b   send the gradient of that hidden state                    >t3@b  <t3@a  hand the head over
     >u12#embedding@b  send the gradient of the embedding to another owner, >u12#head@b that of the head
     C12.0[0,2)   pack pairs of adapters for a helper  >c12.0#0@z   send them
-    A12.0[0,2)   fit adapters to such pairs           >w12#0@a     send updated adapters to their host
+    A12.0[0,2)   gradients of adapters from pairs     >w12#0@a     send updated adapters to their host
     >r12.0#2@b   send the gradients of a replica, of the blocks from 2 on, to another host of the same blocks
 """
 
@@ -49,7 +49,7 @@ from ringtune.schedule.units import EMBEDDING, head_of, unit_name
 
 
 class Scope(enum.Enum):
-    """The scope of an action: micro-batch, range of blocks, units, item or message; each prints in its own form."""
+    """Scope of an action; it determines the text form."""
 
     MICRO = enum.auto()  # a micro-batch: E12.0
     RANGE = enum.auto()  # a micro-batch and a range of blocks: f12.0[0,1)
@@ -59,28 +59,28 @@ class Scope(enum.Enum):
 
 
 class Graph(enum.Enum):
-    """The effect of an action on the graphs of its micro-batch."""
+    """Effect of an action on the graphs of its micro-batch."""
 
     NONE = enum.auto()
-    KEEPS = enum.auto()  # a graph of its blocks, for the backward that is to come
-    FREES = enum.auto()  # that graph
+    KEEPS = enum.auto()  # keeps a graph of its blocks until backward
+    FREES = enum.auto()  # frees that graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """The measured work (``costs.profile``) that times an action; empty where it takes no time.
+    """Measured work (``costs.profile``) that times an action; empty where it takes no time.
 
     Attributes:
         work: of each block in its range, or of the whole action if it has no range.
-        lowest: of the lowest block with a graph, whose graph begins at its adapter; empty: as ``work``.
+        lowest: of the lowest block with a graph, which begins at its adapter; empty: as ``work``.
         evaluating: in an item without backward; empty: as ``work``.
         head: of the head; empty: as ``work``.
         is_sized: whether it grows with the tokens of the micro-batch.
-        is_optional: whether a node that was not measured for it counts as taking no time.
-        is_shared: whether the first of an item does work for all of them, so that only their mean says something.
-        beside: of forward-only subnets in a block with full ones; empty: there are none, or they count as full.
-        scoring: what comes besides where scores are gathered: gradients of frozen weights take as many
-            multiplications as their forward.
+        is_optional: whether it takes no time at a node where it was not measured.
+        is_shared: whether the first action of an item does work for all of them, so that only their mean is used.
+        beside: of forward-only subnets in a block with full ones; empty: they are not timed apart.
+        scoring: added where scores are gathered: gradients of frozen weights take as many multiplications as their
+            forward.
     """
 
     work: str = ""
@@ -104,14 +104,14 @@ class Op:
     Attributes:
         letter: its name in tables and files.
         name: its name in messages.
-        scope: what an action of it belongs to.
-        rank: among the actions that could start now, the lowest rank goes first; see ``engine``.
-        is_forward: whether it moves the hidden state up, so that micro-batches pass each unit in their order.
-        is_downward: whether it takes its turn with the backwards of its micro-batch.
-        graph: what it does to graphs.
+        scope: of its actions.
+        rank: among the actions that could start now, the lowest rank is first; see ``engine``.
+        is_forward: whether it moves the hidden state up, so that micro-batches pass each unit in order.
+        is_downward: whether it is ordered with the backwards of its micro-batch.
+        graph: its effect on graphs.
         has_work_space: whether it holds about one block's activations while it runs.
-        is_of_cache: whether it moves the input of the one block that it names, and computes nothing.
-        timing: what it is timed as.
+        is_of_cache: whether it only moves the input of one block to or from a file.
+        timing: work that times it.
     """
 
     EMBED: ClassVar[Op]
@@ -141,38 +141,30 @@ class Op:
     timing: Timing = field(default=Timing())
 
     def __post_init__(self) -> None:
-        """Enter the operation into the table under its letter.
-
-        Raises:
-            ValueError: another op has that letter.
-        """
+        """Register the op under its letter; raises ``ValueError`` if another op has it."""
         if self.letter in _OPS:
             raise ValueError(f"operation {self.letter!r} is there already")
         _OPS[self.letter] = self
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Pickle the letter alone, so that another process gets its own row of the table."""
+        """Pickle the letter, so that another process gets its own row of the table."""
         return op_of, (self.letter,)
 
     def __lt__(self, other: Op) -> bool:
-        """Order operations by letter, for reports."""
+        """Order ops by letter, for reports."""
         return self.letter < other.letter
 
     def __str__(self) -> str:
-        """The operation's letter."""
+        """Return the letter."""
         return self.letter
 
     def forget(self) -> None:
-        """Take the operation out of the table again; for tests that added a row."""
+        """Remove the op from the table; for tests that added a row."""
         del _OPS[self.letter]
 
 
 def op_of(letter: str) -> Op:
-    """The op with a letter.
-
-    Raises:
-        PlanError: there is none.
-    """
+    """Return the op with a letter; raises ``PlanError`` if there is none."""
     found = _OPS.get(letter)
     if found is None:
         raise PlanError(f"{letter!r} is not an operation; known are {' '.join(sorted(_OPS))}")
@@ -180,7 +172,7 @@ def op_of(letter: str) -> Op:
 
 
 def ops() -> tuple[Op, ...]:
-    """Every op, in the order of the table."""
+    """Return every op, in the order of the table."""
     return tuple(_OPS.values())
 
 
@@ -269,7 +261,7 @@ Op.RECEIVE = Op(letter="<", name="receive", scope=Scope.MESSAGE)
 
 
 class Payload(enum.StrEnum):
-    """The content of a message."""
+    """Content of a message."""
 
     __hash__ = str.__hash__  # equal to its letter, so of the same hash; and a fast one
 
@@ -283,14 +275,14 @@ class Payload(enum.StrEnum):
 
 
 class TensorKey(NamedTuple):
-    """The name of one tensor: unique in a run, and equal at its sender and its receiver.
+    """Name of one tensor: unique in a run, and equal at its sender and its receiver.
 
     Attributes:
         payload: ``Payload.HIDDEN`` or ``Payload.GRAD``; in a simulation any.
         seq: the item.
         micro: the micro-batch.
-        boundary: the unit that a hidden state enters; of a gradient the unit above the blocks that it is for, and of a
-            unit's gradient that unit.
+        boundary: the unit that a hidden state enters; of its gradient the same unit, the one above the blocks that
+            receive it; of a unit's gradient that unit.
     """
 
     payload: str
@@ -300,21 +292,21 @@ class TensorKey(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the tensor is a hidden state; only hidden states take a credit."""
+        """Whether the tensor is a hidden state; only hidden states use a credit."""
         return self.payload == Payload.HIDDEN
 
     def __str__(self) -> str:
-        """Print the tensor for people: ``hidden state 12.0 at block 2``."""
+        """Write the tensor for messages: ``hidden state 12.0 at block 2``."""
         name = "hidden state" if self.is_hidden else "gradient"
         return f"{name} {self.seq}.{self.micro} at block {self.boundary}"
 
 
 class Action(NamedTuple):
-    """One thing that one node does.
+    """One action of one node.
 
-    ``micro`` is -1 where the action belongs to the whole item. ``[start, stop)`` are units: those that are computed or
-    updated; the embedding's are [-1, 0), the head's [N, N + 1). For a message ``start`` is its boundary, for a
-    hand-over the index of the turn, and for the gradient of a unit that unit.
+    ``micro`` is -1 for an action of the whole item. ``[start, stop)`` are the units that are computed or updated; the
+    embedding is [-1, 0), the head [N, N + 1). For a message ``start`` is its boundary, for a hand-over the index of the
+    turn, and for the gradient of a unit that unit.
     """
 
     op: Op
@@ -327,12 +319,12 @@ class Action(NamedTuple):
 
     @property
     def key(self) -> TensorKey:
-        """The tensor that a message carries."""
+        """Tensor that a message carries."""
         return TensorKey(self.payload, self.seq, self.micro, self.start)
 
 
 def message(op: Op, key: TensorKey, peer: str) -> Action:
-    """The sending or receiving of a tensor or a parcel."""
+    """Make the action that sends or receives a tensor or a parcel."""
     return Action(op, key.seq, key.micro, key.boundary, 0, peer, key.payload)
 
 
@@ -340,7 +332,7 @@ _NEW: Final = tuple.__new__
 
 
 class Leg(NamedTuple):
-    """An action of a micro-batch's way through one node, not yet bound to an item and a micro-batch."""
+    """An action of a micro-batch's way through one node, without item and micro-batch."""
 
     op: Op
     start: int = 0
@@ -351,7 +343,7 @@ class Leg(NamedTuple):
     def bind(self, seq: int, micro: int) -> Action:
         """Make the action of this leg for one micro-batch of an item."""
         op, start, stop, peer, payload = self
-        # what Action(...) does in the end, in a third of the time: this is every action of every node
+        # the same as Action(...) in a third of the time: every action of every node is made here
         return _NEW(Action, (op, seq, micro, start, stop, peer, payload))
 
 
@@ -389,7 +381,7 @@ _PAYLOADS: Mapping[str, str] = {
 
 
 def format_action(action: Action, num_blocks: int) -> str:
-    """Print one action; ``num_blocks`` tells the head from a block."""
+    """Write one action as a word; ``num_blocks`` is the number of the head's unit."""
     op, seq, micro, start, stop, peer, payload = action
     match op.scope:
         case Scope.ITEM:
@@ -414,7 +406,7 @@ def format_action(action: Action, num_blocks: int) -> str:
 
 
 def action_title(action: Action, num_blocks: int) -> str:
-    """Name an action in words, without item and micro-batch, so that equal work has one name.
+    """Describe an action without item and micro-batch, so that equal work has one name.
 
     Examples: ``forward with graph [2,4)``, ``update head``, ``send gradient to b``.
     """
@@ -433,11 +425,7 @@ def action_title(action: Action, num_blocks: int) -> str:
 
 
 def parse_action(text: str, num_blocks: int) -> Action:
-    """Read what ``format_action`` printed.
-
-    Raises:
-        PlanError: the word is not an action.
-    """
+    """Parse the output of ``format_action``; raises ``PlanError`` for another text."""
     try:
         op = op_of(text[:1])
     except PlanError:

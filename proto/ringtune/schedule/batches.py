@@ -1,14 +1,14 @@
-"""Rows of each owner and rows of each batch: pure functions of the seed, the same on every machine.
+"""Rows of each owner and of each batch: pure functions of the seed, equal on every machine.
 
-Random numbers are SHA-256 in counter mode, keyed by their purpose, and everything derived from them is written out
-here: ``random`` promises equal numbers on every platform and Python version for its basic generator only, not for
-``shuffle`` or the distributions, and numpy and torch promise less.
+Random numbers are SHA-256 in counter mode, keyed by their purpose. All derived distributions are implemented here,
+because ``random`` guarantees equal numbers across platforms and versions only for its basic generator, not for
+``shuffle`` or distributions, and numpy and torch guarantee less.
 
 The composition of a batch depends on (seed, owner) only, so that a batch keeps its id and rows for the whole run, and
 operation tables can be keyed by it; only the order of batches changes from pass to pass.
 
-The rows of one file that each owner gets with ``--local N`` depend on (seed, number of owners, rule), never on the
-number of nodes, so that more nodes train the same batches.
+With ``--local N`` the division of a file among owners depends on (seed, number of owners, rule), not on the number of
+nodes, so that more nodes train the same batches.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from ringtune.errors import DataError, JobError
 class RandomStream:
     """A stream of random numbers for one purpose.
 
-    Args:
-        key: what the numbers are for, e.g. ``("order", seed, owner, pass_index)``; another key, other numbers.
+    ``key`` is the purpose, such as ``("order", seed, owner, pass_index)``; different keys give independent streams.
     """
 
     def __init__(self, *key: str | int) -> None:
@@ -38,7 +37,7 @@ class RandomStream:
         self._words: list[int] = []
 
     def word(self) -> int:
-        """The next number of 64 bits."""
+        """Return the next number of 64 bits."""
         if not self._words:
             digest = hashlib.sha256(self._prefix + struct.pack("<Q", self._counter)).digest()
             self._words = list(reversed(struct.unpack("<4Q", digest)))
@@ -46,23 +45,23 @@ class RandomStream:
         return self._words.pop()
 
     def below(self, bound: int) -> int:
-        """A number in ``[0, bound)``, without bias (the uneven rest of the 64-bit range is drawn again)."""
+        """Return a number in ``[0, bound)`` without bias, by rejection."""
         limit = (1 << 64) - (1 << 64) % bound
         while (word := self.word()) >= limit:
             continue
         return word % bound
 
     def uniform(self) -> float:
-        """A number above 0 and at most 1, with 53 random bits."""
+        """Return a number above 0 and at most 1, with 53 random bits."""
         return ((self.word() >> 11) + 0.5) / (1 << 53)
 
     def normal(self) -> float:
-        """A standard normal number (Box-Muller)."""
+        """Return a standard normal number (Box-Muller)."""
         radius = math.sqrt(-2.0 * math.log(self.uniform()))
         return radius * math.cos(2.0 * math.pi * self.uniform())
 
     def log_gamma_variate(self, shape: float) -> float:
-        """The logarithm of a gamma-distributed number; logarithms, because tiny shapes underflow.
+        """Return the logarithm of a gamma-distributed number; the number itself underflows for tiny shapes.
 
         Source: Marsaglia and Tsang 2000; shapes below 1 by ``gamma(a) = gamma(a + 1) * u ** (1 / a)``.
         """
@@ -77,7 +76,7 @@ class RandomStream:
                 return math.log(d) + math.log(v)
 
     def dirichlet(self, alpha: float, size: int) -> tuple[float, ...]:
-        """Shares that sum to 1, from the symmetric Dirichlet distribution; small ``alpha``, uneven shares."""
+        """Return shares with sum 1 from a symmetric Dirichlet distribution, more uneven for smaller ``alpha``."""
         logs = [self.log_gamma_variate(alpha) for _ in range(size)]
         largest = max(logs)
         weights = [math.exp(value - largest) for value in logs]
@@ -85,7 +84,7 @@ class RandomStream:
         return tuple(weight / total for weight in weights)
 
     def permutation(self, size: int) -> tuple[int, ...]:
-        """The numbers of ``[0, size)`` in random order (Fisher-Yates)."""
+        """Return the numbers of ``[0, size)`` in random order (Fisher-Yates)."""
         order = list(range(size))
         for last in range(size - 1, 0, -1):
             other = self.below(last + 1)
@@ -97,24 +96,18 @@ _PASSES_AT_ONCE: Final = 128
 
 
 def num_batches(rows: int, batch_size: int) -> int:
-    """How many batches so many rows are; the last one need not be full."""
+    """Number of batches of ``rows`` rows; the last one may be short."""
     return -(-rows // batch_size)
 
 
 class BatchStream:
-    """An owner's endless sequence of training batches.
+    """An owner's infinite sequence of training batches.
 
-    Every batch has exactly ``batch_size`` rows: the last one of a pass over the rows wraps around to the first rows. An
-    owner with fewer rows has one batch, of all its rows: no batch has a row twice.
-
-    Args:
-        num_rows: rows of the owner.
-        batch_size: rows of a batch, at most.
-        seed: of the run.
-        owner: its node name.
+    Every batch has exactly ``batch_size`` rows: the last one of a pass is filled up with the first rows. An owner with
+    fewer rows has one batch, of all its rows, so that no batch has a row twice.
 
     Raises:
-        DataError: no rows, or an empty batch.
+        DataError: no rows, or a batch size below 1.
     """
 
     def __init__(self, num_rows: int, batch_size: int, seed: int, owner: str) -> None:
@@ -127,7 +120,7 @@ class BatchStream:
         self.num_batches = num_batches(num_rows, batch_size)
         self._seed = seed
         self._owner = owner
-        self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # a pass and its order; replaced as one, threads share it
+        self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # pass, order; replaced as one, as threads share it
         self._places: dict[int, dict[int, int]] = {}
 
     @functools.cached_property
@@ -135,9 +128,10 @@ class BatchStream:
         return tuple(RandomStream("rows", self._seed, self._owner).permutation(self.num_rows))
 
     def batch_id(self, batch_index: int) -> int:
-        """The one of the owner's ``num_batches`` fixed batches at this position of the stream.
+        """Return the id, below ``num_batches``, of the batch at this position of the stream.
 
-        Each pass over the rows has every batch once. Positions may be asked in any order; neighbours are cheap.
+        Each pass over the rows has every batch once. Positions may be asked for in any order; those of one pass are
+        fast.
         """
         pass_index, position = divmod(batch_index, self.num_batches)
         known, order = self._latest
@@ -147,7 +141,7 @@ class BatchStream:
         return order[position]
 
     def position(self, batch_id: int, pass_index: int) -> int:
-        """The position of a batch in the stream in a pass; the inverse of ``batch_id``."""
+        """Return the position of a batch in the stream, in a pass; the inverse of ``batch_id``."""
         places = self._places.get(pass_index)
         if places is None:
             places = {batch: place for place, batch in enumerate(self._order(pass_index))}
@@ -160,7 +154,7 @@ class BatchStream:
         return tuple(RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches))
 
     def rows(self, batch_index: int) -> tuple[int, ...]:
-        """Row indices of the batch at this position of the stream; ``batch_size`` of them."""
+        """Return the ``batch_size`` row indices of the batch at this position of the stream."""
         first = self.batch_id(batch_index) * self.batch_size
         return tuple(self._rows[(first + offset) % self.num_rows] for offset in range(self.batch_size))
 
@@ -175,11 +169,7 @@ SPLITS: Final = "'iid' or 'dirichlet:ALPHA' with ALPHA above 0"
 
 
 def split_alpha(split: str) -> float | None:
-    """The concentration of ``dirichlet:ALPHA``; None for ``iid``.
-
-    Raises:
-        JobError: neither of the two.
-    """
+    """Return ALPHA of ``dirichlet:ALPHA``, None for ``iid``; raises ``JobError`` for another text."""
     if split == "iid":
         return None
     kind, colon, text = split.partition(":")
@@ -193,7 +183,7 @@ def split_alpha(split: str) -> float | None:
 
 
 def even_share(num_rows: int, *, num_owners: int, share: int) -> range:
-    """Rows of one even share; the shares cover all rows and differ by one row at most.
+    """Rows of one even share; the shares cover all rows, and their sizes differ by at most one.
 
     Example: share 1 of 4 of 10 rows has the rows [2, 5).
     """
@@ -201,22 +191,15 @@ def even_share(num_rows: int, *, num_owners: int, share: int) -> range:
 
 
 def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Divide the rows of a file into those to train on and those to evaluate on, before owners share them out.
+    """Divide the rows of a file into training and evaluation rows, before they are divided among owners.
 
-    The rows are drawn by the seed, so that the same rows are held out on every machine and in a resumed run.
+    The rows are drawn by the seed, so that they are equal on every machine and in a resumed run. Both are indices,
+    ascending; with a share above 0 each has at least one.
 
-    Example: 0.1 of 500 rows leaves 450 to train on and holds 50 out.
-
-    Args:
-        num_rows: rows of the whole file.
-        share: of the rows that are held out, as ``data.held_out``.
-        seed: of the run.
-
-    Returns:
-        Indices of both, ascending; of a share above 0 at least one row each.
+    Example: a share of 0.1 of 500 rows gives 450 training and 50 evaluation rows.
 
     Raises:
-        DataError: there are not two rows.
+        DataError: fewer than two rows.
     """
     if not share:
         return tuple(range(num_rows)), ()
@@ -239,18 +222,10 @@ def split_rows(
     split: str = "iid",
     labels: Sequence[str] | None = None,
 ) -> tuple[int, ...]:
-    """Row indices of one share, ascending; the shares of a split are disjoint and cover all rows.
+    """Return the row indices of one share, ascending; shares are disjoint, not empty, and cover all rows.
 
-    Args:
-        num_rows: rows of the whole file.
-        num_owners: number of shares.
-        share: which one, in ``[0, num_owners)``.
-        seed: of the run.
-        split: ``iid`` (sizes differ by one at most) or ``dirichlet:ALPHA`` (class shares drawn per class).
-        labels: class name of every row; needed for dirichlet.
-
-    Returns:
-        At least one row.
+    ``split`` is ``iid`` (sizes differ by at most one) or ``dirichlet:ALPHA`` (shares drawn for each class, which needs
+    the labels of all rows).
 
     Raises:
         DataError: fewer rows than owners, no such share, or labels are missing.
@@ -271,9 +246,9 @@ def split_rows(
 
 
 def _dirichlet_shares(labels: Sequence[str], num_owners: int, alpha: float, seed: int) -> list[tuple[int, ...]]:
-    """Deal the rows of each class out in proportions drawn from a Dirichlet distribution.
+    """Divide the rows of each class in proportions drawn from a Dirichlet distribution.
 
-    An owner left without a row gets one from the largest share, because an owner without data is none.
+    An owner without a row gets one from the largest share.
 
     Source: Hsu et al. 2019, "Measuring the effects of non-identical data distribution".
     """
@@ -295,8 +270,7 @@ def _dirichlet_shares(labels: Sequence[str], num_owners: int, alpha: float, seed
 def _cumulative(proportions: Sequence[float], total: int) -> list[int]:
     """Bounds ``0 .. total`` that cut a list in these proportions.
 
-    Proportions are rounded to 2**-32 first, so that a last digit that differs between two machines'
-    mathematical libraries does not move a row.
+    Proportions are rounded to 2**-32 first, so that rounding differences between machines do not move a row.
     """
     weights = [round(proportion * 2**32) for proportion in proportions]
     running = [0, *itertools.accumulate(weights)]

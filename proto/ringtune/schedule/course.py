@@ -1,22 +1,22 @@
-"""The course of a run: everything that its result depends on, as a value with a digest.
+"""Course of a run: everything that its result depends on, as a value with a digest.
 
-A :class:`~ringtune.schedule.placement.Placement` carries it out; no result depends on that. Two parties that hold
-courses of equal digests train the same weights, whatever their slices.
+Nodes carry it out by a :class:`~ringtune.schedule.placement.Placement`, which does not affect the result. Runs with
+equal digests of their courses train the same weights, whatever their slices.
 
-Frozen weights may be held smaller than float32, rounded once: a matrix of 2,048 x 5,632 numbers has 46.1 MB in float32,
-23.1 MB in bfloat16, and in int8 11.5 MB with a scale of 4 bytes for each row. Vectors (norms, biases) and whatever
-trains stay float32.
+Frozen weights may be stored in a smaller type than float32, rounded once: a matrix of 2,048 x 5,632 numbers has 46.1 MB
+in float32, 23.1 MB in bfloat16, and in int8 11.5 MB with a scale of 4 bytes for each row. Vectors (norms, biases) and
+trained weights stay float32.
 
-Offload: a helper that fits after every step, from exact pairs, gives the weights of local training, and belongs to the
-placement alone. With an interval of I it adds up the gradients of I steps, and then updates once; the steps that are
-left over at the end of the run are one more update. With an interval of 4 a run of 10 steps::
+Offload: a helper that updates after every step, from exact pairs, gives the weights of local training, and is part of
+the placement only. With an interval of I it adds up the gradients of I steps for each update, and remaining steps at
+the end of the run are one more update. With an interval of 4 a run of 10 steps::
 
     step          0  1  2  3  4  5  6  7  8  9
     updates after             1           2     3
 
-With overlap a host installs the update of a step when the backward of the next step of its turn is through. It never
-holds two versions, and its forwards see all updates but that of the step before; a turn ends with everything installed.
-The helper fits the pairs at its newest weights::
+With overlap a host installs the update of a step after the backward of the next step of its turn. It never holds two
+versions, and its forwards see all updates except that of the last step; at the end of a turn everything is installed.
+The helper computes gradients with its newest weights::
 
     step            0  1  2  3 | 4  5         a turn of four steps
     forward sees    0  0  1  2 | 4  4
@@ -46,54 +46,50 @@ BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
 FROZEN_DTYPES: Final = (BFLOAT16, INT8)
 AS_COMPUTED: Final = "float32"
-"""The word for frozen weights that are held in the type of the computation."""
+"""``runtime.frozen`` for frozen weights in the type of the computation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """The small number type of frozen matrices, and how they are multiplied.
+    """Number type of frozen matrices, and their multiplication.
 
     Attributes:
         dtype: one of ``FROZEN_DTYPES``.
-        native: whether products are computed in bfloat16, with sums in float32. Otherwise one matrix at a time is
-            widened to float32, and the product is one of float32.
+        native: whether products are computed in bfloat16 with float32 sums; otherwise one matrix at a time is widened
+            to float32.
     """
 
     dtype: Annotated[str, OneOf(FROZEN_DTYPES)]
     native: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a type that weights are not held in.
-
-        Raises:
-            PlanError: names it.
-        """
+        """Refuse another dtype; raises ``PlanError``."""
         check_fields(self, where="frozen", error=PlanError)
 
     def __str__(self) -> str:
-        """Print type and products: ``bfloat16 native`` or ``int8 widened``."""
+        """Write dtype and products: ``bfloat16 native`` or ``int8 widened``."""
         return f"{self.dtype} {'native' if self.native else 'widened'}"
 
 
 def dtype_of(frozen: FrozenWeights | None) -> str:
-    """The word for the type of frozen weights, as ``runtime.frozen`` has it: ``float32`` where they are as computed."""
+    """Return the dtype of frozen weights as in ``runtime.frozen``."""
     return frozen.dtype if frozen is not None else AS_COMPUTED
 
 
 def name_of(frozen: FrozenWeights | None) -> str:
-    """The words for how frozen weights are held: ``float32`` where they are as computed."""
+    """Return dtype and products of frozen weights in words; ``float32`` in the type of the computation."""
     return str(frozen) if frozen is not None else AS_COMPUTED
 
 
 EXACT: Final = "float32"
 PAIRS: Final = (EXACT, "bfloat16", "velora")
-"""Forms of pairs on links: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
+"""Encodings of pairs on links: as computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
 
 JOINT: Final = "joint"
 ALONE: Final = "alone"
 COLLABORATION: Final = "collaboration"
 USERS: Final = (JOINT, ALONE, COLLABORATION)
-"""The adapters that a row passes: those of all users together, its user's own, or the sum of all users' own."""
+"""Adapters applied to a row: one common set, its user's own, or the sum of all users' own."""
 
 
 _MERGING: Final = {
@@ -104,14 +100,14 @@ _MERGING: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HelperSettings:
-    """Settings of helpers that the result depends on.
+    """Settings of helpers that affect the result.
 
     Attributes:
-        interval: steps of a block whose gradients are added up for one update.
+        interval: steps of a block with gradients added up for one update.
         pairs: one of ``PAIRS``.
-        merged: whether a host holds the adapters inside the matrices beside them, with the rounding of a matrix.
+        merged: whether a host merges the adapters into their matrices, with the rounding of a matrix.
         overlap: whether a host begins the next step of a turn before its helper has updated; see ``Offload.lag``.
-        users: one of ``USERS``; which rows are whose is in ``techniques.offload``.
+        users: one of ``USERS``; the users of rows are in ``techniques.offload``.
     """
 
     interval: Annotated[int, Bounds(ge=1)] = 1
@@ -121,11 +117,7 @@ class HelperSettings:
     users: Annotated[str, OneOf(USERS)] = JOINT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word, an interval below 1, and users with adapters that can't be merged so, or have to be.
-
-        Raises:
-            PlanError: names the value.
-        """
+        """Refuse unknown words, an interval below 1, and ``users`` with the wrong ``merged``; raises ``PlanError``."""
         check_fields(self, where="offload", error=PlanError)
         if self.users != JOINT and self.merged != (self.users == COLLABORATION):
             raise PlanError(
@@ -150,25 +142,21 @@ class HelperSettings:
 
 
 IN_STEP: Final = HelperSettings()
-"""After every step, from exact pairs, with the host waiting: the weights are those of local training."""
+"""Update after every step, from exact pairs, with the host waiting: the weights are those of local training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offload(HelperSettings):
-    """All that a result depends on where helpers fit adapters.
+    """Everything about helpers that affects the result.
 
     Attributes:
-        blocks: ranges of blocks whose adapters helpers fit, ascending.
+        blocks: ranges of blocks with adapters that helpers train, ascending.
     """
 
     blocks: tuple[Range, ...]
 
     def __post_init__(self) -> None:
-        """Refuse ranges that are none, and what ``HelperSettings`` refuses.
-
-        Raises:
-            PlanError: names the value.
-        """
+        """Refuse invalid ranges, and invalid ``HelperSettings``; raises ``PlanError``."""
         HelperSettings.__post_init__(self)
         check_ranges(self.blocks, where="offload.blocks")
         if not self.blocks:
@@ -180,30 +168,25 @@ class Offload(HelperSettings):
         return HelperSettings(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(HelperSettings)})
 
     def lag(self, unit: int) -> int:
-        """How many steps of a turn a forward of a block is behind: 1 with overlap, where a helper fits the block."""
+        """Updates that a block's forward does not have yet: 1 with overlap, if a helper trains the block, else 0."""
         return 1 if self.overlap and self.has_block(unit) else 0
 
     def has_block(self, unit: int) -> bool:
-        """Whether a helper fits the adapters of a block; embedding and head stay with their owner."""
+        """Whether a helper trains the adapters of a block; never embedding and head."""
         return in_ranges(unit, self.blocks)
 
     def updates(self, steps: int, *, is_over: bool) -> int:
-        """Updates of a block after so many steps that trained it.
-
-        Args:
-            steps: that trained it.
-            is_over: whether the run is at its end.
-        """
+        """Number of updates of a block after ``steps`` steps that trained it; ``is_over`` at the end of the run."""
         whole, rest = divmod(steps, self.interval)
         return whole + (1 if is_over and rest else 0)
 
     def rate_at(self, step: int, num_steps: int) -> tuple[int, int]:
-        """The position of the learning rate at a helper's update: updates before it, and updates of the whole run."""
+        """Position of a helper's learning rate: updates before that of ``step``, and updates of the whole run."""
         return step // self.interval, -(-num_steps // self.interval)
 
 
 TABLES_AT_ONCE: Final = 8
-"""Chosen tables of which views are kept; turns under way have two at most."""
+"""Courses with chosen tables that are cached; open turns have at most two tables."""
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
@@ -215,7 +198,7 @@ class Course(Extent):
     """Everything that the result of a run depends on; see also ``Extent``.
 
     Attributes:
-        method: what trains when.
+        method: which units train at which step.
         batch_size: rows of one step.
         microbatches: parts of one batch; at most ``batch_size``.
         max_length: longest sequence in tokens; bounds the shape of every frame.
@@ -225,14 +208,15 @@ class Course(Extent):
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
         labels: agreed class names, sorted.
         seed: of the run.
-        turns: one of ``run_shape.TURNS``: whose train turn comes when.
-        operations: what each subnet does for each micro-batch; None = everything is full.
-        choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
-        velora: which linear layers keep projections of their input for the backward; None = all keep the input.
-        frozen: how the weights that do not train are held; None = in the type of the computation.
-        offload: what of helpers changes the result; None = nothing does.
-        head_tokens: of each row, from the first on, that the head reads, so that others need not travel; 0 = all.
-        trims: whether the last block may leave out what it would compute for other tokens; see ``top_tokens``.
+        turns: one of ``run_shape.TURNS``: order of the owners' turns.
+        operations: operation of each subnet for each micro-batch; None = all full.
+        choice: settings by which the run chooses such tables; None = it does not. Each turn then carries the current
+            table.
+        velora: linear layers that keep projections of their input for the backward; None = all keep the input.
+        frozen: format of frozen weights; None = the type of the computation.
+        offload: settings of helpers that affect the result; None = none do.
+        head_tokens: first tokens of each row that the head reads; others need not be sent to it. 0 = all.
+        trims: whether the last block may compute only these tokens; see ``top_tokens``.
     """
 
     method: Method
@@ -257,17 +241,13 @@ class Course(Extent):
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a course that breaks a rule, whatever its placement.
-
-        Raises:
-            PlanError: names the field and its value.
-        """
+        """Refuse a course that breaks a rule, whatever its placement; raises ``PlanError``."""
         _check(self)
         values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
         object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
 
     def __hash__(self) -> int:
-        """The hash of all fields, computed once."""
+        """Return the hash of all fields, computed once."""
         return self._hash
 
     # ---- what may train ---------------------------------------------------------------------------
@@ -279,7 +259,7 @@ class Course(Extent):
 
     @property
     def trainable(self) -> Units:
-        """The units that may train: every one where all parameters do."""
+        """Units that may train: all with ``full_parameters``, else the blocks that are not frozen, and the head."""
         if self.method.full_parameters:
             return Units(self.num_blocks, (Range(EMBEDDING, self.head + 1),))
         return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
@@ -287,7 +267,7 @@ class Course(Extent):
     # ---- owners and batches -----------------------------------------------------------------------
 
     def owner(self, node: str) -> Owner | None:
-        """The owner entry of ``node``, or None if it has no data."""
+        """Return the owner entry of ``node``; None if it has no data."""
         return next((owner for owner in self.owners if owner.node == node), None)
 
     @property
@@ -301,14 +281,14 @@ class Course(Extent):
         return self.users if self.offload is not None and self.offload.has_users else ()
 
     def sent_tokens(self, boundary: int, tokens: int) -> int:
-        """How many of the tokens of a row travel over a boundary: to the head and back those that it reads."""
+        """Number of a row's tokens that are sent over a boundary: only ``head_tokens`` to the head and back."""
         return min(tokens, self.head_tokens or tokens) if boundary == self.head else tokens
 
     @property
     def top_tokens(self) -> int:
-        """How many tokens of each row the last block computes, which attends to all of them; 0 = every one.
+        """Tokens of each row that the last block computes, with attention to all of them; 0 = every token.
 
-        Operations and VeLoRA run blocks in ways of their own, which compute all.
+        With operations or VeLoRA it computes every token.
         """
         has_own_ways = self.operations or self.choice or self.velora
         return self.head_tokens if self.trims and not has_own_ways else 0
@@ -318,23 +298,23 @@ class Course(Extent):
 
         Example: 10 rows in 4 micro-batches are 3, 3, 2 and 2.
 
-        A short evaluation batch keeps the number of micro-batches unless it has fewer rows.
+        A short evaluation batch has the same number of micro-batches unless it has fewer rows.
         """
         return _parts(self.batch_size if rows is None else rows, self.microbatches)
 
     def batch_rows(self, owner: Owner) -> int:
-        """Rows of each training batch of an owner: all its rows where they are fewer than ``batch_size``."""
+        """Rows of each training batch of an owner: all its rows if they are fewer than ``batch_size``."""
         return min(self.batch_size, owner.train_rows)
 
     def eval_batches(self, owner: Owner) -> int:
-        """How many evaluation batches one owner has; the last batch may be short."""
+        """Number of evaluation batches of an owner; the last one may be short."""
         return num_batches(owner.eval_rows, self.batch_size)
 
     def num_scored(self, owner: Owner) -> int:
-        """How many batches of an owner are scored for a choice, from the first of its stream on.
+        """Number of an owner's batches, from the first of its stream on, that are scored for a choice.
 
-        Whole subnets are pruned by one batch of each owner, and weights are the same for every batch. For everything
-        else each batch needs scores of its own.
+        Pruning scores one batch of each owner, and weight magnitudes are equal for every batch. Otherwise every batch
+        is scored.
         """
         choice = self.choice
         if choice is not None and (choice.prunes or not any(score.needs_gradient for score in choice.scores)):
@@ -342,17 +322,17 @@ class Course(Extent):
         return num_batches(owner.train_rows, self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
-        """The operations of whole blocks for an owner's batch at this position of its stream; empty = all full.
+        """Operations of whole blocks for an owner's batch at this position of its stream; empty = all full.
 
         Returns:
-            For each micro-batch one code for each block; see ``operation_tables.block_code``.
+            For each micro-batch one code per block; see ``operation_tables.block_code``.
         """
         if self.operations is None:
             return ()
         return tuple(block_row(row, self.subnets) for row in self.subnet_operations_of(owner, batch))
 
     def subnet_operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
-        """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
+        """Rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
         if self.operations is None:
             return ()
         stream = stream_of(self.plain, owner)
@@ -360,18 +340,18 @@ class Course(Extent):
 
     @property
     def subnets(self) -> int:
-        """Subnets of each block, in the tables that there are or that the run will choose; 1 without any."""
+        """Subnets of each block in the given or chosen tables; 1 without tables."""
         speaks = self.operations or self.choice
         return speaks.subnets if speaks else 1
 
     @property
     def may_skip(self) -> bool:
-        """Whether a micro-batch may pass blocks by: there are operation tables, or the run will choose some."""
+        """Whether a micro-batch may skip blocks: there are operation tables, or the run will choose some."""
         return self.operations is not None or self.choice is not None
 
     @property
     def table_origin(self) -> TableOrigin:
-        """All that decides the rows of a batch id in an operation table."""
+        """The fields that determine the rows of a batch id in an operation table."""
         return TableOrigin(
             seed=self.seed,
             batch_size=self.batch_size,
@@ -381,31 +361,23 @@ class Course(Extent):
         )
 
     def batch_id(self, owner: str, batch: int) -> int:
-        """The id of an owner's batch at this position of its stream of training batches."""
+        """Return the id of an owner's batch at this position of its stream of training batches."""
         return stream_of(self.plain, owner).batch_id(batch)
 
     # ---- decisions --------------------------------------------------------------------------------
 
     @property
     def decides(self) -> bool:
-        """Whether the losses of the run decide what trains when (``unfreeze.at = "auto"``).
-
-        Each turn then carries the decisions that hold for it.
-        """
+        """Whether the run's losses decide what trains (``unfreeze.at = "auto"``); each turn carries decisions."""
         return self.method.patience is not None
 
     def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Course:
-        """The course in which the run's decisions are settled.
+        """Return the course with the run's decisions filled in; ``self`` without any. Equal decisions give one object.
 
-        Without any decision, this is the course itself. Equal decisions give one object.
-
-        Args:
-            steps: more trains from each of them on (``Turn.unfreeze_at``).
-            operations: the table that was chosen (``Turn.operations``).
+        They are ``Turn.unfreeze_at``, at each of which more begins to train, and the table ``Turn.operations``.
 
         Raises:
-            PlanError: the method leaves nothing to the run, the steps break a rule, the course chooses no tables, or
-                the table does not fit it.
+            PlanError: the course leaves no such decision to the run, or the decision does not fit it.
         """
         if operations is not None:
             return _with_table(self, steps, operations)
@@ -413,43 +385,36 @@ class Course(Extent):
 
     @property
     def plain(self) -> Course:
-        """The course without the table that its run has chosen; the course itself if it has none of that kind.
+        """The course without the table that its run has chosen; ``self`` if it has none.
 
-        All that no table changes is cached by this course, so that caches do not keep every table of a long run.
+        It is the cache key for everything that no table changes, so that caches do not keep every table of a long run.
         """
         return self._plain or self
 
     def soonest(self) -> Course:
-        """The course of the earliest decisions possible: no run of this course trains more at any step.
+        """Return the course with the earliest possible decisions: no run of ``self`` trains more at any step.
 
-        Where the method leaves nothing to the run, this is the course itself.
+        It is ``self`` if the method leaves nothing to the run.
         """
         return self.with_method(self.method.soonest(self))
 
     def with_method(self, method: Method) -> Course:
-        """The course with another method and all else as it is; the course itself for its own method."""
+        """Return the course with another method; ``self`` for its own method."""
         return self if method is self.method else dataclasses.replace(self, method=method)
 
     def fitted(self, slices: Sequence[Slice]) -> Course:
-        """The course on a ring with these slices, which its method may read (``Method.fitted``).
-
-        Where the method's result does not depend on the ring, this is the course itself.
-        """
+        """Return the course for a ring with these slices (``Method.fitted``); ``self`` if none of it changes."""
         return self.with_method(self.method.fitted(slices))
 
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Write the course as a JSON-able table."""
+        """Write the course as a JSON-compatible table."""
         return to_table(self)
 
     @staticmethod
     def from_json(value: object) -> Course:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         return read_dataclass(Course, value, where="course", error=PlanError)
 
     @property
@@ -487,7 +452,7 @@ def _with_table(course: Course, steps: tuple[int, ...], operations: Operations) 
 
 @functools.lru_cache(maxsize=256)
 def stream_of(course: Course, node: str) -> BatchStream:
-    """An owner's stream of training batches; ``course`` is a plain one."""
+    """Return an owner's stream of training batches; ``course`` is a plain one."""
     owner = course.owner(node)
     return BatchStream(owner.train_rows if owner else 0, course.batch_size, course.seed, node)
 

@@ -1,6 +1,6 @@
-"""The way of one micro-batch: the ordered actions of every node, and the side messages (parcels) of its updates.
+"""Way of one micro-batch: the ordered actions of every node; and the parcels (side messages) of its updates.
 
-The engine, the simulator and the printed table all use this one lowering of course and placement::
+Engine, simulator and printed table use this lowering of course and placement::
 
     a [0,2)  b [2,4)   owner c   lowest trained block 3
 
@@ -8,10 +8,10 @@ The engine, the simulator and the printed table all use this one lowering of cou
     a |            <h0@c  f[0,1)  f[1,2)  >h2@b
     b |                                   <h2@a  f[2,3)  F[3,4)  >h4@c   <g4@c  B[3,4)  U[3,4)
 
-With an operation table, a way is that of its pattern; a micro-batch that passes all trained blocks by has none. A slice
-whose blocks are all skipped is passed by: its predecessor sends straight to its successor, and a slice without any full
-block gets no gradient. Where a micro-batch is at a node anyway, skipped blocks are an ``S``, so that micro-batches pass
-every unit of a slice in their order::
+With an operation table, the way depends on the micro-batch's pattern. A micro-batch that skips all trained blocks has
+no way (``takes_part``). A slice with only skipped blocks is skipped: its predecessor sends straight to its successor;
+and a slice without any full block gets no gradient. Skipped blocks at a node that the micro-batch passes are an ``S``,
+so that micro-batches pass every unit of a slice in order::
 
     pattern 1131, lowest trained block 0          pattern 3311
 
@@ -19,30 +19,30 @@ every unit of a slice in their order::
     a | <h0@c  F[0,2)  >h2@b  <g2@b  B[0,2)       a |
     b | <h2@a  S[2,3)  F[3,4)  >h4@c  ...         b | <h2@c  F[2,4)  >h4@c  <g4@c  B[2,4)
 
-An item with rows of an earlier one may enter where its hidden state was kept (``placement.Passage``).
+With the activation cache an item may begin at a boundary where its hidden state is stored (``placement.Passage``).
 
-A parcel is one safetensors blob with the key of a tensor, opaque to the wire. Each kind has its own credits on a link,
-with boundaries above the head, which no hidden state enters. A node refuses parcels that its items do not have.
+A parcel is one safetensors blob with the key of a tensor. Each kind has its own credits on a link, at boundaries above
+the head, which no hidden state enters. A node refuses parcels that its items do not have.
 
 ================ ===================================================== ==============
-payload          what is in it                                         waiting a link
+payload          content                                               waiting a link
 ================ ===================================================== ==============
 ``UNIT_GRAD``    gradient of embedding or head, for another owner      2: one a unit
 ``PAIRS``        inputs and output gradients of adapters, for a helper 2 micro-batches
-``WEIGHTS``      adapters that a helper has updated, for their host    1 each range
+``WEIGHTS``      updated adapters of a helper, for their host          1 each range
 ``REPLICA_GRAD`` gradients of adapters, for another host of the stage  2 each range
 ================ ===================================================== ==============
 
-Each host of a stage adds up the gradients of its own micro-batches. When it has its last one of an item, it sends the
-sum to every other host of the stage. Each host adds the sums up in ring order, its own among them, so that all compute
-the same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
+Each host of a stage adds up the gradients of its own micro-batches. After its last one of an item it sends the sum to
+every other host of the stage. Each host adds all sums up in ring order, its own among them, so that all compute the
+same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
 
     a | ... B7.0[2,4)  B7.2[2,4)  >r7.0#2@b               <r7.1#2@b  U7[2,4)
     b | ... B7.1[2,4)  >r7.1#2@a             <r7.0#2@a    U7[2,4)
 
-The place of a micro-batch in the name is that of the sender among the hosts of the stage. A host whose micro-batches
-have no gradient sends an empty sum, so that no host has to know the work of others. It sends the sum of an item after
-its own update of the item before, so no more than two of them are under way on a link.
+The number after the dot is here the sender's rank among the hosts of the stage. A host with micro-batches without
+gradient sends an empty sum, so that no host has to know the work of others. It sends the sum of an item after its own
+update of the item before, so at most two of them are on a link.
 
 Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator).
 """
@@ -81,30 +81,30 @@ WAITING: Final[Mapping[str, int]] = {
     Payload.WEIGHTS: 1,
     Payload.REPLICA_GRAD: 2,
 }
-"""Parcels of a kind that may be on their way on a link or wait at its end; see ``max_waiting``."""
+"""Payload -> most parcels that are on a link or wait at its end; see ``max_waiting``."""
 
 PARCELS: Final = frozenset(WAITING)
-"""Payloads that are parcels."""
+"""Payloads of parcels."""
 
 _ABOVE_HEAD: Final[Mapping[str, int]] = {payload: at for at, payload in enumerate(WAITING, start=1)}
 
 
 def credit_boundary(course: Course, payload: str) -> int:
-    """The boundary of the credits of a kind of parcel: above the head, which no hidden state enters."""
+    """Return the boundary of the credits of a kind of parcel, above the head."""
     return course.head + _ABOVE_HEAD[payload]
 
 
 def weights_key(update: Action) -> TensorKey:
-    """The name of the weights that follow an update at a helper, and precede the one at the host."""
+    """Name of the weights that a helper sends after its update and the host needs for its own."""
     return TensorKey(Payload.WEIGHTS, update.seq, -1, update.start)
 
 
 WAYS_AT_ONCE: Final = 512
-"""Ways that are kept: of 12 blocks on four nodes each takes some 3 kB, and tables of whole blocks may bring any."""
+"""Cached ways, as operation tables may have any pattern; one of 12 blocks on four nodes takes some 3 kB."""
 
 Legs = tuple[Leg, ...]
 Way = Mapping[str, Legs]
-"""The legs of a micro-batch at every node that it passes, each node's in the order of the data flow."""
+"""Node -> legs of a micro-batch there, in the order of the data flow."""
 
 
 class Segment(NamedTuple):
@@ -119,7 +119,7 @@ class Segment(NamedTuple):
 
 
 def way(plan: Plan, item: Item, micro: int) -> Way:
-    """The legs of one micro-batch of ``item`` at every node; none for one that takes no part, and for a checkpoint."""
+    """Return the legs of one micro-batch of ``item`` at every node; empty for a checkpoint, or if it takes no part."""
     if item.kind is StepKind.CHECKPOINT or not takes_part(plan.course, item)[micro]:
         return {}
     lowest, pattern = lowest_and_pattern(plan.course, item, micro)
@@ -128,9 +128,9 @@ def way(plan: Plan, item: Item, micro: int) -> Way:
 
 
 def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
-    """The legs at ``node`` of every micro-batch of ``item``; empty for one that passes the node by.
+    """Return the legs at ``node`` of every micro-batch of ``item``; empty for one that skips the node.
 
-    Micro-batches that have the same way share one object.
+    Micro-batches with the same way share one object.
     """
     count = num_microbatches(plan.course, item)
     if not patterns(plan.course, item):  # all of a lane are alike, and one lane is the usual case
@@ -141,9 +141,9 @@ def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
 
 
 def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str]:
-    """The lowest unit with a gradient for a micro-batch, and the micro-batch's operations; empty = all full.
+    """Return the lowest unit with a gradient for a micro-batch, and the micro-batch's operations; empty = all full.
 
-    The unit is the head (N) if only the head gets a gradient, and N + 1 if nothing does. Example: blocks 1 to 3 of four
+    The unit is the head (N) if only the head gets a gradient, and N + 1 if none does. Example: blocks 1 to 3 of four
     train and the pattern is ``1311``: the lowest unit is 2.
     """
     units = trained(course, item.kind, item.step)
@@ -175,7 +175,7 @@ def _takes_part(rows: tuple[str, ...], blocks: tuple[int, ...]) -> tuple[bool, .
 
 
 def lowest_units(course: Course, item: Item) -> tuple[int, ...]:
-    """The lowest unit that gets a gradient, for each micro-batch of ``item``."""
+    """Return the lowest unit with a gradient, for each micro-batch of ``item``."""
     count = num_microbatches(course, item)
     if not patterns(course, item):
         return (trained(course, item.kind, item.step).lowest,) * count
@@ -183,12 +183,12 @@ def lowest_units(course: Course, item: Item) -> tuple[int, ...]:
 
 
 def patterns(course: Course, item: Item) -> tuple[str, ...]:
-    """The operation table's rows for a train item, one a micro-batch; empty for other items and batches."""
+    """Return the operations of whole blocks, a row per micro-batch; empty if the item has no table."""
     return course.operations_of(item.owner, item.batch) if item.kind.has_update else ()
 
 
 def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
-    """The operations of all subnets for a train item, one row a micro-batch; empty for other items and batches."""
+    """Return the operations of all subnets, a row per micro-batch; empty if the item has no table."""
     return course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else ()
 
 
@@ -202,20 +202,19 @@ def lower(
     lane: int = 0,
     passage: Passage = WHOLE,
 ) -> dict[str, Legs]:
-    """Lower a micro-batch's way to legs at every node, from owner, lowest unit, pattern, lane and passage alone.
+    """Lower a micro-batch's way to legs at every node.
 
     Args:
-        plan: the plan, as it is for the item's turn.
+        plan: with the decisions of the item's turn.
         owner: the initiator of the item.
-        lowest: the lowest unit that gets a gradient.
+        lowest: lowest unit with a gradient.
         pattern: operations of the blocks; empty = all full.
-        has_update: whether weights change after it, so that pairs of adapters go to helpers.
-        lane: which hosts it passes, where stages have several; see ``schedule.stages``.
-        passage: where it enters the ring, and where it is kept.
+        has_update: whether weights change after it, so that pairs of adapters are sent to helpers.
+        lane: selects the hosts where stages have several; see ``schedule.stages``.
+        passage: boundaries where it begins and where it is stored.
 
     Returns:
-        For every node that takes part its legs; each node's legs are totally ordered because a micro-batch is at one
-        place at a time.
+        Node -> its legs, totally ordered because a micro-batch is at one place at a time.
     """
     found: dict[str, list[Leg]] = {}
 
@@ -264,9 +263,9 @@ def lower(
 
 
 def _cut_at_helpers(parts: Iterable[Leg], helpers: tuple[Helper, ...]) -> Iterator[Leg]:
-    """Yield forward legs, those with a graph cut where the blocks of a helper begin and end.
+    """Yield forward legs; those with a graph are cut at the borders of helpers' blocks.
 
-    So each range has a backward of its own, and its pairs leave before the backward of the range below.
+    So each range has a backward of its own, and its pairs are sent before the backward of the range below.
     """
     for leg in parts:
         if leg.op.graph is Graph.KEEPS:
@@ -276,7 +275,7 @@ def _cut_at_helpers(parts: Iterable[Leg], helpers: tuple[Helper, ...]) -> Iterat
 
 
 def _with_ships(plan: Plan, parts: Sequence[Leg]) -> Iterator[Leg]:
-    """Yield a node's legs with what it ships after each backward; the gradient for the host below goes first."""
+    """Yield a node's legs with the pairs to ship after each backward; the gradient for the host below is sent first."""
     ships: list[Leg] = []
     for leg in parts:
         if leg.op is not Op.SEND:
@@ -287,7 +286,7 @@ def _with_ships(plan: Plan, parts: Sequence[Leg]) -> Iterator[Leg]:
 
 
 def _ships(plan: Plan, leg: Leg) -> Iterator[Leg]:
-    """Yield what a host ships after a leg: the pairs of the blocks that helpers fit, if it is a backward."""
+    """Yield the legs that ship pairs of helped blocks after a backward."""
     for helper in reversed(plan.placement.helpers) if leg.op is Op.BACKWARD else ():
         start, stop = max(leg.start, helper.start), min(leg.stop, helper.stop)
         if start < stop:
@@ -296,7 +295,7 @@ def _ships(plan: Plan, leg: Leg) -> Iterator[Leg]:
 
 
 def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
-    """The fits of ``node`` as a helper for every micro-batch of ``item``: from the top down, as pairs are shipped."""
+    """Return the legs of ``node`` as a helper for every micro-batch of ``item``, from the top blocks down."""
     count = num_microbatches(plan.course, item)
     if not item.kind.has_update or not plan.placement.helped_by(node):
         return ((),) * count
@@ -319,11 +318,9 @@ def _fits(plan: Plan, found: Way, node: str) -> Legs:
 
 
 def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Iterator[Leg]:
-    """Yield a segment's forward legs: blocks without a graph one by one, others in the longest ranges.
+    """Yield a segment's forward legs: blocks without a graph one by one, to be interruptible; others in ranges.
 
-    So a forward without a graph can be interrupted after each block.
-
-    No range goes beyond the private blocks: micro-batches of several owners are in order above them only.
+    No range crosses the border of the private blocks: above it, micro-batches of several owners are in order.
     """
 
     def kind_of(block: int) -> tuple[Op, bool]:
@@ -342,7 +339,7 @@ def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Itera
 
 @functools.lru_cache(maxsize=4096)
 def route(plan: Plan, owner: str, lane: int = 0) -> tuple[Segment, ...]:
-    """The segments on the way of an owner's micro-batches of a lane, bottom to top; neighbours on one node merge."""
+    """Return the segments of an owner's micro-batches of a lane, bottom to top, one for each node in a row."""
     placement = plan.placement
     pieces = [Segment(owner, 0, placement.private_blocks)]
     pieces += [Segment(piece.node, piece.start, piece.stop) for piece in hosts_of_lane(placement, lane)]
@@ -358,13 +355,13 @@ def route(plan: Plan, owner: str, lane: int = 0) -> tuple[Segment, ...]:
 
 
 def entered(path: tuple[Segment, ...], boundary: int) -> tuple[Segment, ...]:
-    """The segments of a way that begins with the block at a boundary; 0 = the whole way."""
+    """Return the segments of a way that begins with the block at a boundary; 0 = the whole way."""
     above = [part for part in path if part.stop > boundary]
     return (above[0]._replace(start=max(boundary, above[0].start)), *above[1:]) if boundary else path
 
 
 class Arrival(NamedTuple):
-    """A tensor on its way into a node: sender, boundary, payload."""
+    """A tensor that a node receives: sender, boundary, payload."""
 
     source: str
     boundary: int
@@ -373,10 +370,10 @@ class Arrival(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
-    """Tensors that may arrive at a node for a train item of an owner, whatever operations the run chooses.
+    """Return the tensors that a node may receive for a train item of an owner, for any operation table.
 
-    Any nodes between may be passed by. Example: of nodes a, b and c in this order, c may get a hidden state from b,
-    from a, or from the owner. All that arrives under any one table is among these.
+    Any nodes between may be skipped. Example: of nodes a, b and c in this order, c may get a hidden state from b, from
+    a, or from the owner.
     """
     path = route(plan, owner)
     names = [part.node for part in path]
@@ -392,7 +389,7 @@ def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
 
 
 def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
-    """The actions of ``node`` after the last micro-batch of ``item``: update its trained units, or save."""
+    """Return the actions of ``node`` after the last micro-batch of ``item``: updates of trained units, or a save."""
     if item.kind is StepKind.CHECKPOINT:
         return (Action(Op.SAVE, item.seq),)
     if not item.kind.has_update:
@@ -405,10 +402,9 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range, ...]:
-    """The ranges that a node updates: of its slice, of blocks that it helps with, and of embedding and head.
+    """Return the ranges that a node updates: of its slice, of helped blocks, with ``has_ends`` embedding and head.
 
-    The initiator has the last two, and every owner has copies where all parameters train (``schedule.stages``).
-    Blocks of one helper are updated together at their host too, which takes them from that helper.
+    Blocks of one helper are one range at their host too, which installs the helper's weights.
     """
     piece, head, placement = plan.slice_of(node), plan.course.head, plan.placement
     ranges = tuple(_cut(units.ranges_within(piece.start, piece.stop), placement.helpers_of(node)))
@@ -418,9 +414,9 @@ def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range
 
 
 def _cut(ranges: Iterable[Range], helpers: tuple[Helper, ...]) -> Iterator[Range]:
-    """Yield ranges, cut where the blocks of a helper begin and end.
+    """Yield ranges, cut at the borders of helpers' blocks.
 
-    Example: [0, 6) with a helper for [2, 4) is [0, 2), [2, 4) and [4, 6).
+    Example: [0, 6) with a helper for [2, 4) gives [0, 2), [2, 4) and [4, 6).
     """
     borders = {border for helper in helpers for border in (helper.start, helper.stop)}
     for start, stop in ranges:
@@ -429,7 +425,7 @@ def _cut(ranges: Iterable[Range], helpers: tuple[Helper, ...]) -> Iterator[Range
 
 
 def num_microbatches(course: Course, item: Item) -> int:
-    """How many micro-batches an item has: fewer in a short evaluation batch, none in a checkpoint."""
+    """Number of micro-batches of an item: fewer in a short evaluation batch, none in a checkpoint."""
     return 0 if item.kind is StepKind.CHECKPOINT else len(course.microbatch_sizes(item.rows))
 
 
@@ -438,11 +434,9 @@ def num_microbatches(course: Course, item: Item) -> int:
 
 @functools.lru_cache(maxsize=256)
 def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
-    """Every directed pair of nodes along which tensors, a head or a unit's gradient travel, and credits return.
+    """Return every directed pair of nodes with a link, for tensors, heads, parcels, or returning credits.
 
-    Args:
-        plan: of the run.
-        start: where the run continues; None = it begins.
+    ``start`` is the point where the run continues; None = its beginning.
     """
     pairs: set[tuple[str, str]] = set()
     for owner, lane in itertools.product((one.node for one in plan.course.owners), lanes(plan.placement)):
@@ -466,7 +460,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
 
 
 def _rows(course: Course, owner: str) -> set[str]:
-    """The rows of operations that micro-batches of ``owner`` may have; all full is always among them."""
+    """Return the rows of operations that micro-batches of ``owner`` may have, all full among them."""
     rows = course.operations.block_rows() if course.operations else frozenset()
     return {FULL * course.num_blocks, *(row for name, row in rows if name == owner)}
 
@@ -479,12 +473,12 @@ def is_replicated(plan: Plan, node: str, update: Action) -> bool:
 
 
 def replica_grad_key(update: Action, rank: int) -> TensorKey:
-    """The name of the gradients that the host at place ``rank`` of a stage sends for an update."""
+    """Name of the gradients that the host of rank ``rank`` in a stage sends for an update."""
     return TensorKey(Payload.REPLICA_GRAD, update.seq, rank, update.start)
 
 
 def replica_grads(plan: Plan, item: Item, source: str, target: str) -> tuple[TensorKey, ...]:
-    """The gradients that ``source`` sends to ``target`` for an item; none where they are no replicas."""
+    """Return the gradients that ``source`` sends to ``target`` for an item; empty if they are not replicas."""
     names = replicas(plan.placement, target)
     if source not in names or source == target:
         return ()
@@ -493,7 +487,7 @@ def replica_grads(plan: Plan, item: Item, source: str, target: str) -> tuple[Ten
 
 
 def replica_messages(plan: Plan, node: str, update: Action) -> tuple[Action, ...]:
-    """The messages before an update: own gradients to every other replica, then theirs, in ring order."""
+    """Return the messages before an update: own gradients to every other replica, then theirs, in ring order."""
     if not is_replicated(plan, node, update):
         return ()
     names = replicas(plan.placement, node)
@@ -505,7 +499,7 @@ def replica_messages(plan: Plan, node: str, update: Action) -> tuple[Action, ...
 
 @functools.lru_cache(maxsize=256)
 def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[TensorKey]:
-    """Every parcel that ``source`` sends to ``target`` for an item: gradients, pairs and weights."""
+    """Return every parcel that ``source`` sends to ``target`` for an item: gradients, pairs and weights."""
     found = set(replica_grads(plan, item, source, target))
     if item.owner == source and target in other_owners(plan.course, source):
         found |= {unit_grad_key(item.seq, unit) for unit in replicated_units(plan.course, item)}
@@ -519,7 +513,7 @@ def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[Tenso
 
 
 def max_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
-    """How many parcels of a kind may be on their way on a link or wait at its end."""
+    """Most parcels of a kind that are on a link or wait at its end."""
     if payload == Payload.REPLICA_GRAD:
         return WAITING[payload] * max(1, -(-plan.slice_of(target).num_blocks // 2))
     if payload != Payload.WEIGHTS:

@@ -1,14 +1,14 @@
-"""Changes of a run under way: the next placement, copies of ends of turns, and turns without a lost owner.
+"""Changes of a run in progress: the next placement, copies of ends of turns, and the loss of an owner.
 
-A run of turns of 5 steps whose second placement holds from turn 3 on, with nodes a and b::
+A run with turns of 5 steps and a second placement from turn 3 on, with nodes a and b::
 
     placement 0   a [0,3)  b [3,6)    steps 0 to 14
-    placement 1   a [0,1)  b [1,6)    steps 15 on: b gets the blocks 1 and 2 of a, as far as they were trained
+    placement 1   a [0,1)  b [1,6)    steps 15 on: a sends its trained blocks among 1 and 2 to b
 
-Weights, moments and step counts of trained blocks move. The head stays at the owner that has it, and base weights are
-in the node's own folder, or fetched by digest from any node that has them.
+Weights, moments and step counts of trained blocks are sent. The head stays at its owner, and base weights are in the
+node's own folder, or fetched by digest from any node that has them.
 
-``CopyHolders``: each host keeps a copy for the host before it in the ring, so that a run can go back to the end of the
+``CopyHolders``: each host keeps a copy for the host before it in the ring, so that a run can return to the end of the
 last committed turn. A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
 
     blocks 2        kept by a, a copy by b
@@ -24,8 +24,8 @@ lost when 40 steps are committed::
     before    a b c a | b c a b c       the run ends with step 90
     after     a b c a | c a c           the run ends with step 70
 
-All others have the turns, and the batches, that they would have had, one after another; steps are numbered without
-gaps. What depends on the number of steps, as a learning rate that falls to the last one, uses the new number.
+The other owners keep their turns and batches, in the same order; steps are numbered without gaps. Values that depend on
+the number of steps, such as a linear learning rate, use the new number.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import may_be_stale, weight_version
 
 TURNS_KEPT: Final = 3
-"""Train turns of which a node keeps what it has trained: the committed one, and two that may be granted since."""
+"""Train turns with kept ends at a node: the committed one, and two that may be granted since."""
 
 
 def copy_holder(placement: Placement, node: str) -> str:
-    """The node that keeps a copy of what a host has trained; empty if none does, or a replica has it anyway.
+    """Return the node that keeps a copy of a host's trained blocks; empty if none does, or a replica has them.
 
-    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has no such host.
+    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has no such node.
     """
     hosts = placement.hosts
     own = placement.slice_of(node)
@@ -60,12 +60,12 @@ def copy_holder(placement: Placement, node: str) -> str:
 
 
 def copied_from(placement: Placement, node: str) -> tuple[str, ...]:
-    """The hosts of which a node keeps copies, in ring order; see ``copy_holder``."""
+    """Return the hosts of which a node keeps copies, in ring order; see ``copy_holder``."""
     return tuple(piece.node for piece in placement.hosts if copy_holder(placement, piece.node) == node)
 
 
 def wait_reason(course: Course, owner: str) -> str:
-    """The reason why a run can't continue without an owner's rows; empty if it can."""
+    """Say why a run can't continue without an owner's rows; empty if it can."""
     if len(course.owners) == 1:
         return f"no other node than {owner} owns rows"
     if course.operations is not None:
@@ -74,7 +74,7 @@ def wait_reason(course: Course, owner: str) -> str:
 
 
 def without_owner(course: Course, node: str, num_turns: int) -> Course:
-    """The course of a run that leaves an owner's turns out once so many train turns are done.
+    """Return the course without an owner's turns after the first ``num_turns`` train turns.
 
     Raises:
         PlanError: the node is no owner, or the course can't continue without it.
@@ -99,7 +99,7 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
 
 
 def all_owners(course: Course) -> tuple[Owner, ...]:
-    """The owners with which a run began, in initiator order: those that it has left out too."""
+    """Return the owners of the run in initiator order, including those left out."""
     owners = list(course.owners)
     for one in reversed(course.left_out):
         owners.insert(one.at, one.owner)
@@ -107,7 +107,7 @@ def all_owners(course: Course) -> tuple[Owner, ...]:
 
 
 def reduced_num_steps(course: Course, num_steps: int) -> int:
-    """Steps of a run that leaves owners out, and that would have so many with all of them."""
+    """Number of steps of a run with left-out owners that would have ``num_steps`` with all of them."""
     length, owners = course.local_iterations, all_owners(course)
     out = {one.owner.node: one.turns for one in course.left_out}
     own, total = weights(owners, course.turns), course.turns_of(num_steps)
@@ -118,12 +118,7 @@ def reduced_num_steps(course: Course, num_steps: int) -> int:
 
 
 def with_owner_back(course: Course, num_steps: int) -> Course:
-    """The course before it left out the last owner that it has left out.
-
-    Args:
-        course: that leaves owners out.
-        num_steps: that a run with all owners would have.
-    """
+    """Return the course before its last owner was left out; ``num_steps`` is that of a run with all owners."""
     last = course.left_out[-1]
     owners = [*course.owners]
     owners.insert(last.at, last.owner)
@@ -132,10 +127,7 @@ def with_owner_back(course: Course, num_steps: int) -> Course:
 
 
 def head_holder(course: Course, owner: str) -> str:
-    """The owner that keeps a copy of the head as another one had it at the end of its turn: the next in their order.
-
-    Empty if there is none: then the head is nowhere else.
-    """
+    """Return the owner that copies the head at the end of an owner's turn: the next one; empty if there is none."""
     names = [one.node for one in course.owners]
     if len(names) < 2 or owner not in names:
         return ""
@@ -146,7 +138,7 @@ _ONE = "give the plan one placement"
 
 
 class Source(NamedTuple):
-    """The blocks ``[start, stop)`` that a node takes over from the node that hosted them until now, perhaps itself."""
+    """Blocks ``[start, stop)`` that a node takes over from their host so far, perhaps itself."""
 
     node: str
     start: int
@@ -154,11 +146,7 @@ class Source(NamedTuple):
 
 
 def check_placements(course: Course, placements: Sequence[Placement]) -> None:
-    """Refuse placements that a run of the course can't carry out one after another.
-
-    Raises:
-        PlanError: there is none, they are not in order, or the course stays on one placement; says why.
-    """
+    """Refuse placements that a run of the course can't have one after another; raises ``PlanError``."""
     if not placements:
         raise PlanError("a plan has at least one placement, this one has none; make it anew with 'ringtune plan'")
     first = placements[0]
@@ -189,7 +177,7 @@ def check_placements(course: Course, placements: Sequence[Placement]) -> None:
 
 
 def stay_reason(course: Course, placements: Sequence[Placement]) -> str:
-    """Why a course stays on one placement; empty if it may move."""
+    """Say why a course can't move to another placement; empty if it may."""
     if course.method.full_parameters:
         return f"{course.method.name} trains all parameters, which do not fit beside those of the next slice"
     if may_be_stale(course):
@@ -204,15 +192,15 @@ def stay_reason(course: Course, placements: Sequence[Placement]) -> str:
 
 
 def first_step(course: Course, placement: Placement) -> int:
-    """The step with which a placement begins to hold."""
+    """First step of a placement."""
     return placement.first_turn * course.local_iterations
 
 
 def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
-    """The number of the placement in which a turn is to be worked on.
+    """Return the number of the placement for a turn.
 
-    A checkpoint and the evaluations after the last turn of a placement are of that placement still; scores are of the
-    train turn that they come before.
+    A checkpoint, and evaluations, after the last train turn of a placement are still in it; scores are in that of the
+    following train turn.
     """
     comes_before = turn.kind in (StepKind.TRAIN, StepKind.SCORE)
     holding = [
@@ -226,16 +214,9 @@ def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
 
 
 def sources(course: Course, before: Placement, after: Placement, node: str, step: int) -> tuple[Source, ...]:
-    """The blocks that a node takes over when a run moves after ``step`` steps, with their sources, ascending.
+    """Return the blocks that a node takes over when a run moves after ``step`` steps, with their sources, ascending.
 
-    Blocks that were not trained yet are as every node makes them, so no node hands them over.
-
-    Args:
-        course: in which the run's decisions are settled.
-        before: the placement that held until now.
-        after: the placement that holds from now on.
-        node: that takes over.
-        step: optimizer steps done.
+    Blocks that were not trained yet are equal on all nodes, and are not sent.
     """
     return tuple(joined(_single(course, before, after, node, step)))
 
@@ -250,7 +231,7 @@ def _single(course: Course, before: Placement, after: Placement, node: str, step
 
 
 def joined(parts: Iterator[Source]) -> Iterator[Source]:
-    """Yield neighbouring blocks of one node as one range."""
+    """Join adjacent blocks of one node into one range."""
     last: Source | None = None
     for part in parts:
         if last is not None and (last.node, last.stop) == (part.node, part.start):
@@ -264,19 +245,19 @@ def joined(parts: Iterator[Source]) -> Iterator[Source]:
 
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:
-    """The blocks of a host that were trained until the end of a turn: they are what it keeps."""
+    """Return the blocks of a host that were trained until the end of a turn."""
     settled, piece = turn.settled(course), placement.slice_of(node)
     return tuple(block for block in range(piece.start, piece.stop) if weight_version(settled, block, turn.end_step))
 
 
 class CopyHolders:
-    """The holders of every trained block at the end of one turn.
+    """Nodes with the state of every trained block at the end of one turn.
 
     Attributes:
-        step: optimizer steps done then; None = there is no turn to which the run could go back.
+        step: optimizer steps done then; None = there is no turn to return to.
         owner: that had the head.
-        holder: this owner, or if it is lost the one that has the copy of the head.
-        decided: the run's unfreezing decisions until then.
+        holder: this owner, or if it is lost the one with the copy of the head.
+        decided: unfreezing decisions of the run until then.
     """
 
     def __init__(self) -> None:
@@ -287,7 +268,7 @@ class CopyHolders:
         self._nodes: dict[int, tuple[str, ...]] = {}
 
     def begin(self, holder: str) -> None:
-        """A run that begins can begin again: nothing was trained yet."""
+        """Start at step 0: nothing was trained yet, so the run can begin again."""
         self.step, self.owner, self._heads = 0, holder, (holder,)
 
     @property
@@ -295,7 +276,7 @@ class CopyHolders:
         return self._heads[0] if self._heads else ""
 
     def commit(self, course: Course, placement: Placement, turn: Turn) -> None:
-        """Note the end of a train turn that every node has done and kept."""
+        """Note the end of a train turn that every node has finished and kept."""
         self.step, self.decided = turn.end_step, turn.unfreeze_at
         self.owner = turn.owner
         self._heads = tuple(filter(None, (turn.owner, head_holder(course, turn.owner))))
@@ -307,17 +288,17 @@ class CopyHolders:
                 self._nodes[block] = (*before, piece.node, *([copy] if copy else []))
 
     def fetched(self, node: str, sources: Iterable[Source]) -> None:
-        """Note that a node has fetched blocks as they were kept, and keeps them."""
+        """Note that a node has fetched, and keeps, blocks of the committed turn."""
         for source in sources:
             for block in range(source.start, source.stop):
                 self._nodes[block] = tuple(dict.fromkeys((*self._nodes[block], node)))
 
     def head_source(self, node: str) -> str:
-        """From whom a node fetches the head as it was then; empty if it has it, or all make it by themselves."""
+        """Return the node from which to fetch the head; empty if ``node`` has it, or it was not trained yet."""
         return "" if not self.step or node in self._heads else self.holder
 
     def fetched_head(self, node: str) -> None:
-        """Note that a node has fetched the head, and keeps it."""
+        """Note that a node has fetched, and keeps, the head."""
         self._heads = (node, *(each for each in self._heads if each != node))
 
     def lose(self, node: str) -> None:
@@ -327,11 +308,11 @@ class CopyHolders:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Blocks that were trained and that no living node keeps."""
+        """Trained blocks that no living node keeps."""
         return tuple(sorted(block for block, nodes in self._nodes.items() if not nodes))
 
     def sources(self, placement: Placement, node: str) -> tuple[Source, ...]:
-        """From whom a node takes its blocks of a placement over: itself where it keeps them."""
+        """Return the sources of a node's trained blocks in a placement: itself if it keeps them."""
         piece = placement.slice_of(node)
         found = [
             Source(node if node in self._nodes[block] else self._nodes[block][0], block, block + 1)

@@ -1,34 +1,33 @@
 """Operation tables (D2FT): operations of subnets for micro-batches, scores, choices, and packed text.
 
 ====== ============ =============================================================================================
-code   operation    meaning, for one micro-batch at one subnet
+code   operation    effect for one micro-batch at one subnet
 ====== ============ =============================================================================================
 1      full         forward, and backward where the block trains or passes a gradient on
 2      forward-only the subnet contributes to the hidden state, but is no part of the graph: its weights get no
                     gradient, and none passes through it
-3      shortcut     the subnet contributes nothing; hidden state and gradient go past it
+3      shortcut     the subnet contributes nothing; hidden state and gradient bypass it
 ====== ============ =============================================================================================
 
 A *pattern* is the codes of one block's subnets for one micro-batch: in ``1132`` two of four subnets are full. A *row*
 is the patterns of all blocks, from block 0 on. Text packs five codes in a byte, as base64: a table of 600 batches with
 4 micro-batches, 12 blocks and 6 subnets has 172,800 codes, which are 46 kB.
 
-Embedding and head are full for each micro-batch that takes part (``lowering.takes_part``). A table speaks of train
-items only; evaluations and scores run every block. It is keyed by owner, batch id and pass over the owner's rows, of
-which the last is taken modulo ``Operations.passes``.
-``TableOrigin`` has all that decides the rows of these batches. For a model of four blocks with one subnet each and two
-micro-batches::
+Embedding and head are full for each micro-batch that takes part (``lowering.takes_part``). A table applies to train
+items only; evaluations and scores run every block. It is keyed by owner, batch id, and pass over the owner's rows
+modulo ``Operations.passes``. ``TableOrigin`` has everything that determines the rows of these batches. For a model of
+four blocks with one subnet each and two micro-batches::
 
-    owner a, batch 0:   1131   micro-batch 0 passes block 2 by
+    owner a, batch 0:   1131   micro-batch 0 skips block 2
                         1211   micro-batch 1 runs block 1 without a graph
 
 A *subnet* is a group of whole key/value heads with its share of the feed-forward rows. Example: 12 query heads over 6
 key/value heads and a feed-forward width of 2048 in 3 subnets: each has 4 query heads, 2 key/value heads, and 683, 683
 and 682 rows.
 
-A run that chooses tables itself gathers scores in a pass without updates; nodes report numbers only. The coordinator
-solves the knapsacks, and the table is a decision of the run: it holds from the next turn on, each turn carries it, and
-the books have it. ``operations.json`` holds all chosen tables, each with its step, to repeat the run.
+A run that chooses tables gathers scores in a pass without updates; nodes report only numbers. The coordinator solves
+the knapsacks. The table is a decision of the run: it holds from the next turn on, and each turn carries it.
+``operations.json`` has all chosen tables with their steps, to repeat the run.
 
 Source: D2FT, section II-A (full p_f, forward-only p_o, shortcut p_s, and the residual route past a subnet), II-A.3
 (scores), II-B (capacities C^pf and C^po of each subnet's device), III-A (one attention head and one sixth of the
@@ -68,7 +67,7 @@ CODES: Final = frozenset({FULL, FORWARD_ONLY, SHORTCUT})
 
 
 def block_code(pattern: str) -> str:
-    """The operation of a whole block: what its most active subnet does.
+    """Return the operation of a whole block, that of its most active subnet.
 
     Example: ``2133`` is full, ``2233`` is forward-only, ``3333`` is a shortcut.
     """
@@ -77,7 +76,7 @@ def block_code(pattern: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def block_row(row: str, subnets: int) -> str:
-    """The operations of whole blocks in a row with so many subnets a block; see ``block_code``.
+    """Return the operations of whole blocks in a row with ``subnets`` subnets a block; see ``block_code``.
 
     Example: ``1132 3333`` with four subnets is ``13``.
     """
@@ -85,20 +84,20 @@ def block_row(row: str, subnets: int) -> str:
 
 
 def pattern_of(row: str, block: int, subnets: int) -> str:
-    """The pattern of one block in a row; empty for an empty row, which is all full."""
+    """Return the pattern of one block in a row; empty for an empty row, which is all full."""
     return row[block * subnets : (block + 1) * subnets]
 
 
 @functools.lru_cache(maxsize=4096)
 def patterns_of(row: str, start: int, stop: int, subnets: int) -> tuple[str, ...]:
-    """The patterns of blocks [start, stop) in a row; none for an empty row, which is all full."""
+    """Return the patterns of blocks [start, stop) in a row; empty for an empty row, which is all full."""
     return tuple(pattern_of(row, block, subnets) for block in range(start, stop)) if row else ()
 
 
 def share(pattern: str, code: str) -> float:
-    """The share of a pattern's subnets with an operation; of an empty pattern all are full.
+    """Share of a pattern's subnets with an operation; in an empty pattern all are full.
 
-    Example: of ``1132`` one half is full.
+    Example: one half of ``1132`` is full.
     """
     return pattern.count(code) / len(pattern) if pattern else float(code == FULL)
 
@@ -120,17 +119,13 @@ def pack(codes: str) -> str:
 
 
 def packed_length(count: int) -> int:
-    """How many characters ``pack`` makes of so many codes."""
+    """Number of characters of ``count`` packed codes."""
     num_bytes = -(-count // _PER_BYTE)
     return 4 * -(-num_bytes // 3)
 
 
 def unpack(text: str, count: int) -> str:
-    """Unpack ``count`` codes.
-
-    Raises:
-        PlanError: the text is not what ``pack`` makes of so many codes.
-    """
+    """Unpack ``count`` codes; raises ``PlanError`` for a text that is no result of ``pack``."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
@@ -156,12 +151,12 @@ _FIVE: Final = tuple(_five(value) for value in range(_BASE**_PER_BYTE))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subnets:
-    """The subnets of one block.
+    """Subnets of one block.
 
     Attributes:
         heads: query heads of the block.
         kv_heads: key/value heads; ``heads`` where each query head has its own.
-        inner: feed-forward rows, that is the inner width.
+        inner: feed-forward rows, the inner width.
         count: subnets of the block.
     """
 
@@ -171,11 +166,7 @@ class Subnets:
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse a number of subnets that does not divide the key/value heads.
-
-        Raises:
-            PlanError: says which numbers do.
-        """
+        """Refuse a number of subnets that does not divide the key/value heads; raises ``PlanError``."""
         if not 1 <= self.count <= self.kv_heads or self.kv_heads % self.count:
             fitting = ", ".join(
                 str(self.heads // count) for count in range(self.kv_heads, 0, -1) if not self.kv_heads % count
@@ -196,17 +187,17 @@ class Subnets:
         return self.kv_heads // self.count
 
     def inner_range(self, subnet: int) -> tuple[int, int]:
-        """The feed-forward rows [start, stop) of a subnet; the first subnets have one more where they do not divide."""
+        """Return the feed-forward rows [start, stop) of a subnet; the first subnets take the remainder."""
         small, extra = divmod(self.inner, self.count)
         start = subnet * small + min(subnet, extra)
         return start, start + small + (subnet < extra)
 
 
 def subnets_of(*, heads: int, kv_heads: int, inner: int, heads_each: int) -> Subnets:
-    """The subnets of blocks with so many query heads a subnet; with 0 a whole block is one subnet.
+    """Return the subnets of blocks with ``heads_each`` query heads a subnet; 0 = a whole block is one subnet.
 
     Raises:
-        PlanError: so many heads do not divide the block, or would part the query heads of one key/value head.
+        PlanError: the number does not divide the heads, or would split the query heads of one key/value head.
     """
     if not heads_each:
         return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=1)
@@ -229,14 +220,14 @@ def _fits(heads: int, kv_heads: int, size: int) -> bool:
 
 
 class BlockScores(NamedTuple):
-    """The scores of one block's subnets for one micro-batch.
+    """Scores of one block's subnets for one micro-batch.
 
     Attributes:
-        owner: whose batch.
-        batch_id: which of its batches.
-        micro: which micro-batch of it.
-        block: which block.
-        values: for each score of ``Choice.scores``, in that order, one number for each subnet.
+        owner: of the batch.
+        batch_id: of the batch.
+        micro: index of the micro-batch.
+        block: index of the block.
+        values: for each score of ``Choice.scores``, in that order, one number per subnet.
     """
 
     owner: str
@@ -247,7 +238,7 @@ class BlockScores(NamedTuple):
 
 
 class OwnerRows(NamedTuple):
-    """An owner and the rows that it trains on."""
+    """An owner and its number of training rows."""
 
     node: str
     train_rows: int
@@ -255,15 +246,7 @@ class OwnerRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOrigin:
-    """The values of a run from which its batches and their micro-batches follow.
-
-    Attributes:
-        seed: of the run.
-        batch_size: rows of one step.
-        microbatches: of one batch.
-        num_blocks: of the model.
-        owners: (node, train rows) of each, sorted.
-    """
+    """Values of a run that determine its batches and their micro-batches; ``owners`` are sorted."""
 
     seed: int
     batch_size: int
@@ -272,11 +255,7 @@ class TableOrigin:
     owners: tuple[OwnerRows, ...]
 
     def require(self, run: TableOrigin) -> None:
-        """Refuse a run with other batches.
-
-        Raises:
-            PlanError: says which values differ.
-        """
+        """Refuse a run with other batches; raises ``PlanError``."""
         before, now = self._values(), run._values()
         told = [
             f"{name} {before.get(name, 'none')}, not {now.get(name, 'none')}"
@@ -292,16 +271,12 @@ class TableOrigin:
         return {**numbers, "num_blocks": self.num_blocks, **owners}
 
     def to_json(self) -> dict[str, Any]:
-        """Write it as a JSON-able table."""
+        """Write as a JSON-compatible table."""
         return {**to_table(self), "owners": dict(self.owners)}
 
     @staticmethod
     def from_json(value: object, *, where: str) -> TableOrigin:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing, unknown, or of another type.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         owners = value.get("owners") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or not isinstance(owners, Mapping):
             raise PlanError(f"{where} has to be an object with owners and their train rows; take another file")
@@ -311,14 +286,7 @@ class TableOrigin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOperations:
-    """The operations of one batch.
-
-    Attributes:
-        owner: whose batch.
-        batch_id: which of its batches (``BatchStream.batch_id``).
-        rows: per micro-batch the codes of all subnets, from block 0 on.
-        of_pass: which of the table's passes.
-    """
+    """Operations of one batch in one pass: for each micro-batch the codes of all subnets, from block 0 on."""
 
     owner: str
     batch_id: int
@@ -328,7 +296,7 @@ class BatchOperations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operations:
-    """A table of operations; a batch that it does not name is all full.
+    """A table of operations; a batch that is not in it is all full.
 
     Attributes:
         batches: each batch once for each pass.
@@ -345,19 +313,19 @@ class Operations:
     )
 
     def __post_init__(self) -> None:
-        """Compute the hash once: a table is part of a course, which is in the key of many caches.
+        """Compute the hash once, as a table is in the key of many caches, and index the rows.
 
-        Rows are read for every item. A cache outside would compare whole tables, where two are equal.
+        Rows are read for every item. A cache outside would compare whole tables to find equal ones.
         """
         object.__setattr__(self, "_hash", hash((self.batches, self.subnets, self.passes)))
         self._rows.update({(entry.owner, entry.batch_id, entry.of_pass): entry.rows for entry in self.batches})
 
     def __hash__(self) -> int:
-        """The hash of all fields, computed once."""
+        """Return the hash of all fields, computed once."""
         return self._hash
 
     def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:
-        """Refuse a table that does not fit so many blocks, micro-batches, and batches of each owner.
+        """Refuse a table that does not fit the blocks, micro-batches, and number of batches of each owner.
 
         Raises:
             PlanError: a batch twice, an unknown owner or pass, or a row of another length or with another code.
@@ -384,20 +352,20 @@ class Operations:
                     raise PlanError(f"{name} have a row {row!r}, it has to be {length} of {', '.join(sorted(CODES))}")
 
     def rows_of(self, owner: str, batch_id: int, at_pass: int = 0) -> tuple[str, ...]:
-        """The rows of one batch in a pass over its owner's rows, counted from 0; empty = all full."""
+        """Return the rows of one batch in a pass over its owner's rows, counted from 0; empty = all full."""
         return self._rows.get((owner, batch_id, at_pass % self.passes), ())
 
     def block_rows(self) -> frozenset[tuple[str, str]]:
-        """Every (owner, row of whole blocks) that the table has."""
+        """Return every (owner, row of whole blocks) of the table."""
         return _block_rows(self)
 
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Write the table as a JSON-able one; what several batches do alike is written once.
+        """Write as a JSON-compatible table; equal operations of several batches are written once.
 
-        ``rows`` has micro-batches, codes of each, and packed codes, in the order of first use. A batch is its owner,
-        its id, where in ``rows`` it stands, and its pass where that is not 0.
+        ``rows`` has [micro-batches, codes of each, packed codes], in the order of first use. A batch is [owner, id,
+        index in ``rows``], followed by its pass if that is not 0.
         """
         places: dict[tuple[str, ...], int] = {}
         batches = [
@@ -410,11 +378,7 @@ class Operations:
 
     @staticmethod
     def from_json(value: object, *, where: str = "operations") -> Operations:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or codes are not readable.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be a table; plan anew")
         check_keys(value, ("subnets", "passes", "rows", "batches"), where=where, error=PlanError)
@@ -479,7 +443,7 @@ class ScheduledTable:
     Attributes:
         step: at a turn boundary.
         operations: the table.
-        origin: of the run that chose it; None = unknown, it is written by hand.
+        origin: of the run that chose it; None = unknown, as written by hand.
     """
 
     step: int
@@ -487,27 +451,19 @@ class ScheduledTable:
     origin: Annotated[TableOrigin | None, LATER] = None
 
     def to_json(self) -> dict[str, Any]:
-        """Write it as a JSON-able table."""
+        """Write as a JSON-compatible table."""
         return to_table(self)
 
     @staticmethod
     def from_json(value: object, *, where: str = "the table") -> ScheduledTable:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or the table is not readable.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for a field that is missing, unknown or not valid."""
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be an object with step and operations; take another file")
         return read_dataclass(ScheduledTable, value, where=where, error=PlanError)
 
 
 def check_tables(tables: Sequence[ScheduledTable]) -> None:
-    """Refuse tables that no run has chosen: none for its first step, out of order, or of different subnets.
-
-    Raises:
-        PlanError: says which.
-    """
+    """Refuse tables that are not of one run, with ``PlanError``: none for step 0, out of order, or other subnets."""
     steps = [table.step for table in tables]
     if steps[:1] != [0] or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
         raise PlanError(f"operation tables have to begin at step 0 and be in order, they are of steps {steps}")
@@ -516,25 +472,25 @@ def check_tables(tables: Sequence[ScheduledTable]) -> None:
 
 
 def table_before(tables: Sequence[ScheduledTable], step: int) -> Operations | None:
-    """The table that was in force until a turn boundary, whatever begins to hold there; None if there was none."""
+    """Return the table in force just before a turn boundary; None if there was none."""
     return next((table.operations for table in reversed(tables) if table.step < step), None)
 
 
 def tables_to_json(tables: Sequence[ScheduledTable]) -> dict[str, Any]:
-    """Write the content of ``operations.json``."""
+    """Return the content of ``operations.json``."""
     return {"schema": SCHEMA, "tables": [table.to_json() for table in tables]}
 
 
 def tables_text(tables: Sequence[str]) -> str:
-    """Write the content of ``operations.json`` of tables that are JSON text already."""
+    """Return the text of ``operations.json`` for tables in JSON."""
     return f'{{"schema": {SCHEMA}, "tables": [{", ".join(tables)}]}}'
 
 
 def tables_from_json(value: object) -> tuple[ScheduledTable, ...]:
-    """Read the content of ``operations.json``, or a bare table as the only one.
+    """Parse the content of ``operations.json``, or a single bare table.
 
     Raises:
-        PlanError: it is neither, or no run has chosen such tables.
+        PlanError: it is neither, or ``check_tables`` refuses the tables.
     """
     if not isinstance(value, Mapping):
         raise PlanError("operation tables have to be a JSON object; give the operations.json of a run")
@@ -555,7 +511,7 @@ def tables_from_json(value: object) -> tuple[ScheduledTable, ...]:
 
 
 class Score(enum.StrEnum):
-    """The value of a subnet for a micro-batch; w are its weights, g their gradients for that micro-batch."""
+    """Value of a subnet for a micro-batch, from its weights w and their gradients g for that micro-batch."""
 
     FISHER = "fisher"  # sum of g * g
     WEIGHT_MAGNITUDE = "weight-magnitude"  # sum of |w|, the same for every micro-batch
@@ -564,12 +520,12 @@ class Score(enum.StrEnum):
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether it takes a backward to know it."""
+        """Whether the score needs a backward."""
         return self is not Score.WEIGHT_MAGNITUDE
 
 
 class Policy(enum.StrEnum):
-    """The rule that makes an operation table from scores."""
+    """Rule that makes an operation table from scores."""
 
     STANDARD = "standard"  # everything is full
     TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest
@@ -580,7 +536,7 @@ class Policy(enum.StrEnum):
 
     @property
     def is_pruning(self) -> bool:
-        """Whether it passes whole subnets by, for all micro-batches of a while."""
+        """Whether whole subnets are skipped, for all micro-batches until the next choice."""
         return self in (Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT)
 
 
@@ -588,11 +544,11 @@ UNDEFINED_POLICIES: Final = {
     "gshard": "the paper compares with it, but does not say where the gating networks of a pre-trained model and their "
     "weights come from, how many experts a row takes, and what capacity an expert has",
 }
-"""Policies of the paper that can't be built from what it says, and what is missing."""
+"""Policies that the paper does not describe completely -> missing facts."""
 
 
 class TieBreak(enum.StrEnum):
-    """The micro-batches that a subnet prefers where scores tie, as weight magnitudes always do."""
+    """Preference of a subnet among micro-batches with equal scores, as weight magnitudes always are."""
 
     SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
     TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
@@ -603,16 +559,16 @@ ScoreWord = Annotated[str, OneOf(tuple(word.value for word in Score))]
 TieWord = Annotated[str, OneOf(tuple(word.value for word in TieBreak))]
 
 PRUNING_STEPS: Final = 16
-"""Steps after which the pruning policies choose anew (D2FT, section III-A)."""
+"""Steps between choices of the pruning policies (D2FT, section III-A)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCapacity:
-    """The capacity of each subnet of one block for the micro-batches of one batch.
+    """Capacity of each subnet of one block for the micro-batches of one batch.
 
     Attributes:
-        full: seconds, or any other measure, of full operations: C^pf.
-        forward_only: the same of forward-only operations: C^po.
+        full: for full operations, in seconds or any other measure: C^pf.
+        forward_only: for forward-only operations: C^po.
         forward: cost of a forward for one row, c^f.
         backward: cost of a backward for one row, c^b.
     """
@@ -623,7 +579,7 @@ class BlockCapacity:
     backward: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no cost or capacity; 0 is 0.0, as it is read again, so that digests are equal."""
+        """Refuse negative or infinite values; convert 0 to 0.0, as JSON reads it, so that digests are equal."""
         for entry in dataclasses.fields(self):
             object.__setattr__(self, entry.name, float(getattr(self, entry.name)))
         values = dataclasses.astuple(self)
@@ -633,24 +589,24 @@ class BlockCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The settings by which a run chooses its operation tables.
+    """Settings by which a run chooses its operation tables.
 
     Attributes:
         policy: a value of ``Policy``.
         subnets: of each block.
-        capacities: of each block, from block 0 on; one for all blocks if there is one.
+        capacities: of each block, from block 0 on; a single one holds for all blocks.
         backward_score: a value of ``Score``, by which full operations are chosen.
         forward_score: a value of ``Score``, by which forward-only operations are chosen.
-        score_scale: what a forward score counts against a backward score where both are chosen together, each in
-            parts of its mean over the job.
-        refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
-        groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
-            which hosts them can be passed by. Blocks in none of them have operations of their own.
+        score_scale: weight of a forward score against a backward score in a joint choice, each divided by its mean over
+            the job.
+        refresh_steps: a table is chosen anew at the first turn after this number of steps; 0 = once, before training.
+        groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that their
+            host can be skipped. Blocks in none of them have operations of their own.
         ties: a value of ``TieBreak``.
         rotate: whether each further pass prefers the next micro-batch where scores tie; see ``passes``.
-        is_counted: whether capacities are of micro-batches, whatever their rows, so that counts are exact; otherwise
-            they are of rows, which no choice exceeds.
-        tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
+        is_counted: whether capacities are numbers of micro-batches, whatever their rows, so that counts are exact;
+            otherwise numbers of rows, which no choice exceeds.
+        tables: of another run; they hold from their steps on, and nothing is scored or chosen.
     """
 
     policy: PolicyWord
@@ -667,7 +623,7 @@ class Choice:
     tables: Annotated[tuple[ScheduledTable, ...], LATER] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an unknown policy or score, and numbers that can't be meant."""
+        """Refuse an unknown policy or score, and numbers out of range."""
         check_fields(self, where="operations", error=PlanError)
         if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
@@ -683,12 +639,12 @@ class Choice:
 
     @property
     def prunes(self) -> bool:
-        """Whether whole subnets are passed by, for all micro-batches of a while."""
+        """Whether the policy is a pruning one, and no tables are given."""
         return not self.tables and Policy(self.policy).is_pruning
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The scores that have to be gathered: those that something is chosen by."""
+        """Scores to be gathered for the policy."""
         if self.tables:
             return ()
         match Policy(self.policy):
@@ -708,18 +664,14 @@ class Choice:
         return microbatches if self.rotate and by_tie else 1
 
     def capacity(self, block: int) -> BlockCapacity:
-        """The capacity of one block's subnets."""
+        """Return the capacity of one block's subnets."""
         return self.capacities[block] if len(self.capacities) > 1 else self.capacities[0]
 
     # ---- given tables -----------------------------------------------------------------------------
 
     @staticmethod
     def given(tables: Sequence[ScheduledTable]) -> Choice:
-        """The choice that repeats what another run has chosen.
-
-        Raises:
-            PlanError: no run has chosen such tables.
-        """
+        """Return the choice that repeats the tables of another run."""
         check_tables(tables)
         return Choice(
             policy=Policy.STANDARD.value,
@@ -729,7 +681,7 @@ class Choice:
         )
 
     def given_at(self, step: int) -> Operations | None:
-        """The table that was given for a step; None if none begins to hold there."""
+        """Return the given table that begins to hold at a step; None if there is none."""
         return next((table.operations for table in self.tables if table.step == step), None)
 
 

@@ -1,19 +1,19 @@
-"""A placement: the nodes that carry a course out, from a turn on, as a value with a digest; with helpers and caches.
+"""Placement: the nodes that carry a course out, from a turn on, as a value with a digest; helpers and activation cache.
 
-No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
+No result depends on it: every split of the blocks among nodes gives the weights of one process.
 
 ``Passage``: the boundary where the micro-batches of an item enter the ring, and the one where their hidden state is
-kept for a later visit::
+stored for a later visit::
 
     slices a [0,2)  b [2,4)  c [4,6)   owner o   the blocks [0, 5) are frozen
 
     first visit, keeps 4    o | E  >h0@a      a | <h0 f f >h2@b    b | <h2 f f >h4@c    c | <h4  W  f F >h6@o
     later visit, enters 4   o |               a |                  b |                  c | R  f F >h6@o
 
-The coordinator decides it when it grants a turn, and the turn has it for each of its items; nodes and simulator follow
-it. So a host that lost what it kept is not used from the next turn on.
+The coordinator decides it when it grants a turn, and the turn has it for each of its items. So a host that lost its
+cache is not used from the next turn on.
 
-``Helper`` (ColA): the host of the blocks does forward and backward, but for the gradients of its adapters: it ships
+``Helper`` (ColA): the host of the blocks computes forward and backward, except the gradients of its adapters: it sends
 each adapter's input with the gradient of its output. The helper computes the gradient from these *pairs*, keeps the
 optimizer state, updates the adapters and sends them back. Blocks [0, 2) of host a, helper z::
 
@@ -49,17 +49,17 @@ from ringtune.storage.strict import (
 EXACT: Final = "float32"
 ROUNDED: Final = "bfloat16"
 ITEM_BYTES: Final = {"float64": 8, EXACT: 4, ROUNDED: 2}
-"""Bytes of a number, for each type in which hidden states are kept."""
+"""Type of cached hidden states -> bytes of a number."""
 
 DEFAULT_MAX_BYTES: Final = 1 << 30
 
 
 class Passage(NamedTuple):
-    """The boundaries where micro-batches of an item enter the ring and are kept; 0 = at the embedding, and nowhere.
+    """Boundaries where micro-batches of an item enter the ring and are stored; 0 = at the embedding, and nowhere.
 
     Attributes:
-        enters: the boundary at which its host reads the hidden state that it has kept.
-        keeps: the boundary at which its host keeps the hidden state.
+        enters: boundary at which its host reads the stored hidden state.
+        keeps: boundary at which its host stores the hidden state.
     """
 
     enters: int = 0
@@ -67,44 +67,38 @@ class Passage(NamedTuple):
 
 
 WHOLE: Final = Passage()
-"""The passage of an item with micro-batches that are embedded, and not kept."""
+"""Passage from the embedding on, without storing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActivationCacheSettings:
-    """Settings of hosts that keep hidden states of rows with later visits, which enter their slices.
+    """Settings of hosts that store hidden states of rows with later visits.
 
     Attributes:
-        max_bytes: that a host keeps at most.
-        dtype: in which it keeps them, one of ``ITEM_BYTES``; that of the computation changes no result.
+        max_bytes: most bytes stored at a host.
+        dtype: of stored states, one of ``ITEM_BYTES``; the type of the computation changes no result.
     """
 
     max_bytes: Annotated[int, Bounds(ge=0)] = DEFAULT_MAX_BYTES
     dtype: Annotated[str, OneOf(ITEM_BYTES)] = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse a limit that is negative, and an unknown dtype.
-
-        Raises:
-            PlanError: names it.
-        """
+        """Refuse a negative limit, and an unknown dtype; raises ``PlanError``."""
         check_fields(self, where="cache", error=PlanError)
 
 
 def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
-    """The passage of the item at a position of its turn; every one is whole where the turn says nothing."""
+    """Return the passage of the item at a position of its turn; ``WHOLE`` if the turn has none."""
     return passages[offset] if passages else WHOLE
 
 
 def check_passage(passage: Passage, highest: int) -> None:
     """Refuse a passage that no coordinator decides.
 
-    Args:
-        passage: of an item.
-        highest: the highest boundary below which nothing gets a gradient, and above which there is a block.
+    ``highest`` is the highest boundary with only blocks without gradient below it, and a block above it.
 
     Raises:
-        PlanError: it is beyond that, or the micro-batch is kept where it does not pass.
+        PlanError: a boundary is higher, or the item both enters and is stored at one.
     """
     if not (0 <= passage.enters <= highest and 0 <= passage.keeps <= highest) or (passage.enters and passage.keeps):
         raise PlanError(
@@ -114,7 +108,7 @@ def check_passage(passage: Passage, highest: int) -> None:
 
 
 def with_cache(parts: Iterable[Leg], passage: Passage) -> Iterator[Leg]:
-    """Yield a segment's forward legs, and where its input of one block is read or kept."""
+    """Yield a segment's forward legs, with those that read or store the input of one block."""
     for leg in parts:
         for op, boundary in ((Op.READ, passage.enters), (Op.KEEP, passage.keeps)):
             if boundary and leg.start == boundary:
@@ -124,31 +118,29 @@ def with_cache(parts: Iterable[Leg], passage: Passage) -> Iterator[Leg]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Helper:
-    """A node that fits the adapters of the blocks ``[start, stop)``, which another node hosts."""
+    """A node that trains the adapters of the blocks ``[start, stop)``, which another node hosts."""
 
     node: str
     start: int
     stop: int
 
     def has_block(self, block: int) -> bool:
-        """Whether the helper fits the adapters of a block."""
+        """Whether the helper trains the adapters of a block."""
         return self.start <= block < self.stop
 
     @property
     def text(self) -> str:
-        """The blocks that the helper fits, in words: ``[2, 4)``."""
+        """The blocks in words: ``[2, 4)``."""
         return f"[{self.start}, {self.stop})"
 
 
 def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, int]]) -> None:
     """Refuse helpers that are not in ascending order, or do not fit the slices.
 
-    Args:
-        helpers: of a placement.
-        slices: node, first block and one past the last block of every slice.
+    ``slices`` are (node, start, stop).
 
     Raises:
-        PlanError: a range is empty, overlaps the one before, is of several hosts, or its host would help itself.
+        PlanError: a range is empty, overlaps the one before, has several hosts, or its host is the helper.
     """
     at = 0
     hosts = tuple(slices)
@@ -171,13 +163,13 @@ CREDITS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """The blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``.
+    """Blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``.
 
     Attributes:
         node: the host.
-        start: the lowest block.
+        start: lowest block.
         stop: one past the highest block.
-        share: how much of the micro-batches it takes, where its stage has several hosts; see ``schedule.stages``.
+        share: weight of the host in the division of micro-batches among replicas; see ``schedule.stages``.
     """
 
     node: str
@@ -187,32 +179,32 @@ class Slice:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks the slice holds."""
+        """Number of blocks."""
         return self.stop - self.start
 
     @property
     def text(self) -> str:
-        """The blocks of the slice, in words: ``[2, 4)``, or ``none``."""
+        """The blocks in words: ``[2, 4)``, or ``none``."""
         return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """The hosts of all blocks, from a turn on.
+    """Hosts of all blocks, from a turn on.
 
     Attributes:
-        slices: in ring order; they cover ``[private_blocks, N)`` without gaps. Neighbours with the same blocks are
-            *replicas*: together they are one stage, and each micro-batch passes one of them.
-        private_blocks: blocks ``[0, private_blocks)`` are run by each owner for its own rows; they never train.
+        slices: in ring order; they cover ``[private_blocks, N)`` without gaps. Adjacent slices with the same blocks are
+            *replicas*, one stage; each micro-batch passes one of them.
+        private_blocks: number p of blocks ``[0, p)`` that each owner runs for its own rows; they never train.
         credits: hidden states in flight per (link, boundary).
         placement_number: counts the placements of a run from 0.
-        first_turn: the train turn from which on it holds, counted from 0: with turns of 5 steps 3 is step 15.
-        recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
-        state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
-        helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.
-        cache: how hosts keep hidden states of rows with later visits; None = they do not.
-        copies: whether hosts keep what they have trained at the ends of the last turns, and a copy for the host before
-            them, so that the run continues without a lost host.
+        first_turn: first train turn in it, counted from 0: with turns of 5 steps 3 is step 15.
+        recompute: ranges of blocks with forwards that keep only the input; the backward runs them again.
+        state_on_disk: whether the optimizer state of units that do not train at a step is in files (HiFT).
+        helpers: nodes that train adapters of others' blocks, in ascending order of blocks.
+        cache: settings of the activation cache; None = there is none.
+        copies: whether hosts keep their trained state of the last ends of turns, and a copy for the host before them,
+            so that the run continues without a lost host.
     """
 
     slices: tuple[Slice, ...]
@@ -228,46 +220,42 @@ class Placement:
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse slices with a gap, an overlap, a share below 1, or two of one node.
-
-        Raises:
-            PlanError: names the block.
-        """
+        """Refuse slices with a gap, an overlap, a share below 1, or two of one node; raises ``PlanError``."""
         _check(self)
         values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
-        object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
+        object.__setattr__(self, "_hash", hash(tuple(values)))  # a placement is in the key of many caches
 
     def __hash__(self) -> int:
-        """The hash of all fields, computed once."""
+        """Return the hash of all fields, computed once."""
         return self._hash
 
     @property
     def stop(self) -> int:
-        """One past the highest block that is placed."""
+        """One past the highest block with a host."""
         return max((piece.stop for piece in self.slices if piece.num_blocks), default=self.private_blocks)
 
     @property
     def hosts(self) -> tuple[Slice, ...]:
-        """The slices that are not empty, in ring order."""
+        """Slices that are not empty, in ring order."""
         return tuple(piece for piece in self.slices if piece.num_blocks)
 
     def slice_of(self, node: str) -> Slice:
-        """The slice of ``node``; an empty one above all blocks if it hosts nothing."""
+        """Return the slice of ``node``; an empty one above all blocks if it hosts nothing."""
         for piece in self.slices:
             if piece.node == node:
                 return piece
         return Slice(node=node, start=self.stop, stop=self.stop)
 
     def hosts_above(self, block: int) -> int:
-        """How many hosts a micro-batch passes from ``block`` up to the head, the block's own included.
+        """Number of hosts that a micro-batch passes from ``block`` up to the head, with the block's own.
 
-        Example: with the slices [0, 2) and [2, 4) there are 2 for block 1, 1 for block 2, and 0 for the head (4).
+        Example: with the slices [0, 2) and [2, 4) it is 2 for block 1, 1 for block 2, and 0 for the head (4).
         """
         return len({piece.stop for piece in self.slices if piece.num_blocks and piece.stop > block})
 
     @property
     def stages(self) -> tuple[tuple[Slice, ...], ...]:
-        """The slices by stage, from the bottom up: one of each, or several where a stage has replicas."""
+        """Slices by stage, bottom to top; one slice each, several where a stage has replicas."""
         groups = itertools.groupby(self.hosts, key=lambda piece: piece.start)
         return tuple(tuple(group) for _, group in groups)
 
@@ -281,20 +269,16 @@ class Placement:
         return in_ranges(block, self.recompute)
 
     def helped_by(self, node: str) -> tuple[Helper, ...]:
-        """The helps that a node gives, in ascending order of the blocks."""
+        """Return the entries of ``helpers`` of a helper, in ascending order of blocks."""
         return tuple(helper for helper in self.helpers if helper.node == node)
 
     def helpers_of(self, node: str) -> tuple[Helper, ...]:
-        """The helpers of blocks that a node hosts, in ascending order of the blocks."""
+        """Return the helpers of a host's blocks, in ascending order of blocks."""
         piece = self.slice_of(node)
         return tuple(helper for helper in self.helpers if piece.start <= helper.start < piece.stop)
 
     def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
-        """Helpers for people: neighbouring blocks of one host and helper are one range.
-
-        Args:
-            node: which helper; empty = all of them.
-        """
+        """Return helpers, of ``node`` or all, with adjacent blocks of one host and helper joined, for messages."""
         found: list[Helper] = []
         for one in self.helped_by(node) if node else self.helpers:
             last = found[-1] if found else None
@@ -308,31 +292,27 @@ class Placement:
         return (helper.node, helper.stop, self.host_of(helper.start))
 
     def host_of(self, block: int) -> str:
-        """The node that hosts a block, of replicas the first; empty for a private block."""
+        """Return the node that hosts a block, the first of replicas; empty for a private block."""
         return next((piece.node for piece in self.hosts if piece.start <= block < piece.stop), "")
 
     def to_json(self) -> dict[str, Any]:
-        """Write the placement as a JSON-able table."""
+        """Write as a JSON-compatible table."""
         return to_table(self)
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
-        """Read what ``to_json`` or ``to_wire`` wrote.
-
-        Raises:
-            PlanError: a field is missing or unknown, or a rule is broken.
-        """
+        """Parse the table of ``to_json`` or ``to_wire``; raises ``PlanError`` for fields that are not valid."""
         if isinstance(value, Mapping):
             value = with_renamed_key(value, "epoch", "placement_number")
         return read_dataclass(Placement, value, where=where, error=PlanError)
 
     def to_wire(self) -> dict[str, Any]:
-        """Write the table with the keys that nodes and digests know: ``placement_number`` is ``epoch`` in it."""
+        """Write as a table with the keys of nodes and digests: ``placement_number`` is ``epoch`` there."""
         return with_renamed_key(self.to_json(), "placement_number", "epoch")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the form for nodes, so that digests of earlier versions hold."""
+        """SHA-256 of ``to_wire``, so that digests of earlier versions stay valid."""
         return json_digest(self.to_wire())
 
 

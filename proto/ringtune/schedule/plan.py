@@ -1,7 +1,6 @@
-"""A plan: a course, and the placements that carry it out.
+"""Plan: a course and its placements, made by the coordinator's planner and sent to every node.
 
-It is made once by the coordinator's planner and handed to every party. Nothing in it depends on time. Roles are
-independent: an *owner* has data, embedding and head; a *host* has a slice (maybe empty).
+Roles are independent: an *owner* has data, embedding and head; a *host* has a slice (maybe empty).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Plan:
     """A course with its placements.
 
     Attributes:
-        course: what the result depends on.
-        placements: who carries it out, in the order of their numbers. A plan that begins with a later number than 0 is
-            a part of one: which nodes get while that placement holds (``at``).
+        course: everything that the result depends on.
+        placements: in the order of their numbers. A plan with a single placement of a number above 0 is a part of a
+            plan, which nodes get while that placement holds (``at``).
     """
 
     course: Course
@@ -48,45 +47,33 @@ class Plan:
         """Refuse placements that do not fit the course, or one another.
 
         Raises:
-            PlanError: blocks without a host, private blocks that train, hosts with several numbers of items in flight,
+            PlanError: blocks without a host, private blocks that train, slices with several numbers of items in flight,
                 or a run that can't move from one placement to the next.
         """
         _check(self)
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
 
     def __hash__(self) -> int:
-        """The hash of course and placements, computed once."""
+        """Return the hash of course and placements, computed once."""
         return self._hash
 
     @staticmethod
     def of(course: Course, placement: Placement) -> Plan:
-        """Make the plan of a course on one placement.
-
-        A method whose result depends on the ring gets the ring first (``Course.fitted``).
-
-        Raises:
-            PlanError: they do not fit.
-        """
+        """Make the plan of a course, after ``Course.fitted``, on one placement; raises ``PlanError``."""
         return Plan(course.fitted(placement.slices), (placement,))
 
     @property
     def placement(self) -> Placement:
-        """The plan's first placement, which is its only one unless the run moves."""
+        """The first placement, the only one unless the run moves."""
         return self.placements[0]
 
     @property
     def moves(self) -> bool:
-        """Whether the run goes from one placement to another."""
+        """Whether there are several placements."""
         return len(self.placements) > 1
 
     def at(self, placement_number: int) -> Plan:
-        """The part of the plan that is carried out in one placement: the course on that placement alone.
-
-        A plan of one placement is its own part.
-
-        Raises:
-            PlanError: the plan has no placement with this number.
-        """
+        """Return the plan with one placement only; raises ``PlanError`` if there is none with this number."""
         return (
             self
             if not self.moves and placement_number == self.placement.placement_number
@@ -95,14 +82,13 @@ class Plan:
 
     @property
     def parts(self) -> tuple[Plan, ...]:
-        """The part of every placement, in their order."""
+        """The part of every placement, in order."""
         return tuple(self.at(one.placement_number) for one in self.placements)
 
     def extended(self, placement: Placement, first_turn: int, *, placement_number: int = 0) -> Plan:
-        """The plan that goes over to one more placement at a train turn; later placements of its own are left out.
+        """Return the plan with one more placement from a train turn on, in place of later ones.
 
-        Its number is the next one, or a later one that is given: after a recovery frames of every placement before are
-        old.
+        Its number is the next one, or a given later one: after a recovery frames of all earlier placements are refused.
 
         Raises:
             PlanError: the run can't move to it.
@@ -116,40 +102,33 @@ class Plan:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Every node of the run: hosts in ring order, then owners that host nothing, then nodes that only help.
-
-        Hosts of a later placement follow those of earlier ones.
-        """
+        """Every node of the run: hosts in ring order, by placement, then other owners, then other helpers."""
         hosts = [piece.node for one in self.placements for piece in one.slices]
         owners = [owner.node for owner in self.course.owners]
         helpers = [helper.node for helper in self.placement.helpers]
         return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
     def has_role(self, node: str, since_placement_number: int) -> bool:
-        """Whether a node takes part in the placement with this number, or in a later one.
+        """Whether a node is in the placement with this number, or in a later one.
 
-        A node that was lost, and is a member again, has none: what its part of the run says yet is of a placement
-        before.
+        A lost node that is a member again is in none until then: its messages are of an earlier placement.
         """
         return any(
             node in part.nodes for part in self.parts if part.placement.placement_number >= since_placement_number
         )
 
     def slice_of(self, node: str) -> Slice:
-        """The slice of ``node`` in the first placement; an empty one if it hosts nothing."""
+        """Return the slice of ``node`` in the first placement; an empty one if it hosts nothing."""
         return self.placement.slice_of(node)
 
     def owner(self, node: str) -> Owner | None:
-        """The owner entry of ``node``, or None if it has no data."""
+        """Return the owner entry of ``node``; None if it has no data."""
         return self.course.owner(node)
 
     def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Plan:
-        """The plan of the course in which the run's decisions are settled; see ``Course.decided``.
+        """Return the plan with the run's decisions filled in, see ``Course.decided``; ``self`` without any.
 
-        Without any decision, this is the plan itself. Equal decisions give one object.
-
-        Raises:
-            PlanError: the course leaves nothing to the run, or the decisions break a rule.
+        Equal decisions give one object.
         """
         if operations is not None:
             return _with_table(self, steps, operations)
@@ -161,21 +140,21 @@ class Plan:
         return self._plain or self
 
     def soonest(self) -> Plan:
-        """The plan of the course with the earliest decisions possible; see ``Course.soonest``.
+        """Return the plan of the course with the earliest possible decisions; see ``Course.soonest``.
 
-        What has to hold for every run, such as the memory of a node, is asked of this plan.
+        Upper bounds for every run, such as the memory of a node, are computed for this plan.
         """
         course = self.course.soonest()
         return self if course is self.course else Plan(course, self.placements)
 
     def with_copies(self, copies: bool) -> Plan:
-        """Copy the plan so that hosts keep copies of the ends of turns, or do not, in every placement."""
+        """Return the plan with ``copies`` set in every placement."""
         return Plan(self.course, tuple(dataclasses.replace(one, copies=copies) for one in self.placements))
 
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Write the plan as a JSON-able table, with the digests of its parts and its own."""
+        """Write as a JSON-compatible table, with the digests of all parts and of the whole."""
         return {
             "schema": SCHEMA,
             "course": {**self.course.to_json(), "digest": self.course.digest},
@@ -184,7 +163,7 @@ class Plan:
         }
 
     def to_wire(self) -> str:
-        """Write the plan as JSON text for a node; see ``Placement.to_wire``."""
+        """Write as JSON text for a node; see ``Placement.to_wire``."""
         placements = [{**one.to_wire(), "digest": one.digest} for one in self.placements]
         return json.dumps({**self.to_json(), "placements": placements})
 
@@ -195,7 +174,7 @@ class Plan:
 
     @staticmethod
     def from_json(value: object) -> Plan:
-        """Read what ``to_json`` or ``to_wire`` wrote.
+        """Parse the table of ``to_json`` or ``to_wire``.
 
         Raises:
             PlanError: another schema, a field is missing or unknown, a rule is broken, or a digest differs.
@@ -251,7 +230,7 @@ def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> P
 
 
 def no_cache_reason(course: Course, has_helpers: bool) -> str:
-    """Why hosts of a run can't keep what leaves its frozen prefix, with what could be done; empty if they can."""
+    """Say why hosts of a run can't store outputs of its frozen prefix, with the remedy; empty if they can."""
     if course.method.full_parameters:
         return f"{course.method.name} trains all parameters, so that no prefix stays frozen; use an adapter"
     if course.may_skip:
@@ -310,7 +289,7 @@ def _check_helpers(course: Course, placement: Placement) -> None:
 
 
 def _check_users(course: Course, helped: Sequence[Range]) -> None:
-    """Refuse blocks that train without a helper where each user has adapters of their own."""
+    """Refuse trained blocks without a helper where users have adapters of their own."""
     lone = [block for block in course.trainable.blocks if not in_ranges(block, helped)]
     if lone:
         raise PlanError(
@@ -320,7 +299,7 @@ def _check_users(course: Course, helped: Sequence[Range]) -> None:
 
 
 def _no_help(course: Course, helper: Helper) -> str:
-    """The reason why no helper can fit in such a run, with the remedy; empty if one can."""
+    """Say why no helper can train adapters in such a run, with the remedy; empty if one can."""
     name = course.method.name
     if course.method.full_parameters:
         return f"{name} trains all parameters, and helpers fit adapters only; use an adapter"

@@ -1,16 +1,16 @@
-"""The shape of a run: its blocks, owners and steps (the extent, all that a method may ask), and the owner of each turn.
+"""Shape of a run: its blocks, owners and steps (``Extent``, the input of methods), and the owner of each turn.
 
-With ``turns = "equal"`` the owners take turns in order. With ``"rows"`` the next turn goes to the owner that is
-furthest behind its share of the rows: an owner that has had n turns has the key (2n + 1) / rows, and the least key is
-next. Owners a, b and c with 40, 20 and 10 rows ::
+With ``turns = "equal"`` the owners have turns in order. With ``"rows"`` the next turn is of the owner that is furthest
+behind its share of the rows: an owner with n turns so far has the key (2n + 1) / rows, and the smallest key is next.
+Owners a, b and c with 40, 20 and 10 rows ::
 
     turn     0    1    2    3    4    5    6
     owner    a    b    a    c    a    b    a
     key     1/40 2/40 3/40 4/40 5/40 6/40 7/40
 
-These are pure functions of owners and number of turns, so a resumed run needs no turns before it.
+These are pure functions of owners and number of turns, so a resumed run needs no earlier turns.
 
-Source: the method of Webster (Sainte-Laguë), which shares seats out with the least rounding error.
+Source: the method of Webster (Sainte-Laguë) for the division of seats.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ _MAX_TOLD = 8
 
 
 def check_user_name(name: str) -> str:
-    """Return ``name`` if a user may be called so: as a node, since folders and tensors have it too.
-
-    Raises:
-        PlanError: it has other characters, is empty or too long.
-    """
+    """Return ``name`` if it is a valid user name, by the rules for node names; else raise ``PlanError``."""
     if not NODE_NAME.fullmatch(name) or ".." in name:
         raise PlanError(
             f"user name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', starting with a "
@@ -46,7 +42,7 @@ def check_user_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserRows:
-    """The number of an owner's rows that are of one user."""
+    """Numbers of an owner's rows of one user."""
 
     name: str
     train_rows: int
@@ -54,11 +50,9 @@ class UserRows:
 
 
 def users_text(users: Sequence[UserRows], *, but: Sequence[UserRows] = ()) -> str:
-    """Name users with their training and evaluation rows, eight at most: ``anna (3 and 1), ben (5 and 2)``.
+    """Write users with their training and evaluation rows, at most eight: ``anna (3 and 1), ben (5 and 2)``.
 
-    Args:
-        users: to be named.
-        but: who is left out where name and rows are equal, to tell what differs.
+    Users who are equal in ``but`` are left out.
     """
     told = [f"{user.name} ({user.train_rows} and {user.eval_rows})" for user in users if user not in but]
     more = f", and {len(told) - _MAX_TOLD} more" if len(told) > _MAX_TOLD else ""
@@ -67,13 +61,13 @@ def users_text(users: Sequence[UserRows], *, but: Sequence[UserRows] = ()) -> st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A node with data: how many rows it trains on and evaluates on.
+    """A node with data.
 
     Attributes:
         node: its name.
-        train_rows: it trains on.
-        eval_rows: it evaluates on.
-        users: whose rows these are, in the order of the rows; empty = all are of one user with the node's name.
+        train_rows: number of training rows.
+        eval_rows: number of evaluation rows.
+        users: of these rows, in the order of the rows; empty = one user with the node's name.
     """
 
     node: str
@@ -82,11 +76,7 @@ class Owner:
     users: Annotated[tuple[UserRows, ...], LATER] = ()
 
     def __post_init__(self) -> None:
-        """Refuse users who do not have all rows between them, have none, or have one name.
-
-        Raises:
-            PlanError: names the owner.
-        """
+        """Refuse users without rows, with equal names, or with another sum of rows; raises ``PlanError``."""
         if not self.users:
             return
         names = [user.name for user in self.users]
@@ -105,17 +95,17 @@ class Owner:
 
     @property
     def user_rows(self) -> tuple[UserRows, ...]:
-        """The users of these rows, in the order of the rows."""
+        """Users of the rows, in the order of the rows."""
         return self.users or (UserRows(name=self.node, train_rows=self.train_rows, eval_rows=self.eval_rows),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DroppedOwner:
-    """A lost owner with its rows; its turns are left out since then.
+    """A lost owner; its turns are left out since then.
 
     Attributes:
-        owner: as it was.
-        at: its place among the owners before it was left out.
+        owner: its entry.
+        at: its index among the owners before it was left out.
         turns: train turns that it had until then.
     """
 
@@ -126,22 +116,22 @@ class DroppedOwner:
 
 _MAX_BLOCKS: Final = 4096
 MAX_COUNT: Final = 1 << 31
-"""Most of anything that is counted: a course may come from another machine, and each block is looked at."""
+"""Largest count in a course, which may be read from another machine."""
 
 Count = Annotated[int, Bounds(ge=0, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """The part of a course that says which unit may train at which step.
+    """The part of a course that determines which unit may train at which step.
 
     Attributes:
         num_blocks: transformer blocks of the model, N.
         owners: in initiator order.
         num_steps: optimizer steps of the whole run; 0 = only an evaluation.
         local_iterations: steps of one turn.
-        frozen_blocks: blocks ``[0, frozen_blocks)`` never train.
-        left_out: owners whose turns are left out, in the order in which they were lost.
+        frozen_blocks: number f of blocks ``[0, f)`` that never train.
+        left_out: owners with turns left out, in the order in which they were lost.
     """
 
     num_blocks: Annotated[int, Bounds(ge=1, le=_MAX_BLOCKS)]
@@ -152,38 +142,38 @@ class Extent:
     left_out: Annotated[tuple[DroppedOwner, ...], LATER] = ()
 
     def turns_of(self, num_steps: int) -> int:
-        """How many train turns the first so many steps are; the last one may be short."""
+        """Number of train turns of the first ``num_steps`` steps; the last one may be short."""
         return -(-num_steps // self.local_iterations)
 
     def turns_of_owners(self, num_turns: int) -> int:
-        """How many of the first so many train turns were of owners that are still there."""
+        """Number of the first ``num_turns`` train turns that were of the remaining owners."""
         return max(0, num_turns - sum(one.turns for one in self.left_out))
 
     @property
     def head(self) -> int:
-        """The unit of the head."""
+        """Unit of the head."""
         return head_of(self.num_blocks)
 
     @property
     def trainable(self) -> Units:
-        """The units that may train: the blocks that are not frozen, and the head.
+        """Units that may train: the blocks that are not frozen, and the head.
 
-        Where all parameters train (``Method.full_parameters``) a course has the embedding among them.
+        With ``Method.full_parameters`` a course adds the embedding.
         """
         return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
 
 
 def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:
-    """Refuse owners that are no owners of a run.
+    """Refuse invalid owners.
 
     Raises:
-        PlanError: there are none, two have one name, one has no rows, or one that was left out had no place.
+        PlanError: there are none, two have one name, one has no rows, or one was left out from an impossible place.
     """
     names = [owner.node for owner in owners]
     every = [*names, *(one.owner.node for one in left_out)]
     if not names or len(set(every)) != len(every) or not all(every):
         raise PlanError(f"owners have to be at least one, named and distinct, not {every}")
-    for one in left_out:  # courses of some of the owners have the places of all
+    for one in left_out:  # ``at`` may exceed the number of owners that are left
         if min(one.at, one.turns) < 0:
             raise PlanError(
                 f"owner {one.owner.node} was left out from place {one.at} after {one.turns} turns, which can't be; "
@@ -204,30 +194,25 @@ _MAX_APART: Final = 1000
 
 
 def weights(owners: Sequence[Owner], turns: str) -> tuple[int, ...]:
-    """The weight of each owner: its rows, or 1 where turns are equal."""
+    """Weight of each owner: its rows, or 1 with equal turns."""
     return tuple(owner.train_rows if turns == BY_ROWS else 1 for owner in owners)
 
 
 def shares(owners: Sequence[Owner], turns: str) -> tuple[float, ...]:
-    """Each owner's share of the steps of a long run."""
+    """Share of each owner in the steps of a long run."""
     own = weights(owners, turns)
     return tuple(weight / sum(own) for weight in own)
 
 
 def next_owner(own: Sequence[int], counts: Sequence[int]) -> int:
-    """The index of the owner of the next turn; of equal keys the first.
-
-    Args:
-        own: the owners' weights.
-        counts: turns that each has had.
-    """
+    """Return the index of the owner of the next turn, the first in a tie, given weights and turns so far."""
     return min(range(len(own)), key=lambda index: (Fraction(2 * counts[index] + 1, own[index]), index))
 
 
 def turn_counts(own: Sequence[int], num_turns: int) -> list[int]:
-    """How many of the first ``num_turns`` turns each owner has.
+    """Count the turns of each owner among the first ``num_turns``.
 
-    All keys below a bound that is reached somewhat earlier are counted at once, the last few turns one by one.
+    Turns with a key below a bound are counted at once, the last few one by one.
     """
     early, total = max(0, num_turns - len(own)), sum(own)
     counts = [-(-2 * early * weight // total) // 2 for weight in own]  # odd numbers below 2 * early * weight / total
@@ -237,7 +222,7 @@ def turn_counts(own: Sequence[int], num_turns: int) -> list[int]:
 
 
 def owner_indices(own: Sequence[int], num_turns: int) -> Iterator[int]:
-    """Yield the index of the owner of each turn for ever, the first ``num_turns`` turns left out."""
+    """Yield the index of the owner of each turn without end, from turn ``num_turns`` on."""
     counts = turn_counts(own, num_turns)
     numbered = enumerate(zip(counts, own, strict=True))
     keys = [(Fraction(2 * count + 1, weight), index) for index, (count, weight) in numbered]
@@ -249,7 +234,7 @@ def owner_indices(own: Sequence[int], num_turns: int) -> Iterator[int]:
 
 
 def latest_owners(own: Sequence[int], num_turns: int) -> tuple[int, ...]:
-    """The indices of the owners that have one of the first ``num_turns`` turns, in the order of their latest ones.
+    """Return the indices of the owners with one of the first ``num_turns`` turns, in the order of their latest ones.
 
     Example: with 40, 20 and 10 rows and five turns (a, b, a, c, a) they are b, c and a.
     """
@@ -259,14 +244,14 @@ def latest_owners(own: Sequence[int], num_turns: int) -> tuple[int, ...]:
 
 
 def turns_until_repeat(own: Sequence[int]) -> int:
-    """Turns after which the order of the owners repeats itself: with 40, 20 and 10 rows, seven."""
+    """Turns after which the order of the owners repeats: with 40, 20 and 10 rows, seven."""
     return sum(own) // math.gcd(*own)
 
 
 def max_turns_apart(owners: Sequence[Owner], turns: str) -> int:
-    """Turns within which every owner has one; at most 1,000, however few rows an owner has.
+    """Turns within which every owner has one; at most 1,000, or the number of owners if that is larger.
 
-    Example: with equal turns these are as many turns as there are owners.
+    Example: with equal turns it is the number of owners.
     """
     own = weights(owners, turns)
     apart = len(own) if turns == EQUAL else sum(own) // min(own) + len(own)

@@ -1,13 +1,13 @@
-"""Activations that a forward saves for its backward: VeLoRA, which changes the result, and block ranges of policies.
+"""Activations saved for backward: VeLoRA, which changes the result, and ranges of blocks.
 
-VeLoRA keeps, of the input of a linear layer that trains, one number for each *sub-token*: M neighbouring values of a
-token, projected on a unit vector v of the layer. With 768 inputs and 32 parts M is 24, and a token keeps 32 numbers::
+VeLoRA keeps, for the input of a trained linear layer, one number for each *sub-token*: M consecutive values of a token,
+projected on a unit vector v of the layer. With 768 inputs and 32 parts M is 24, and a token keeps 32 numbers::
 
     x        768 values of a token, as 32 sub-tokens of 24
     z        32 numbers: each sub-token times v                  kept until the backward
-    x~       32 times v scaled by z                              stands for x in the gradient of the weight only
+    x~       32 times v scaled by z                              replaces x in the gradient of the weight only
 
-The gradient of the weight is that of x~. All other gradients are exact.
+All other gradients are exact.
 
 Source: VeLoRA, sections 3.1 and 5, Algorithm 1.
 """
@@ -23,26 +23,27 @@ from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, OneOf, check_fields, nearest
 
 LAYERS: Final = ("query", "key", "value", "attention_out", "up", "gate", "down", "adapter_down")
-"""Linear layers of a block by what they compute; ``adapter_down`` is the first matrix of each bottleneck and LoRA."""
+"""Linear layers of a block by function; ``adapter_down`` is the first matrix of each bottleneck and LoRA."""
 
 ONE_INPUT: Final = (("query", "key", "value"), ("up", "gate"))
-"""Layers that read one tensor: it is kept as long as one of them keeps it."""
+"""Layers that read one tensor, which is kept if any of them keeps it."""
 
 RANDOM: Final = "random"
 INITS: Final = ("average", "running", "svd", RANDOM)
-"""The origin of v: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
+"""Origin of v: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
 
 DEFAULT_PARTS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Velora:
-    """The linear layers that keep projections of their input instead of their input.
+    """Linear layers that keep projections of their input instead of their input.
 
     Attributes:
         blocks: ranges of blocks, ascending.
-        layers: some of ``LAYERS``. Of query, key and value all three are named, or none.
-        parts: of an input of D values; a sub-token has M = D / parts, rounded up, with zeros behind the last value.
+        layers: some of ``LAYERS``; of query, key and value all three or none.
+        parts: of an input of D values; a sub-token has M = D / parts values, rounded up, the last one padded with
+            zeros.
         init: one of ``INITS``.
     """
 
@@ -52,11 +53,7 @@ class Velora:
     init: Annotated[str, OneOf(INITS)] = "average"
 
     def __post_init__(self) -> None:
-        """Refuse unknown words, layers that read a tensor which another layer keeps, and ranges that are none.
-
-        Raises:
-            PlanError: names the value.
-        """
+        """Refuse unknown words, a layer without the others of its input, and invalid ranges; raises ``PlanError``."""
         check_fields(self, where="velora", error=PlanError)
         check_ranges(self.blocks, where="velora.blocks")
         if not self.blocks:
@@ -68,11 +65,7 @@ class Velora:
         return in_ranges(block, self.blocks)
 
     def check(self, *, num_blocks: int, hidden_size: int) -> None:
-        """Refuse blocks that the model does not have, and more parts than a token has values.
-
-        Raises:
-            PlanError: names the range, or both numbers.
-        """
+        """Refuse blocks beyond the model, and more parts than a token has values; raises ``PlanError``."""
         check_ranges(self.blocks, where="velora.blocks", stop=num_blocks)
         if self.parts > hidden_size:
             raise PlanError(
@@ -81,7 +74,7 @@ class Velora:
 
 
 def subtoken_size(inputs: int, parts: int) -> int:
-    """How many values M a sub-token has of a layer with so many inputs.
+    """Number M of values of a sub-token.
 
     Example: 768 inputs in 32 parts are sub-tokens of 24; 100 inputs in 32 parts are 25 sub-tokens of 4.
     """
@@ -89,7 +82,7 @@ def subtoken_size(inputs: int, parts: int) -> int:
 
 
 def num_subtokens(inputs: int, parts: int) -> int:
-    """How many sub-tokens a token of so many inputs has: one number of each is kept.
+    """Number of sub-tokens of a token, which is the number of kept values.
 
     Example: 100 inputs in 32 parts are 25; 90 are 30 of 3; 95 are 32 of 3, the last one with one zero.
     """
@@ -102,7 +95,7 @@ def in_ranges(block: int, ranges: Iterable[Range]) -> bool:
 
 
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Ranges in ascending order, with neighbours as one: [2, 4), [0, 1) and [1, 2) are [0, 4)."""
+    """Sort ranges and join adjacent ones: [2, 4), [0, 1) and [1, 2) are [0, 4)."""
     found: list[Range] = []
     for one in sorted(ranges):
         if found and found[-1].stop == one.start:
@@ -113,22 +106,13 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def within(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
-    """The parts of ranges in [start, stop): of [0, 4) and [6, 8) in [2, 7) these are [2, 4) and [6, 7)."""
+    """Intersect ranges with [start, stop): [0, 4) and [6, 8) in [2, 7) are [2, 4) and [6, 7)."""
     cut = (Range(max(start, first), min(stop, last)) for first, last in ranges)
     return tuple(one for one in cut if one.start < one.stop)
 
 
 def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None) -> None:
-    """Refuse ranges of blocks that are empty, not ascending, or outside of the model.
-
-    Args:
-        ranges: of blocks.
-        where: names them in errors.
-        stop: one past the highest block that there is; None = not known.
-
-    Raises:
-        PlanError: names the range.
-    """
+    """Refuse ranges of blocks that are empty, not ascending, or beyond ``stop``, with ``PlanError``."""
     at = 0
     for first, last in ranges:
         if not at <= first < last:

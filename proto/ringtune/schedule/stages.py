@@ -1,23 +1,23 @@
-"""Stages with several hosts (replicas), copies of embedding and head at owners, and refusals of replicas by course.
+"""Stages with several hosts (replicas), copies of embedding and head at owners, and refusals of replicas.
 
-Each micro-batch passes one host of each stage. Hosts take them in turn, in the ratio of their shares, and the pattern
-repeats itself, in evaluations too. Shares 2 and 1 of a and b below, 1 and 1 of c and d above::
+Each micro-batch passes one host of each stage. Hosts alternate in the ratio of their shares, with a period, in
+evaluations too. Shares 2 and 1 of a and b below, 1 and 1 of c and d above::
 
     micro-batch   0   1   2   3   4   5 | 6
     below         a   b   a   a   b   a | a
     above         c   d   c   d   c   d | c
-    lane          0   1   0   3   4   3 | 0      named by the first micro-batch with these hosts
+    lane          0   1   0   3   4   3 | 0      the first micro-batch with the same hosts
 
 So a micro-batch's way follows from its number alone.
 
-With a method that trains all parameters, every owner has a copy of embedding and head, always equal. The initiator of
-an item sends the gradients of those of the two units that train to every other owner. All owners do the same update
-with the same optimizer state, so no head is handed over. Two owners c and d, an item that trains the embedding::
+With a method that trains all parameters, every owner has a copy of embedding and head, and all copies are equal. The
+initiator of an item sends the gradients of the trained ones of both units to every other owner. All owners do the same
+update with the same optimizer state, so no head is handed over. Two owners c and d, an item that trains the embedding::
 
     c | ... B12.0[-1,0)  B12.1[-1,0)  >u12#embedding@d  U12[embedding]
     d |                               <u12#embedding@c  U12[embedding]
 
-``schedule.lowering`` bounds these gradients: one of each unit from an owner to another one.
+``schedule.lowering`` bounds the number of these gradients: one of each unit from an owner to another one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import may_be_stale, trained
 
 MAX_DEALT: Final = 4096
-"""Micro-batches within which the hosts of all stages have to repeat themselves."""
+"""Longest period, in micro-batches, of the hosts of all stages."""
 
 
 @functools.lru_cache(maxsize=256)
 def _hosts(placement: Placement) -> tuple[tuple[Slice, ...], ...]:
-    """The hosts of each micro-batch, bottom to top, up to where the pattern repeats itself."""
+    """Hosts of each micro-batch of one period, bottom to top."""
     stages, count = placement.stages, _period(placement)
     dealt = [
         [stage[index] for index in itertools.islice(owner_indices([piece.share for piece in stage], 0), count)]
@@ -57,11 +57,7 @@ def _period(placement: Placement) -> int:
 
 
 def check_shares(placement: Placement) -> None:
-    """Refuse shares by which the hosts repeat themselves only after very many micro-batches.
-
-    Raises:
-        PlanError: names the number.
-    """
+    """Refuse shares with a period above ``MAX_DEALT``; raises ``PlanError``."""
     period = _period(placement)
     if period > MAX_DEALT:
         raise PlanError(
@@ -78,40 +74,40 @@ def _lanes(placement: Placement) -> tuple[int, ...]:
 
 
 def num_lanes_of(placement: Placement) -> int:
-    """Micro-batches after which the hosts of the stages repeat themselves; 1 where no stage has replicas."""
+    """Period of the hosts in micro-batches; 1 where no stage has replicas."""
     return len(_hosts(placement))
 
 
 def lane_of(placement: Placement, micro: int) -> int:
-    """The lane of a micro-batch: the first micro-batch that passes the same hosts."""
+    """Return the lane of a micro-batch: the first micro-batch that passes the same hosts."""
     found = _lanes(placement)
     return found[micro % len(found)]
 
 
 def lanes(placement: Placement) -> tuple[int, ...]:
-    """Every lane, in ascending order."""
+    """Return every lane, in ascending order."""
     return tuple(sorted(set(_lanes(placement))))
 
 
 def hosts_of_lane(placement: Placement, lane: int) -> tuple[Slice, ...]:
-    """The slices that micro-batches of a lane pass, bottom to top."""
+    """Return the slices that micro-batches of a lane pass, bottom to top."""
     return _hosts(placement)[lane]
 
 
 def width(placement: Placement) -> int:
-    """The most hosts that a stage has; 1 where no stage has replicas."""
+    """Largest number of hosts of a stage; 1 where no stage has replicas."""
     return max((len(stage) for stage in placement.stages), default=1)
 
 
 def num_assigned(placement: Placement, node: str, microbatches: int) -> int:
-    """How many of so many micro-batches a node hosts; all of them where it has no replica, none if it hosts nothing."""
+    """Number of the first ``microbatches`` micro-batches that pass a node; all of them without replicas."""
     found = _hosts(placement)
     return sum(any(piece.node == node for piece in found[micro % len(found)]) for micro in range(microbatches))
 
 
 @functools.lru_cache(maxsize=1024)
 def replicas(placement: Placement, node: str) -> tuple[str, ...]:
-    """The hosts of a node's stage in ring order, itself among them; empty if it is the only one, or hosts nothing."""
+    """Return the hosts of a node's stage in ring order, the node among them; empty if it is alone, or hosts nothing."""
     for stage in placement.stages:
         names = tuple(piece.node for piece in stage)
         if node in names and len(names) > 1:
@@ -120,19 +116,19 @@ def replicas(placement: Placement, node: str) -> tuple[str, ...]:
 
 
 def collected_blocks(placement: Placement, node: str) -> range:
-    """The blocks that a node hands in at the end: those of its slice, of replicas the first one's."""
+    """Return the blocks that a node sends at the end: its slice; of replicas only the first one sends them."""
     piece, others = placement.slice_of(node), replicas(placement, node)
     return range(piece.start, piece.stop) if not others or others[0] == node else range(0)
 
 
 def replica_links(placement: Placement) -> frozenset[tuple[str, str]]:
-    """Every pair of replicas of one stage: each sends its gradients to the other."""
+    """Return every ordered pair of replicas of one stage."""
     names = ([piece.node for piece in stage] for stage in placement.stages)
     return frozenset(itertools.chain.from_iterable(itertools.permutations(each, 2) for each in names))
 
 
 def replicated_units(course: Course, item: Item) -> tuple[int, ...]:
-    """The units with copies that an item trains: embedding, head, both or none; always none with adapters."""
+    """Return the units with copies that an item trains: embedding, head, both or none; none with adapters."""
     if not course.method.full_parameters or not item.kind.has_update:
         return ()
     return _replicated(trained(course, item.kind, item.step))
@@ -145,44 +141,39 @@ def _replicated(units: Units) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def other_owners(course: Course, owner: str) -> tuple[str, ...]:
-    """The owners with copies of what ``owner`` has, in the order of their turns; none with adapters."""
+    """Return the other owners, with copies of the same units, in the order of their turns; empty with adapters."""
     if not course.method.full_parameters:
         return ()
     return tuple(other.node for other in course.owners if other.node != owner)
 
 
 def copy_links(course: Course) -> frozenset[tuple[str, str]]:
-    """Every pair of owners of which the first sends unit gradients to the second."""
+    """Return every ordered pair of owners, the first of which sends unit gradients; empty with adapters."""
     if not course.method.full_parameters:
         return frozenset()
     return frozenset(itertools.permutations((owner.node for owner in course.owners), 2))
 
 
 def saves_head(course: Course, node: str, holder: str) -> bool:
-    """Whether the head is in a node's part of a checkpoint: at its holder, and copies at every owner.
+    """Whether a node's part of a checkpoint has the head: at its ``holder``, or with full parameters at every owner.
 
     So a run continues without a transfer between owners.
-
-    Args:
-        course: of the run.
-        node: whose part.
-        holder: the owner that has the head at that step.
     """
     return course.owner(node) is not None if course.method.full_parameters else node == holder
 
 
 def unit_grad_key(seq: int, unit: int) -> TensorKey:
-    """The name of an item's gradient of one unit."""
+    """Name of an item's gradient of one unit."""
     return TensorKey(Payload.UNIT_GRAD, seq, -1, unit)
 
 
 def unit_grad(op: Op, seq: int, unit: int, peer: str) -> Action:
-    """The sending or receiving of an item's gradient of one unit."""
+    """Make the action that sends or receives an item's gradient of one unit."""
     return message(op, unit_grad_key(seq, unit), peer)
 
 
 def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Action, ...]:
-    """The messages right before the update of ``unit`` at ``node``: the initiator sends, another owner receives."""
+    """Return the messages before the update of ``unit`` at ``node``: the initiator sends, another owner receives."""
     if unit not in replicated_units(course, item):
         return ()
     if node != item.owner:
@@ -191,11 +182,7 @@ def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Act
 
 
 def check_replicas(course: Course, placement: Placement) -> None:
-    """Refuse several hosts for the same blocks where a course can't have them; see ``no_replicas``.
-
-    Raises:
-        PlanError: names the hosts, the reason, and what can be done; or shares that are too large.
-    """
+    """Refuse several hosts for the same blocks, with ``PlanError``, where ``no_replicas`` has a reason."""
     if not placement.has_replicas:
         return
     check_shares(placement)
@@ -207,7 +194,7 @@ def check_replicas(course: Course, placement: Placement) -> None:
 
 
 def no_replicas(course: Course) -> str:
-    """Why no stage may have several hosts in such a run; empty if it may."""
+    """Say why no stage may have several hosts in such a run; empty if it may."""
     name = course.method.name
     if course.method.full_parameters:
         return f"{name} trains all parameters, whose gradients are as large as the model"

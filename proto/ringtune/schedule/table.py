@@ -1,4 +1,4 @@
-"""The table of actions of each node: built from a plan, printed, and parsed back.
+"""Table of actions of each node: built from a plan, printed, and parsed.
 
 A table has a column for each node; a row is a point in time if every action takes one unit and messages none::
 
@@ -26,7 +26,7 @@ from ringtune.schedule.versions import awaits_next_backward, is_stale
 
 Table = Mapping[str, Sequence[Action]]
 _ROWS_AROUND: Final = 12
-"""Rows of a long table that are shown before and after a bad cell: a message holds no more."""
+"""Rows of a long table that are printed before and after a bad cell, so that it fits a message."""
 
 
 # ---- building ------------------------------------------------------------------------------------
@@ -35,9 +35,8 @@ _ROWS_AROUND: Final = 12
 def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None = None) -> dict[str, list[Action]]:
     """Build the actions of every node for these turns.
 
-    Actions are item after item (nothing runs ahead), in 1F1B order where weights are stale.
-
-    Within an item a node takes each stretch up to its next receive for all micro-batches in turn.
+    Items are one after another, in 1F1B order where weights are stale. Within an item a node does each stretch up to
+    its next receive for all micro-batches in turn.
     """
     table: dict[str, list[Action]] = {node: [] for node in plan.nodes}
     holder = start.holder if start else ""
@@ -59,10 +58,7 @@ def _hand_over(op: Op, turn: Turn, peer: str) -> Action:
 
 
 def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int], list[Action]]]:
-    """The parts of what a node does for an item, each with its place in the turn's order.
-
-    The actions of one part stay together.
-    """
+    """Return a node's actions of an item in parts, each with its place in the turn's order; a part stays together."""
     stretches: dict[tuple[int, int], list[Action]] = {}
     for micro, way in enumerate(legs(plan, item, node)):
         for key, stretch in _stretches(way):
@@ -80,7 +76,7 @@ def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int]
 
 
 def _place_of_update(plan: Plan, item: Item, node: str, actions: list[Action]) -> tuple[int, int]:
-    """The place of an update, which a host that does not wait for its helper does after the next item."""
+    """Return the place of an update; a host that does not wait for its helper updates after the next item."""
     start = actions[0].start
     piece = plan.slice_of(node)
     if piece.start <= start < piece.stop and awaits_next_backward(plan.course, start, item):
@@ -89,7 +85,7 @@ def _place_of_update(plan: Plan, item: Item, node: str, actions: list[Action]) -
 
 
 def _with_messages(plan: Plan, item: Item, node: str, update: Action) -> list[Action]:
-    """An update with the messages around it: of copies, of replicas, and of weights between helper and host."""
+    """Return an update with its messages: of copies, of replicas, and of weights between helper and host."""
     if update.op is not Op.UPDATE:
         return [update]
     key = weights_key(update)
@@ -106,7 +102,7 @@ _PLACED = (Op.FORWARD, Op.HEAD, Op.BACKWARD)
 
 
 def _stretches(way: Legs) -> Iterable[tuple[tuple[int, int], Legs]]:
-    """Cut a way at its receives; each stretch has a place, from the bottom up and down again."""
+    """Cut a way at its receives; each stretch has a key that orders them from the bottom up and down again."""
     starts = [at for at, leg in enumerate(way) if leg.op is Op.RECEIVE or at == 0]
     for at, end in itertools.pairwise([*starts, len(way)]):
         first = way[at]
@@ -115,12 +111,10 @@ def _stretches(way: Legs) -> Iterable[tuple[tuple[int, int], Legs]]:
 
 
 def _place(plan: Plan, item: Item, op: Op, unit: int) -> tuple[int, int]:
-    """The place of an item's action in the order of its turn.
+    """Return the place of an item's action in its turn: item after item, or 1F1B where weights are stale.
 
-    The order is item after item, or 1F1B where weights are stale.
-
-    With equal actions host p of P does the forward of item k at 2k + p and the backward at 2k + 2P - 1 - p; the
-    head comes between those of the top host. In halves of that unit, embeddings first::
+    With equal actions host p of P does the forward of item k at 2k + p and the backward at 2k + 2P - 1 - p; the head is
+    between those of the top host. In halves of that unit, embeddings first::
 
         E 4k - 3    F 4k + 2p    H 4k + 2P - 1    B 4k + 4P - 2 - 2p    U one later
     """
@@ -145,9 +139,9 @@ def format_table(table: Table, num_blocks: int, *, marked: tuple[str, int] | Non
     """Print a table, a column per node.
 
     Args:
-        table: actions per node, in their order.
+        table: node -> actions in order.
         num_blocks: blocks of the model.
-        marked: (node, position) of a bad cell, shown with ``<-- here``; of a long table only the rows around it.
+        marked: (node, position) of a bad cell, printed with ``<-- here``; of a long table only the rows around it.
     """
     rows, _ = replay(table)
     nodes = list(table)
@@ -173,15 +167,15 @@ def _cell(table: Table, node: str, position: int | None, num_blocks: int, marked
 
 
 def message_of(node: str, action: Action) -> tuple[str, str, str, int, int, int]:
-    """The identity of a message: payload, sender, receiver, seq, micro, boundary."""
+    """Return the identity of a message: payload, sender, receiver, seq, micro, boundary."""
     ends = (node, action.peer) if action.op is Op.SEND else (action.peer, node)
     return (action.payload, *ends, action.seq, action.micro, action.start)
 
 
 def replay(table: Table) -> tuple[list[dict[str, int]], dict[str, int]]:
-    """Run all nodes side by side: rows of {node: position}, and where each node got stuck.
+    """Run all nodes side by side; return rows of {node: position}, and the position where each node got stuck.
 
-    What can never run is appended one cell a row, so that nothing is left out of a printed table.
+    Actions after that are appended one cell a row, so that a printed table is complete.
     """
     at = dict.fromkeys(table, 0)
     sent: set[tuple[str, str, str, int, int, int]] = set()

@@ -1,12 +1,12 @@
-"""The order of batches: turns of owners, their items, what is due at their boundaries, and the use of rows.
+"""Order of batches: turns of owners, their items, events at turn boundaries, and the use of rows.
 
 A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. A *round* is as many train turns as
 there are owners: with equal turns every owner has one (``run_shape``). The coordinator grants turns; nodes expand them
 into *items*. An item is one pass of one batch through the ring; ``seq`` counts all items of a run from 0, ``step``
 counts optimizer steps only.
 
-Boundaries: checkpoint, evaluation and operation table are due at the first boundary at which a multiple of their steps
-was passed. Turns of 10 steps, a checkpoint every 20, an evaluation every 25 and tables every 16 steps, 60 steps::
+Boundaries: checkpoint, evaluation and operation table are due at the first boundary at or after a multiple of their
+steps. Turns of 10 steps, a checkpoint every 20, an evaluation every 25 and tables every 16 steps, 60 steps::
 
     step            0    10   20   30   40   50   60
     checkpoint                x         x         x
@@ -14,27 +14,27 @@ was passed. Turns of 10 steps, a checkpoint every 20, an evaluation every 25 and
     table           x         x         x    x
 
 Checkpoint and evaluation belong to the turn before, a table to the turn that begins there. So no table is chosen at the
-very end, and a run resumed from a checkpoint chooses again what was chosen at its step.
+end, and a run resumed from a checkpoint repeats the choice of its step.
 
-``Evaluations`` (``train.patience_evals``): a run ends when so many evaluations in a row were no better than the best.
-The loss is the mean over all evaluated rows, tokens or windows of all owners; it is better if it is lower by any
-amount. No turn that trains is granted between an evaluation and its judgement, so the run ends at the same step
-whatever the timing ::
+``Evaluations`` (``train.patience_evals``): a run ends after a number of evaluations in a row that were no better than
+the best. The loss is the mean over all evaluated rows, tokens or windows of all owners; it is better if it is lower by
+any amount. No train turn is granted between an evaluation and its judgement, so the run ends at the same step whatever
+the timing ::
 
     evaluation after step   10   20   30   40        patience_evals = 2
     loss                   0.7  0.5  0.6  0.5
     waited                   0    0    1    2        the run ends with step 40
 
 ``Unfreezing`` (``unfreeze.at = "auto"``): the next block is unfrozen when the loss has stopped improving, a pure fold
-over the mean losses of the finished train turns, in their order. The judged loss is the mean over the last turn of
-every owner, because owners' data differ; where turns go by rows, each owner counts by its rows. It improves if it falls
-below the best one by more than ``min_improvement`` of that. After ``patience_steps`` steps without improvement, counted
-from the best loss or from the last unfreezing, one more block is unfrozen. The first round only sets the best loss, and
-so does later the first turn of an owner with few rows: a mean over other owners can't be compared. A turn of an owner
-with fewer rows than the mean owner hardly moves the judged loss, so it counts as fewer steps.
+over the mean losses of the finished train turns, in order. The judged loss is the mean over the last turn of every
+owner, because owners' data differ; with turns by rows, owners are weighted by rows. It improves if it falls below the
+best one by more than ``min_improvement`` of that. After ``patience_steps`` steps without improvement, counted from the
+best loss or from the last unfreezing, one more block is unfrozen. The first round only sets the best loss, and so does
+later the first turn of an owner with few rows, as a mean over other owners is not comparable. A turn of an owner with
+fewer rows than the mean owner has little weight in the judged loss, so it counts as fewer steps.
 
-What the loss of turn t decides holds from turn t + 2 on: turn t + 1 is granted already while t trains, so that frozen
-blocks can work ahead. Three owners, turns of 10 steps, a patience of 20, and a loss that never improves ::
+The loss of turn t takes effect from turn t + 2 on: turn t + 1 is granted already while t trains, so that frozen blocks
+can work ahead. Three owners, turns of 10 steps, a patience of 20, and a loss that never improves ::
 
     turn             0   1   2   3   4   5   6   7   8   9
     waited steps             0  10  20      10  20      10    turns 5 and 8 were still trained with the depth before
@@ -78,12 +78,12 @@ from ringtune.schedule.run_shape import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluations:
-    """The state of the patience rule after the evaluations so far; checkpoints keep it.
+    """State of ``train.patience_evals`` after the evaluations so far, saved in checkpoints.
 
     Attributes:
-        step: after which the last one was; -1 before the first. An evaluation that is repeated counts once.
-        best: the lowest loss; None before the first that is a finite number.
-        best_step: after which it was.
+        step: of the last evaluation; -1 before the first. A repeated evaluation counts once.
+        best: the lowest finite loss; None before the first.
+        best_step: its step.
         waited: evaluations since then.
     """
 
@@ -93,7 +93,7 @@ class Evaluations:
     waited: int = 0
 
     def after(self, step: int, loss: float) -> Evaluations:
-        """The knowledge after one more evaluation; a loss that is not a finite number is no better than any."""
+        """Return the state after one more evaluation; a loss that is not finite is never better."""
         if step <= self.step:
             return self
         if math.isfinite(loss) and (self.best is None or loss < self.best):
@@ -101,7 +101,7 @@ class Evaluations:
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
     def stops_run(self, patience_evals: int) -> bool:
-        """Whether a run with this patience ends now; with 0 it never does."""
+        """Whether a run with this patience ends now; 0 = never."""
         return 0 < patience_evals <= self.waited
 
 
@@ -109,7 +109,7 @@ NONE_DONE: Final = Evaluations()
 
 
 def boundary_before(course: Course, step: int) -> int:
-    """The turn boundary before the one at ``step``; 0 at the very beginning."""
+    """Return the turn boundary before the one at ``step``; 0 at the beginning."""
     return max(0, step - 1 - (step - 1) % course.local_iterations)
 
 
@@ -149,14 +149,14 @@ _WORST: Final = sys.float_info.max / 4  # a mean of such losses is finite, howev
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfreezing:
-    """The knowledge of the rule after some finished train turns; checkpoints keep it.
+    """State of ``unfreeze.at = "auto"`` after some finished train turns, saved in checkpoints.
 
     Attributes:
-        num_turns: train turns that are finished.
+        num_turns: finished train turns.
         recent: mean loss of the last turn of each owner that has had one, in the order of these turns.
         best: the best loss so far; None before the first whole round.
-        waited_steps: steps without improvement that count.
-        unfreeze_at: the decisions: at each of these steps, the first ones of turns, one more block is unfrozen.
+        waited_steps: counted steps without improvement.
+        unfreeze_at: decisions: at each of these steps, which are turn boundaries, one more block is unfrozen.
     """
 
     num_turns: int = 0
@@ -166,10 +166,7 @@ class Unfreezing:
     unfreeze_at: tuple[int, ...] = ()
 
     def after(self, course: Course, loss: float) -> Unfreezing:
-        """The knowledge after one more train turn with this mean loss.
-
-        A loss that is not a finite number counts as the worst.
-        """
+        """Return the state after one more train turn with this mean loss; not finite counts as the worst."""
         patience = course.method.patience or Patience()
         turn, length = self.num_turns, course.local_iterations
         last = self._last_losses(course, min(loss, _WORST) if math.isfinite(loss) else _WORST)
@@ -188,7 +185,7 @@ class Unfreezing:
         return dataclasses.replace(found, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
 
     def _last_losses(self, course: Course, loss: float) -> dict[int, float]:
-        """The loss of each owner's last turn after one more turn, by the owners' indices, the newest last."""
+        """Return owner index -> loss of its last turn, after one more turn; the newest is last."""
         own, num_turns = weights(course.owners, course.turns), course.turns_of_owners(self.num_turns)
         last = dict(zip(latest_owners(own, num_turns), self.recent, strict=True))
         owner = next_owner(own, turn_counts(own, num_turns))
@@ -196,7 +193,7 @@ class Unfreezing:
         return {**last, owner: loss}
 
     def without(self, before: Course, after: Course) -> Unfreezing:
-        """The knowledge without the losses of the owners that another course leaves out from now on."""
+        """Return the state without the losses of the owners that the course ``after`` leaves out."""
         names = [owner.node for owner in before.owners]
         order = latest_owners(weights(before.owners, before.turns), before.turns_of_owners(self.num_turns))
         last = zip(order, self.recent, strict=False)  # nothing is known where the course decides all
@@ -204,15 +201,11 @@ class Unfreezing:
         return dataclasses.replace(self, recent=kept)
 
     def holding(self, step: int) -> tuple[int, ...]:
-        """The decisions that hold for a turn that begins at ``step``."""
+        """Return the decisions that hold for a turn that begins at ``step``."""
         return tuple(at for at in self.unfreeze_at if at <= step)
 
     def check(self, course: Course, step: int) -> None:
-        """Refuse knowledge that is not of a run of ``course`` that has done ``step`` steps.
-
-        Raises:
-            PlanError: it is not; where the course leaves nothing to the run there is nothing to know.
-        """
+        """Refuse a state that is not of a run of ``course`` after ``step`` steps, with ``PlanError``."""
         num_turns = -(-step // course.local_iterations) if course.decides else 0
         owners = latest_owners(weights(course.owners, course.turns), course.turns_of_owners(num_turns))
         fits = self.num_turns == num_turns and len(self.recent) == len(owners)
@@ -225,34 +218,34 @@ class Unfreezing:
 
 
 NOTHING_KNOWN = Unfreezing()
-"""The knowledge at the beginning of a run, and where the course leaves nothing to the run."""
+"""State at the beginning of a run, and where losses decide nothing."""
 
 
 def _mean(course: Course, last: Mapping[int, float]) -> float:
-    """The mean of the owners' last losses by what each owner counts."""
+    """Mean of the owners' last losses, by the owners' weights."""
     own = weights(course.owners, course.turns)
     total = sum(own[owner] for owner in last)
     return math.fsum(loss / (total / own[owner]) for owner, loss in last.items())
 
 
 def _counted_steps(course: Course, steps: int, owner: int) -> int:
-    """How many of the steps of an owner's turn count as waited: fewer where it counts less than the mean owner."""
+    """Number of an owner's steps that count against the patience: fewer if its weight is below the mean."""
     own = weights(course.owners, course.turns)
     return min(steps, steps * own[owner] * len(own) // sum(own))
 
 
 def _most(course: Course) -> int:
-    """How many blocks can be unfrozen besides the top block, which trains from the start."""
+    """Number of blocks that can be unfrozen besides the top block, which trains from the start."""
     return course.num_blocks - course.frozen_blocks - 1
 
 
 _MAX_FOLLOWED = 20_000
 ITEMS_AHEAD = 16
-"""Turns are granted until so many items are granted beyond the finished ones; a turn has at least one item."""
+"""Turns are granted until this number of items is granted beyond the finished ones."""
 
 
 class StepKind(enum.StrEnum):
-    """The purpose of a pass through the ring."""
+    """Purpose of a pass through the ring."""
 
     TRAIN = "train"  # forward, backward, update
     EVALUATE = "evaluate"  # forward and counts
@@ -262,7 +255,7 @@ class StepKind(enum.StrEnum):
 
     @property
     def has_backward(self) -> bool:
-        """Whether gradients flow."""
+        """Whether gradients are computed."""
         return self in (StepKind.TRAIN, StepKind.SCORE, StepKind.MEASURE)
 
     @property
@@ -280,21 +273,20 @@ Decidable = TypeVar("Decidable", bound=_Decides)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The consecutive items of one owner.
+    """Consecutive items of one owner.
 
     Attributes:
         index: counts all turns of a run from 0.
         kind: of every item of the turn.
         owner: the initiator.
-        round: the round it belongs to.
+        round: index of its round.
         first_seq: ``seq`` of its first item.
-        num_items: how many items.
+        num_items: number of items.
         first_step: optimizer steps done before its first item.
-        first_batch: index of its first batch in the owner's own stream of batches.
-        unfreeze_at: all decisions of the run that hold for it, if the course leaves them to the run; whoever works
-            on the turn goes by ``settled``.
-        operations: the table that holds for it, if the course leaves tables to the run; None as long as there is none.
-        passages: where each of its items enters the ring and is kept; none = every item is embedded and not kept.
+        first_batch: index of its first batch in the owner's stream of batches.
+        unfreeze_at: unfreezing decisions that hold for it, if the course leaves them to the run (``settled``).
+        operations: table that holds for it, if the course leaves tables to the run; None before the first.
+        passages: passage of each of its items; empty = every item is embedded and not stored.
     """
 
     index: int
@@ -326,14 +318,14 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartPoint:
-    """The point where a run begins, or continues after a checkpoint or a move to its next placement.
+    """Point where a run begins, or continues after a checkpoint or a move.
 
     Attributes:
         step: optimizer steps done; at a turn boundary.
-        holder: the owner that has the head.
-        unfreezing: what the coordinator knows of the losses, if the course leaves unfreezing to the run.
-        operations: the table in force there, if the course leaves tables to the run; only the coordinator has to know.
-        evaluations: what is known of the evaluations before it; only the coordinator has to know.
+        holder: the owner with the head.
+        unfreezing: state of ``unfreeze.at = "auto"``.
+        operations: table in force there, if the course leaves tables to the run; only the coordinator needs it.
+        evaluations: state of ``train.patience_evals``; only the coordinator needs it.
         first_turn: index of the first turn after it: 0, unless the run moved.
         first_seq: ``seq`` of the first item after it.
         placement_number: of the placement that holds there.
@@ -361,10 +353,9 @@ class StartPoint:
         evaluations: Evaluations = NONE_DONE,
         placement_number: int = 0,
     ) -> StartPoint:
-        """Make a start point that fits the course; by default the very beginning of the run.
+        """Make a start point that fits the course; by default the beginning of the run.
 
-        Raises:
-            PlanError: the step is not at a turn boundary, or the holder is no owner.
+        Raises ``PlanError`` if the step is not at a turn boundary, or the holder is no owner.
         """
         if not 0 <= step <= course.num_steps or (step % course.local_iterations and step != course.num_steps):
             raise PlanError(
@@ -389,11 +380,13 @@ class Item:
 
     Attributes:
         seq: position among all items of the run.
-        step: for a train item its own step; otherwise the number of steps done before it.
+        kind: that of its turn.
+        step: of a train item its own step; otherwise the number of steps done before it.
+        owner: the initiator.
         batch: index in the owner's stream of batches (training) or of evaluation batches.
         rows: rows of the batch.
         turn: index of its turn.
-        passage: where it enters the ring, and where it is kept for a later visit.
+        passage: boundaries where it enters the ring and is stored.
     """
 
     seq: int
@@ -412,7 +405,7 @@ def items(course: Course, turn: Turn) -> tuple[Item, ...]:
 
 
 def item_of(course: Course, turn: Turn, offset: int) -> Item:
-    """The item at position ``offset`` of a turn, counted from 0."""
+    """Return the item at position ``offset`` of a turn, counted from 0."""
     batch, rows, owner = turn.first_batch + offset, course.batch_size, course.owner(turn.owner)
     if turn.kind is StepKind.EVALUATE:
         rows = min(rows, (owner.eval_rows if owner else 0) - batch * rows)
@@ -431,21 +424,13 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
 
 
 def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterator[Turn]:
-    """Yield all turns of a run in order: rounds of train turns, checkpoints and evaluations between.
+    """Yield all turns of a run in order: rounds of train turns, with checkpoints, evaluations and scores between.
 
-    A checkpoint or an evaluation follows the turn in which a multiple of ``checkpoint_every`` or
-    ``eval_every`` steps was passed; both are due at the end too. The checkpoint is first; the evaluation starts
-    at the owner that holds the head, then follows the initiator order. A course of no steps is one evaluation.
-    Where the run chooses operation tables by scores, every owner has a score turn before the train turn that begins
-    with a new table; they too start at the owner that holds the head.
-
-    Args:
-        course: of the run.
-        start: continue a run from there. After a checkpoint indices and ``seq`` count from 0 again, and the evaluation
-            that was due at that step is repeated; after a move neither, but for what the start says.
-
-    Raises:
-        PlanError: ``start`` is not at a turn boundary of this course.
+    At a boundary the checkpoint is first; then each owner evaluates, in initiator order from the holder of the head on.
+    A course of no steps is one evaluation. Before a train turn with a new table by scores every owner has a score turn,
+    in the same order. ``start`` is the point to continue from. After a checkpoint indices and ``seq`` count from 0
+    again, and the evaluation due at that step is repeated; after a move they continue, and only ``start.repeats`` is
+    repeated.
     """
     start = start or StartPoint.of(course)
     last: Turn | None = None
@@ -490,11 +475,11 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
 
 
 def holder_after(course: Course, step: int) -> str:
-    """The owner of the train turn that ends at ``step``, which is above 0: it has the head then.
+    """Return the owner of the train turn that ends at ``step``, above 0, which has the head then.
 
-    The owner of the first turn has it from the very beginning.
+    The owner of the first turn has it from the beginning.
 
-    Example: turns of 10 steps by owners a, b, c. After 40 steps, which are turns 0 to 3, a has the head.
+    Example: turns of 10 steps by owners a, b, c. After 40 steps, turns 0 to 3, a has the head.
     """
     own = weights(course.owners, course.turns)
     num_turns = max(1, course.turns_of_owners(-(-step // course.local_iterations)))
@@ -503,12 +488,12 @@ def holder_after(course: Course, step: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
-    """Every pair of owners such that the head goes from the first to the second.
+    """Return every pair of owners between which the head is handed over.
 
-    Example: with owners a to d it goes a to b, b to c, c to d and d to a. An evaluation after the turn of b visits
-    b, c, d and a, and the next turn is that of c, so that the head goes a to c too. If evaluations or scores come
-    between, they are counted after each owner's turn: a few pairs more than a short run needs. Where turns by rows
-    repeat themselves only after very many turns, these are all pairs.
+    Example: owners a to d hand it from a to b, b to c, c to d and d to a. An evaluation after the turn of b visits b,
+    c, d and a, and the next turn is that of c, so that a hands the head to c too. Evaluations and scores are assumed
+    after each owner's turn, a few pairs more than a short run needs. With turns by rows of a very long period the
+    result is all pairs.
     """
     names, own = [owner.node for owner in course.owners], weights(course.owners, course.turns)
     ends = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
@@ -529,9 +514,9 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
 
 
 def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool, scores: bool) -> list[list[str]]:
-    """The ways that the head may take from its holder to the next train turn, if there is one.
+    """Return the ways of the head from its holder to the next train turn, if there is one.
 
-    Without anything between, after an evaluation, after scores, and after both.
+    Directly, after an evaluation, after scores, and after both.
     """
     ways = [[holder]]
     if evaluates:
@@ -542,7 +527,7 @@ def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool,
 
 
 def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
-    """The turn after ``last`` in which every node saves; ``holder`` has the head."""
+    """Return the turn after ``last`` in which every node saves; ``holder`` has the head."""
     return _next_turn(
         last,
         kind=StepKind.CHECKPOINT,
@@ -579,7 +564,7 @@ def _next_turn(
 
 
 def _visited(kind: StepKind, course: Course, holder: str) -> list[Owner]:
-    """The owners that have an evaluation or a score turn, from the holder of the head on."""
+    """Return the owners with an evaluation or a score turn, in initiator order from ``holder`` on."""
     first = next((index for index, owner in enumerate(course.owners) if owner.node == holder), 0)
     owners = course.owners[first:] + course.owners[:first]
     return [owner for owner in owners if kind is StepKind.SCORE or owner.eval_rows]
@@ -594,7 +579,7 @@ def _visits(
     last: Turn | None,
     start: StartPoint | None = None,
 ) -> Generator[Turn, None, Turn | None]:
-    """Yield a turn of this kind for each owner, with all its batches that count; return the last turn that there is."""
+    """Yield a turn of this kind for each owner, with all its batches; return the last turn so far."""
     for owner in _visited(kind, course, holder):
         last = _next_turn(
             last,
@@ -611,16 +596,16 @@ def _visits(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowUse:
-    """The use that a run makes of one owner's rows.
+    """Use of one owner's rows in a run.
 
     Attributes:
         owner: its node.
-        rows: training rows that it has.
+        rows: its training rows.
         batch_rows: rows of each of its batches.
-        steps: steps of the run on them.
+        steps: steps of the run with its batches.
         used_rows: rows that are trained on at least once.
-        least: times that the least used row is trained on.
-        most: times that the most used row is trained on.
+        least: uses of the least used row.
+        most: uses of the most used row.
     """
 
     owner: str
@@ -633,17 +618,17 @@ class RowUse:
 
     @property
     def trained_rows(self) -> int:
-        """Rows of all its batches, each time counted."""
+        """Rows of all its batches, with repetitions."""
         return self.steps * self.batch_rows
 
     @property
     def epochs(self) -> float:
-        """How often each of its rows is trained on, in the mean."""
+        """Mean number of uses of a row."""
         return self.trained_rows / self.rows
 
 
 def steps_of_owners(course: Course) -> tuple[int, ...]:
-    """How many steps of the run are on the batches of each owner, in the order of the owners."""
+    """Number of steps of the run with batches of each owner, in the order of the owners."""
     length, own = course.local_iterations, weights(course.owners, course.turns)
     whole, rest = divmod(course.num_steps, length)
     whole = course.turns_of_owners(whole)
@@ -654,13 +639,13 @@ def steps_of_owners(course: Course) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=16)
 def row_uses(course: Course) -> tuple[RowUse, ...]:
-    """The use that a run makes of each owner's rows, in the order of the owners; those left out are last."""
+    """Use of each owner's rows in a run, in the order of the owners, then of owners left out."""
     there = [_use(course, owner, steps) for owner, steps in zip(course.owners, steps_of_owners(course), strict=True)]
     return (*there, *(_use(course, one.owner, one.turns * course.local_iterations) for one in course.left_out))
 
 
 def _use(course: Course, owner: Owner, steps: int) -> RowUse:
-    """Count by batches; the first rows are in batch 0, and again in the last batch as far as that needs filling up."""
+    """Count by batches; the last batch of a pass is filled up with rows of batch 0."""
     size = course.batch_rows(owner)
     stream = BatchStream(owner.train_rows, course.batch_size, course.seed, owner.node)
     epochs, rest = divmod(steps, stream.num_batches)

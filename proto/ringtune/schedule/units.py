@@ -1,11 +1,11 @@
-"""The units of a model, in the order in which a hidden state passes them: embedding, blocks, head.
+"""Units of a model in the order of a hidden state: embedding, blocks, head.
 
 A unit is a number on one axis, so that "before" and "above" mean the same for all of them::
 
     -1          0 1 2 ... N-1      N
     embedding   blocks             head
 
-What trains at a step is a set of units; nothing assumes that it is the top of the model.
+The units that train at a step may be any set, not only the top of the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 EMBEDDING: Final = -1
-"""The unit below all blocks."""
+"""Unit of the embedding, below all blocks."""
 
 
 class Range(NamedTuple):
@@ -27,12 +27,12 @@ class Range(NamedTuple):
 
 
 def head_of(num_blocks: int) -> int:
-    """The unit of the head, the one above all blocks: ``num_blocks``."""
+    """Return the unit of the head, above all blocks: ``num_blocks``."""
     return num_blocks
 
 
 def unit_name(unit: int, num_blocks: int) -> str:
-    """Name a unit for people: ``embedding``, ``block 3`` or ``head``."""
+    """Name a unit: ``embedding``, ``block 3`` or ``head``."""
     if unit == head_of(num_blocks):
         return "head"
     return "embedding" if unit == EMBEDDING else f"block {unit}"
@@ -40,11 +40,11 @@ def unit_name(unit: int, num_blocks: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Some units of a model, as disjoint ranges in ascending order.
+    """A set of units of a model, as disjoint ranges in ascending order.
 
     Attributes:
         num_blocks: of the model, N.
-        ranges: within ``[-1, N + 1)``; none touches the next one.
+        ranges: within ``[-1, N + 1)``; adjacent ones are joined.
 
     Example: the two top blocks of four, and the head: ``Units(4, (Range(2, 5),))``.
     """
@@ -54,11 +54,7 @@ class Units:
 
     @staticmethod
     def of(num_blocks: int, units: Iterable[int]) -> Units:
-        """The units with these numbers.
-
-        Raises:
-            ValueError: a number is outside ``[-1, num_blocks]``.
-        """
+        """Return the units with these numbers; raises ``ValueError`` for one outside ``[-1, num_blocks]``."""
         ranges: list[Range] = []
         for unit in sorted(set(units)):
             if not EMBEDDING <= unit <= head_of(num_blocks):
@@ -71,15 +67,15 @@ class Units:
 
     @staticmethod
     def top(num_blocks: int, depth: int) -> Units:
-        """The head and the ``depth`` blocks below it."""
+        """Return the head and the ``depth`` blocks below it."""
         return Units(num_blocks, (Range(num_blocks - depth, num_blocks + 1),))
 
     def __contains__(self, unit: object) -> bool:
-        """Whether ``unit`` is one of these units."""
+        """Whether ``unit`` is in the set."""
         return isinstance(unit, int) and any(start <= unit < stop for start, stop in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield these units in ascending order."""
+        """Yield the units in ascending order."""
         return itertools.chain.from_iterable(range(start, stop) for start, stop in self.ranges)
 
     def __bool__(self) -> bool:
@@ -88,26 +84,26 @@ class Units:
 
     @property
     def has_embedding(self) -> bool:
-        """Whether the embedding is one of these units."""
+        """Whether the embedding is in the set."""
         return EMBEDDING in self
 
     @property
     def has_head(self) -> bool:
-        """Whether the head is one of these units."""
+        """Whether the head is in the set."""
         return head_of(self.num_blocks) in self
 
     @property
     def lowest(self) -> int:
-        """The lowest of these units; one past the head, ``num_blocks + 1``, if there is none."""
+        """The lowest unit; ``num_blocks + 1``, one past the head, if the set is empty."""
         return self.ranges[0].start if self.ranges else head_of(self.num_blocks) + 1
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The blocks among these units, ascending."""
+        """The blocks in the set, ascending."""
         return tuple(self.within(0, self.num_blocks))
 
     def ranges_within(self, start: int, stop: int) -> tuple[Range, ...]:
-        """The ranges of these units in ``[start, stop)``.
+        """Return the ranges of the set in ``[start, stop)``.
 
         Example: of the units [2, 5), the range in [0, 3) is [2, 3).
         """
@@ -115,12 +111,12 @@ class Units:
         return tuple(piece for piece in cut if piece.start < piece.stop)
 
     def within(self, start: int, stop: int) -> Units:
-        """These units as far as they are in ``[start, stop)``."""
+        """Return the units of the set in ``[start, stop)``."""
         return Units(self.num_blocks, self.ranges_within(start, stop))
 
 
 def units_text(units: Units) -> str:
-    """Name units for people: ``embedding, blocks 0 to 2``, or ``block 3, head``."""
+    """Write units in words: ``embedding, blocks 0 to 2``, or ``block 3, head``."""
     named = []
     for start, stop in units.ranges:
         blocks = range(max(0, start), min(stop, units.num_blocks))

@@ -1,10 +1,10 @@
-"""The version of each unit that a forward must see, derived from the method: pure functions of (course, step).
+"""Version of each unit that a forward must see, derived from the method: pure functions of (course, step).
 
-A version is the number of updates that a unit has had. Except where a method is stale on purpose, a forward sees all
-earlier ones. Example: two items in flight at a unit, a turn of four steps::
+A version is the number of updates of a unit so far. A forward sees all earlier updates, unless a method is stale on
+purpose. Example: two items in flight at a unit, a turn of four steps::
 
     step              0  1  2  3 | 4  5
-    forward sees      0  0  1  2 | 4  4      the turn ends with everything updated
+    forward sees      0  0  1  2 | 4  4      at the end of a turn everything is updated
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ringtune.schedule.units import Units
 
 
 def trained(course: Course, kind: StepKind, step: int) -> Units:
-    """The units with weights that get a gradient in an item of this kind; none if it has no backward.
+    """Return the units with a gradient of their weights in an item of this kind; empty without a backward.
 
-    A ``SCORE`` item gives one to every unit that may train.
+    In a ``SCORE`` item these are all units that may train.
     """
     return _trained(course.plain, kind, step)
 
@@ -32,25 +32,19 @@ def _trained(course: Course, kind: StepKind, step: int) -> Units:
 
 
 def depth(course: Course, step: int) -> int:
-    """How many blocks train at ``step``.
-
-    Where the run decides what trains, ``course`` is one with settled decisions (``Course.decided``).
-    """
+    """Number of blocks that train at ``step``; ``course`` must have the run's decisions (``Course.decided``)."""
     return len(course.method.trained(course, step).blocks)
 
 
 @functools.lru_cache(maxsize=256)
 def ever_trained(course: Course) -> Units:
-    """Every unit that trains at some step; where the run decides, every unit that could train.
-
-    A course of no steps trains none.
-    """
+    """Return every unit that trains at some step, or that the run may decide to train; none in a course of no steps."""
     soonest = course.soonest()
     return soonest.method.reach(soonest) if course.num_steps else Units(course.num_blocks)
 
 
 def weight_version(course: Course, unit: int, step: int) -> int:
-    """Updates that ``unit`` has had when all steps before ``step`` are done."""
+    """Number of updates of ``unit`` when all steps before ``step`` are done."""
     steps, offload = course.method.updates(course, unit, step), course.offload
     if offload is None or not offload.has_block(unit):
         return steps
@@ -58,14 +52,14 @@ def weight_version(course: Course, unit: int, step: int) -> int:
 
 
 def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:
-    """The position of a unit's learning rate: updates before that of ``step``, and updates of the whole schedule."""
+    """Position of a unit's learning rate: updates before that of ``step``, and updates of the whole schedule."""
     if course.offload is not None and course.offload.has_block(unit):
         return course.offload.rate_at(step, course.num_steps)
     return course.method.rate_at(course, step)
 
 
 def updated(course: Course, kind: StepKind, step: int) -> Units:
-    """The units that are updated after an item of this kind; with helpers some train at more steps."""
+    """Return the units that are updated after an item of this kind; with helpers not every trained unit is."""
     return _updated(course.plain, kind, step)
 
 
@@ -79,7 +73,7 @@ def _updated(course: Course, kind: StepKind, step: int) -> Units:
 
 
 def in_flight(course: Course, unit: int) -> int:
-    """How many train items may be between forward and update at ``unit``; 1 = no weight is ever stale."""
+    """Most train items between forward and update at ``unit``; 1 = no weight is ever stale."""
     return course.method.in_flight(course, unit)
 
 
@@ -90,15 +84,15 @@ def is_stale(course: Course) -> bool:
 
 
 def may_be_stale(course: Course) -> bool:
-    """Whether some ring would have several items in flight at a unit; asked before a ring is chosen."""
+    """Whether a unit may have several items in flight in some ring; used before a ring is chosen."""
     return course.method.in_flight_below(course, course.num_blocks) > 1
 
 
 def forward_version(course: Course, unit: int, item: Item) -> int:
-    """Updates of ``unit`` that a forward of ``item`` must see, neither more nor fewer.
+    """Number of updates of ``unit`` that a forward of ``item`` must see, neither more nor fewer.
 
-    With one item in flight these are all earlier updates. With w items in flight, item k = 0, 1, ... of a turn sees
-    all updates of earlier turns and ``max(0, k - w + 1)`` of that turn's.
+    With one item in flight these are all earlier updates. With w items in flight, item k = 0, 1, ... of a turn sees all
+    updates of earlier turns and ``max(0, k - w + 1)`` of that turn's.
     """
     stale = 0
     if item.kind.has_update:
@@ -107,42 +101,41 @@ def forward_version(course: Course, unit: int, item: Item) -> int:
 
 
 def backward_version(course: Course, unit: int, item: Item) -> int:
-    """Updates that ``unit`` has had when ``item`` goes backward: all earlier ones, but where its host does not wait.
+    """Number of updates of ``unit`` before the backward of ``item``: all earlier ones, unless its host does not wait.
 
-    Where a host continues before its helper has updated, forward and backward see the same weights.
+    If a host continues before its helper has updated, forward and backward see the same weights.
     """
     return forward_version(course, unit, item) if lag(course, unit) else weight_version(course, unit, item.step)
 
 
 def lag(course: Course, unit: int) -> int:
-    """The steps of a turn that the host of a unit does before the helper of the unit has updated."""
+    """Number of steps of a turn that the host of a unit may do before its helper has updated the unit."""
     return 0 if course.offload is None else course.offload.lag(unit)
 
 
 def max_open_items(course: Course, start: int, stop: int) -> int:
-    """How many items may be between forward and update at a host of the blocks ``[start, stop)``; 1 if it has none."""
+    """Most items between forward and update at a host of the blocks ``[start, stop)``; 1 if it has none."""
     if start == stop:
         return 1
     return in_flight(course, start) + max(lag(course, block) for block in range(start, stop))
 
 
 def awaits_next_backward(course: Course, unit: int, item: Item) -> bool:
-    """Whether the update of ``item`` is installed only when the next item of its turn has gone backward."""
+    """Whether the update of ``item`` is installed only after the backward of the next item of its turn."""
     is_last = (item.step + 1) % course.local_iterations == 0 or item.step + 1 == course.num_steps
     return item.kind.has_update and not is_last and bool(lag(course, unit))
 
 
 def awaited_forward(course: Course, unit: int, item: Item) -> int:
-    """The step with a forward that has to pass ``unit`` before the update of ``item`` there.
+    """Return the step with the last forward that must pass ``unit`` before the update of ``item`` there.
 
-    Example: two items in flight, a turn of four steps: the updates of its steps wait for the forwards of 1, 2, 3, 3.
-
-    That forward is the last one that must not see this update, so that no timing changes what a forward sees.
+    It is the last one that must not see this update. Example: two items in flight, a turn of four steps: the updates of
+    its steps wait for the forwards of 1, 2, 3, 3.
     """
     end_of_turn = min(course.num_steps, (item.step // course.local_iterations + 1) * course.local_iterations)
     return min(item.step + in_flight(course, unit), end_of_turn) - 1
 
 
 def unfreezing_steps(course: Course) -> tuple[int, ...]:
-    """The steps at which more blocks begin to train; given as ``unfreeze.at`` they repeat the run."""
+    """Return the steps at which more blocks begin to train; as ``unfreeze.at`` they repeat the run."""
     return course.method.changes(course)

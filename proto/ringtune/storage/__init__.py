@@ -1,1 +1,1 @@
-"""Files: durable writes, folders of ours, strict reading, tensors, tables, and pieces for the wire."""
+"""Files: durable writes, folders with marker and lock, strict parsing, tensors, tables, and chunks for the wire."""

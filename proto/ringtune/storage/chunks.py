@@ -1,7 +1,7 @@
-"""Files on the wire: cut into messages with a digest at the end, and put together again.
+"""Files as messages: cut into chunks with a digest at the end, and joined again.
 
-Both sides hold one piece at a time, whatever the size of the file. The receiver sets which files may arrive and how
-large they may be together; nothing from a sender becomes a path or an allocation before it was checked.
+Both sides hold one chunk at a time, whatever the size of the file. The receiver sets the allowed names and the total
+size; nothing from a sender becomes a path or an allocation unchecked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 
 class FileCutter:
-    """Cuts one file into messages as its content arrives; the last message has the digest.
-
-    Args:
-        path: as the receiver shall know it.
-    """
+    """Cuts one file into messages as its content arrives; the last message has the digest."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -32,7 +28,7 @@ class FileCutter:
         self._pending = bytearray()
 
     def add(self, content: bytes | memoryview) -> Iterator[control_pb2.FileChunk]:
-        """Yield the messages that are full; the rest waits for more content or the end."""
+        """Yield the full messages; the rest is kept for more content or the end."""
         rest = memoryview(content)
         while rest:
             if len(self._pending) == CHUNK_BYTES:
@@ -42,7 +38,7 @@ class FileCutter:
             rest = rest[room:]
 
     def end(self) -> control_pb2.FileChunk:
-        """Make the last message, which has the digest of the whole file."""
+        """Make the last message, with the digest of the whole file."""
         return self._message(last=True)
 
     def _message(self, *, last: bool) -> control_pb2.FileChunk:
@@ -54,7 +50,7 @@ class FileCutter:
 
 
 def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[control_pb2.FileChunk]:
-    """Cut one file into messages, from content that arrives a piece at a time."""
+    """Cut one file into messages, from an iterable of its content."""
     cutter = FileCutter(path)
     for piece in content:
         yield from cutter.add(piece)
@@ -62,13 +58,7 @@ def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[con
 
 
 class FileJoiner:
-    """Puts one file together from messages.
-
-    Args:
-        path: as in the messages.
-        file: to write to; the caller's to close.
-        source: who sends, for errors.
-    """
+    """Joins the messages of one file into ``file``, which the caller closes; ``source`` is the sender, for errors."""
 
     def __init__(self, path: str, file: BinaryIO, *, source: str) -> None:
         self.path = path
@@ -77,7 +67,7 @@ class FileJoiner:
         self._digest = hashlib.sha256()
 
     def add(self, chunk: control_pb2.FileChunk) -> bool:
-        """Write a piece and return whether the file is complete with it.
+        """Write a chunk; return whether it was the last one.
 
         Raises:
             IntegrityError: the file is complete, and its digest differs.
@@ -92,11 +82,11 @@ class FileJoiner:
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
-    """Put files together in an empty folder: exactly those with these names; see ``write_any_files``.
+    """Write files to an empty folder, exactly those with these names; arguments as ``write_any_files``.
 
     Raises:
         IntegrityError: as there, or a missing file.
-        StorageError: they can't be written here.
+        StorageError: they can't be written.
     """
     came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
     missing = sorted(set(names) - came.keys())
@@ -107,21 +97,21 @@ def write_files(
 def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
-    """Put files together in an empty folder.
+    """Write files to an empty folder.
 
     Args:
-        chunks: of the files, each file's one after the other.
-        folder: where they go.
-        names: only these may arrive; folders that are part of one are made.
-        max_bytes: of all together.
-        source: who sends, for errors.
+        chunks: of the files, one file after the other.
+        folder: to write to.
+        names: allowed names; folders in a name are made.
+        max_bytes: of all files together.
+        source: sender, for errors.
 
     Returns:
-        The path of each file that arrived, by name.
+        Name -> path of each received file.
 
     Raises:
-        IntegrityError: another name, a name twice, too much, or a digest that differs.
-        StorageError: they can't be written here.
+        IntegrityError: another name, a name twice, too many bytes, or a digest that differs.
+        StorageError: they can't be written.
     """
 
     def open_file(path: str) -> BinaryIO:
@@ -141,10 +131,7 @@ def write_any_files(
 def _join(
     chunks: Iterable[control_pb2.FileChunk], open_file: Callable[[str], Sink], *, max_bytes: int, source: str
 ) -> Iterator[tuple[str, Sink]]:
-    """Yield each file with its path when it is complete.
-
-    The file is closed when the next one is asked for.
-    """
+    """Yield path and file of each complete file; it is closed when the next one is requested."""
     came: set[str] = set()
     pending, left_bytes = iter(chunks), max_bytes
     for first in pending:

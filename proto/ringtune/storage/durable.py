@@ -1,14 +1,14 @@
-"""Durable files, which survive a crash, and folders of ours: marked, locked, and closed to others.
+"""Durable files, which survive a crash, and folders with a marker, a lock and private permissions.
 
-A file has either the old content or the new one, never half of it: it is written beside its place, forced to the disk,
-then renamed, and the rename is forced to the disk too. Without the second force, a power cut may restore the old name;
-without the first, a file may be full of zeros.
+A file has either the old content or the new one: the new one is written beside it and forced to disk, then renamed, and
+the rename is forced to disk too. Without the second force, a power cut may restore the old name; without the first, a
+file may be full of zeros.
 
-A folder of ours is never emptied of what others put there::
+Files of others in a folder of RingTune are never removed::
 
-    DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
+    DIR/.ringtune-run     the marker: this folder was empty or absent when ringtune began to use it
     DIR/.ringtune-lock    held by the process that writes there, with its process id
-    DIR.replaced-<time>/  what was in DIR and made room for something new; FILE.replaced-<time> of a file
+    DIR.replaced-<time>/  earlier content of DIR that was replaced; FILE.replaced-<time> of a file
 
 Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014; flock(2): a lock is
 of the open file, so the kernel releases it when the process ends, however it ends.
@@ -45,7 +45,7 @@ _RETRY_S = 0.1
 
 
 def failpoint(place: str) -> object:
-    """Do nothing; a test puts a failure in its place, for ``write NAME``, ``rename NAME`` and ``written NAME``."""
+    """Do nothing; tests replace it to fail at ``write NAME``, ``rename NAME`` and ``written NAME``."""
     return None
 
 
@@ -55,7 +55,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     Args:
         path: of the file; its folder is made if it is missing.
         content: the new content.
-        mode: permissions of the file, from the moment when it is made; the user's mask takes some away.
+        mode: permissions of the file from its creation on, before the umask.
 
     Raises:
         StorageError: it can't be written; the old content is still there.
@@ -64,16 +64,7 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
-    """Do what ``write_durably`` does with content that arrives a piece at a time.
-
-    Args:
-        path: of the file; its folder is made if it is missing.
-        content: the new content.
-        mode: permissions of the file.
-
-    Raises:
-        StorageError: it can't be written; the old content is still there.
-    """
+    """Replace a file's content as ``write_durably``, with content in pieces."""
     with storage_errors(path), replacing(path, mode=mode) as file:
         for piece in content:
             file.write(piece)
@@ -81,11 +72,9 @@ def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, m
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a file beside ``path`` that takes its place when the context ends without an error; else it goes.
+    """Yield a file that replaces ``path`` if the context ends without an error; else it is removed.
 
-    Args:
-        path: of the file; its folder is made if it is missing.
-        mode: permissions of the file.
+    Its folder is made if it is missing.
 
     Raises:
         OSError: it can't be written; the old content is still there.
@@ -108,11 +97,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that can't be written, before the work for its content; changes no file.
-
-    Raises:
-        StorageError: it is a folder, or no file can be made beside it.
-    """
+    """Refuse a path that can't be written, before its content is computed, with ``StorageError``; changes no file."""
     with storage_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
@@ -123,7 +108,7 @@ def check_writable(path: Path) -> None:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether a file itself is there: no link to one, no folder, and nothing that one would wait for, as a pipe."""
+    """Whether a path is a regular file itself: no link, folder, pipe or device."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -131,27 +116,22 @@ def is_plain_file(path: Path) -> bool:
 
 
 def move_folder_aside(path: Path) -> None:
-    """Give a folder that stands where a file has to be written another name, so that nothing of it is lost.
-
-    Raises:
-        StorageError: it can't be renamed.
-    """
+    """Rename a folder at the path of a file to be written, to keep its content; raises ``StorageError``."""
     if path.is_dir() and not path.is_symlink():
         with storage_errors(path):
             path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.folder"))
 
 
 def drop_file(path: Path) -> None:
-    """Remove a file, or a link in its place but not what it leads to; a folder there stays."""
+    """Remove a file, or a link but not its target; a folder stays."""
     if path.is_symlink() or is_plain_file(path):
         path.unlink(missing_ok=True)
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of ours, if it is there; for 5 s, because a process that was killed may still write in it.
+    """Remove a folder if it exists, with retries for 5 s, because a killed process may still write in it.
 
-    Raises:
-        StorageError: it can't be removed.
+    Raises ``StorageError`` after that.
     """
     deadline_s = time.monotonic() + _REMOVE_S
     while True:
@@ -167,10 +147,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Give a complete folder the place of another one, which goes only when the new one has its name.
+    """Rename a complete folder to the place of another one, which is removed after that.
 
     Raises:
-        StorageError: it can't be done; the old folder is under its name or, after a crash, beside it as ``*.old``.
+        StorageError: it fails; the old folder has its name or, after a crash, is beside it as ``*.old``.
     """
     old = target.with_name(f"{target.name}.{secrets.token_hex(4)}.old")
     with storage_errors(target):
@@ -190,13 +170,13 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def rename_durably(path: Path, target: Path) -> None:
-    """Give a complete file, or a folder of such files, its name in one step; both lie on one file system.
+    """Rename a complete file, or a folder of such files, in one step on one file system.
 
-    Example: ``adapter.safetensors.part`` becomes ``adapter.safetensors``; after a power cut that name is absent, or
-    the whole content is under it.
+    Example: ``adapter.safetensors.part`` becomes ``adapter.safetensors``; after a power cut that name is absent or
+    complete.
 
     Raises:
-        StorageError: it can't be done; ``path`` is as before.
+        StorageError: it fails; ``path`` is unchanged.
     """
     with storage_errors(target):
         _force_to_disk(path)
@@ -213,7 +193,7 @@ def _force_to_disk(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and force their names to the disk."""
+    """Make a folder and its parents, and force their names to disk."""
     missing = [folder, *folder.parents]
     missing = [entry for entry in missing if not entry.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +202,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
+    """Force the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -231,18 +211,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove partial files of a crash; no other process may be writing there."""
+    """Remove partial files of a crash; no other process may write there."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside into a ``StorageError`` that says what can't be written.
-
-    Raises:
-        StorageError: an ``OSError`` was raised inside.
-    """
+    """Convert an ``OSError`` inside into a ``StorageError`` that names the path."""
     try:
         yield
     except OSError as error:
@@ -263,12 +239,12 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errn
 
 
 def marker(kind: str) -> str:
-    """Name of the marker of a kind of folder, such as ``run``."""
+    """Return the marker's file name of a kind of folder, such as ``run``."""
     return f".ringtune-{kind}"
 
 
 def is_claimed(folder: Path, kind: str) -> bool:
-    """Whether a folder has the marker of its kind, as ``claim`` wrote it."""
+    """Whether a folder has a valid marker of its kind."""
     path = folder / marker(kind)
     try:
         if not is_plain_file(path) or path.stat().st_size > _MAX_MARKER_BYTES:
@@ -280,11 +256,11 @@ def is_claimed(folder: Path, kind: str) -> bool:
 
 
 def require_free(folder: Path, kind: str) -> None:
-    """Refuse a folder with files that are not ours; writes nothing.
+    """Refuse a folder with entries but without the marker; writes nothing.
 
     Raises:
-        UsageError: it has entries and no marker; names some of them, and the remedy.
-        StorageError: something else than a folder is there, or it can't be read.
+        UsageError: names some entries, and the remedy.
+        StorageError: it is no folder, or can't be read.
     """
     with storage_errors(folder):
         others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
@@ -298,25 +274,21 @@ def require_free(folder: Path, kind: str) -> None:
 
 
 def require_absent(path: Path) -> None:
-    """Refuse a path that exists, for files that are written once.
-
-    Raises:
-        UsageError: it is there.
-    """
+    """Refuse an existing path, for files that are written once; raises ``UsageError``."""
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already; give another name, or remove it")
 
 
 def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
-    """Refuse a path with a file that the same command has not written, for files that it writes anew.
+    """Refuse to overwrite a file that the same command has not written.
 
     Args:
-        path: that is to be written.
+        path: to be written.
         what: the command and its file, for the message, such as ``plan as 'ringtune plan' saved it``.
-        is_own: whether a file is what the command writes; an ``OSError`` or ``ValueError`` says that it is not.
+        is_own: whether a file is the command's; an ``OSError`` or ``ValueError`` means that it is not.
 
     Raises:
-        UsageError: something else is there.
+        UsageError: another file is there.
     """
     if not os.path.lexists(path) or path.is_dir():
         return
@@ -329,7 +301,7 @@ def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
 
 
 def claim(folder: Path, kind: str) -> None:
-    """Make a folder ours, if it is not there or empty; one that is ours already stays as it is.
+    """Make a folder and write its marker, unless it has it.
 
     Raises:
         UsageError: as ``require_free``.
@@ -341,30 +313,19 @@ def claim(folder: Path, kind: str) -> None:
 
 
 def mark(folder: Path, kind: str) -> None:
-    """Write the marker, whatever the folder holds: only for one that was made here, or recognised otherwise.
-
-    Raises:
-        StorageError: it can't be written.
-    """
+    """Write the marker, whatever the folder contains; raises ``StorageError`` if it can't be written."""
     text = json.dumps({"ringtune": kind, "format": 1, "version": __version__})
     write_durably(folder / marker(kind), f"{text}\n".encode())
 
 
 def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
-    """Move entries out of a folder of ours into a new one beside it; nothing is removed.
+    """Move entries of a folder, names or paths in it, into a new folder ``<folder>.replaced-<time>`` with a marker.
 
-    A move that is cut short leaves each entry in one of the two folders, under its name.
-
-    Args:
-        folder: that keeps its marker and what else is in it.
-        names: of the entries, or their paths in the folder, in the order in which they go.
-        kind: the new folder has the marker of this kind.
-
-    Returns:
-        The new folder, ``<folder>.replaced-<time>``; None if there was nothing to move.
+    An interrupted move leaves each entry in one of the two folders. Nothing is removed. Returns None if there was
+    nothing to move.
 
     Raises:
-        StorageError: it can't be made there, or an entry can't be moved.
+        StorageError: it can't be made, or an entry can't be moved.
     """
     present = [name for name in names if os.path.lexists(folder / name)]
     if not present:
@@ -382,17 +343,12 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
 
 
 def put_other_aside(path: Path, new: BinaryIO) -> Path | None:
-    """Move a file that is about to be replaced beside itself, unless its content is the new one.
+    """Rename a file that is to be replaced to ``<path>.replaced-<time>``, and return that.
 
-    Args:
-        path: of the file.
-        new: opened on disk, with all of the new content.
-
-    Returns:
-        Where it is now, ``<path>.replaced-<time>``; None if there is none, or nothing would be lost.
+    Returns None if there is no file, or its content is that of the file ``new``.
 
     Raises:
-        OSError: it can't be moved.
+        OSError: it can't be renamed.
     """
     new.flush()
     if not os.path.lexists(path) or (is_plain_file(path) and filecmp.cmp(path, new.name, shallow=False)):
@@ -426,14 +382,14 @@ class _Held:
 
 
 class FileLock:
-    """A lock between processes, and between users of one process.
+    """A lock between processes, and between threads of one process.
 
-    Where the file system has no locks the folder is used without one, and the log says so.
+    On a file system without locks it excludes only threads, with a warning in the log.
 
     Args:
-        path: of the lock's file, which stays; its folder has to be there.
-        busy: message of the refusal; ``{holder}`` in it stands for the process that has the lock.
-        is_reentrant: whether the thread that holds it may take it again.
+        path: of the lock file, which is never removed; its folder must exist.
+        busy: message of the refusal; ``{holder}`` in it is replaced by the holding process.
+        is_reentrant: whether the holding thread may acquire it again.
     """
 
     _all: ClassVar[dict[tuple[int, int], _Held]] = {}
@@ -444,10 +400,10 @@ class FileLock:
         self._key: tuple[int, int] | None = None
 
     def acquire(self) -> None:
-        """Take the lock at once.
+        """Acquire the lock without waiting.
 
         Raises:
-            BusyError: another process, or somebody else in this one, has it; names the process.
+            BusyError: another process, or another holder in this one, has it; names the process.
             StorageError: the file can't be made.
         """
         with storage_errors(self._path), self._guard:
@@ -486,7 +442,7 @@ class FileLock:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others have the lock, once it was released as often as it was taken."""
+        """Release the lock once; it is free after as many releases as acquisitions."""
         with self._guard:
             held = self._all.get(self._key) if self._key else None
             if held is None or self._key is None:
@@ -497,14 +453,14 @@ class FileLock:
                 self._key = None
 
     def __enter__(self) -> FileLock:
-        """Take the lock."""
+        """Acquire the lock."""
         self.acquire()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release it."""
+        """Release the lock."""
         self.release()
 
 
@@ -512,14 +468,14 @@ class FileLock:
 
 
 def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda name: True) -> None:
-    """Make a folder that no other user can enter, or shut one that is there, which is logged.
+    """Make a folder with mode 0700, or change the mode of an existing one, with a warning in the log.
 
     Args:
-        folder: whose rights are changed.
-        is_ours: whether an entry of that name is ours; a folder with another one keeps its rights, which is logged.
+        folder: to make or change.
+        is_ours: whether an entry of this name is RingTune's; a folder with another one keeps its mode, with a warning.
 
     Raises:
-        StorageError: it can't be made, or is somebody else's.
+        StorageError: it can't be made or changed.
     """
     with storage_errors(folder):
         is_new = not folder.exists()
@@ -536,5 +492,5 @@ def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda
 
 
 def keep_files_private() -> None:
-    """Let what this process makes from here on be this user's alone: files 0600, folders 0700."""
+    """Set the umask so that new files and folders are this user's alone: 0600 and 0700."""
     os.umask(_OTHERS)

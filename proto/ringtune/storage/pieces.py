@@ -1,7 +1,7 @@
-"""The content of a file, made a piece at a time, so that a file of any size is written or sent in little memory.
+"""Content of a file as an iterable of pieces, so that a file of any size is written or sent in little memory.
 
-Large content (a head, an adapter, moments) is already in tensors, in a file, or in the messages of a link. ``Pieces``
-reads it without a second copy, any number of times, whole or a part of it.
+Large content (a head, an adapter, optimizer state) is in tensors, in a file, or in the messages of a link. ``Pieces``
+reads it without a second copy, any number of times, whole or in part.
 """
 
 from __future__ import annotations
@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import Final
 
 PIECE_BYTES: Final = 1 << 20
-"""Most bytes of a piece that is made for the purpose."""
+"""Bytes of a piece that is read from a file."""
 
 Piece = bytes | memoryview
 
 
 class Pieces:
-    """Some content of known size, made anew for each pass through it.
-
-    Args:
-        size_bytes: of all pieces together.
-        make: yields the pieces; called once for each time.
-    """
+    """Content of known size in pieces, with a new iterator for each pass."""
 
     def __init__(self, size_bytes: int, make: Callable[[], Iterator[Piece]]) -> None:
         self.size_bytes = size_bytes
@@ -32,7 +27,7 @@ class Pieces:
 
     @staticmethod
     def of(content: bytes | memoryview) -> Pieces:
-        """Return content that is in memory already; it is not copied."""
+        """Return content in memory as pieces, without a copy."""
         return HeldPieces([memoryview(content)])
 
     def __iter__(self) -> Iterator[Piece]:
@@ -40,23 +35,23 @@ class Pieces:
         return self._make()
 
     def __bytes__(self) -> bytes:
-        """Join all pieces, for content that is known to be small."""
+        """Join all pieces; for small content."""
         return b"".join(self)
 
     def part(self, start: int, size_bytes: int) -> Pieces:
-        """Return ``size_bytes`` of the content from ``start`` on, cut off at its end."""
+        """Return ``size_bytes`` of the content from ``start`` on, at most up to its end."""
         stop = min(start + size_bytes, self.size_bytes)
         return Pieces(max(0, stop - start), lambda: self._between(start, stop))
 
     def sha256(self) -> str:
-        """Digest of the content, in hex."""
+        """Digest of the content, hex."""
         digest = hashlib.sha256()
         for piece in self:
             digest.update(piece)
         return digest.hexdigest()
 
     def let_go(self, before: int) -> None:
-        """Free the first ``before`` bytes, if they are held in memory for this."""
+        """Free the first ``before`` bytes, if they are held in memory for this object."""
 
     def _between(self, start: int, stop: int) -> Iterator[Piece]:
         at = 0
@@ -70,11 +65,7 @@ class Pieces:
 
 
 class HeldPieces(Pieces):
-    """Content that is held in memory in pieces, which are freed one by one.
-
-    Args:
-        pieces: one after the other.
-    """
+    """Content in memory, in pieces that can be freed one by one."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         super().__init__(sum(piece.nbytes for piece in pieces), lambda: iter(self._held()))
@@ -82,7 +73,7 @@ class HeldPieces(Pieces):
         self._ends = tuple(itertools.accumulate(piece.nbytes for piece in pieces))
 
     def let_go(self, before: int) -> None:
-        """Free the pieces that lie within the first ``before`` bytes; no pass through them is possible any more."""
+        """Free the pieces within the first ``before`` bytes; they can't be read any more."""
         for index, end in enumerate(self._ends):
             if end > before:
                 return
@@ -106,13 +97,7 @@ class HeldPieces(Pieces):
 
 
 class FilePieces(Pieces):
-    """The content of a file on the disk, or a range of it.
-
-    Args:
-        path: of the file, which must not change meanwhile.
-        start: first byte.
-        size_bytes: how many; None = up to the end.
-    """
+    """Content of a file, or a range of it; the file must not change."""
 
     def __init__(self, path: Path, start: int = 0, size_bytes: int | None = None) -> None:
         in_file = max(0, path.stat().st_size - start)

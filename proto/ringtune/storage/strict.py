@@ -1,11 +1,10 @@
-"""Strict reading of JSON, TOML and files that users name, into frozen dataclasses; and digests of values.
+"""Strict parsing of JSON, TOML and user files into frozen dataclasses; and digests of values.
 
-A misspelt key, a missing key and a wrong type are errors with the place, what was expected and what was found. Nothing
-is converted, except a whole number where a float is asked for. Only regular files are read, whole, and up to a bound. A
-pointer that git leaves where Git LFS was not installed is recognised. Two parties that hold equal values get equal
-digests.
+A misspelt key, a missing key and a wrong type are errors with the place, the expected and the found type. Nothing is
+converted, except a whole number for a float. Only regular files are read, whole, and up to a bound. A Git LFS pointer,
+which a clone without Git LFS has instead of a file, is recognised. Equal values have equal digests.
 
-The values that a field may have are metadata of its type; ``check_fields`` and the reference of a job read them there::
+The allowed values of a field are metadata of its type; ``check_fields`` and the reference of a job read them there::
 
     rounds: Annotated[int | None, Bounds(ge=1, le=1000)] = None
     turns: Annotated[str, OneOf(("equal", "rows"))] = "equal"
@@ -48,12 +47,12 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def pointer_advice(path: Path) -> str:
-    """Say that a file is a pointer and what to do."""
+    """Write that a file is a pointer, and the remedy."""
     return f"{path} is a pointer of Git LFS in place of the file; run 'git lfs pull' where the folder was cloned"
 
 
 def json_digest(value: object) -> str:
-    """SHA-256, in hex, of a value's JSON form with sorted keys and without spaces."""
+    """SHA-256, hex, of a value's JSON form with sorted keys and without spaces."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -73,11 +72,7 @@ _TYPE_NAMES = {
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Read a JSON text of another machine.
-
-    Raises:
-        ValueError: no JSON, or nested too deeply.
-    """
+    """Parse JSON; raises ``ValueError`` if it is not JSON, or nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError as error:
@@ -85,15 +80,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def read_object(content: str | bytes, what: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        content: its text.
-        what: for the message.
-
-    Raises:
-        IntegrityError: ``content`` is no JSON object, or has a number that is not finite.
-    """
+    """Parse a JSON object with finite numbers; else raise ``IntegrityError``, in which ``what`` names it."""
     try:
         value = json.loads(content, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
@@ -104,7 +91,7 @@ def read_object(content: str | bytes, what: str) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """Read a number of a JSON text; Python's reader takes NaN, Infinity and 1e999."""
+    """Parse a number; Python's reader accepts NaN, Infinity and 1e999."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is no finite number")
@@ -115,14 +102,11 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
     """Build ``cls`` from a dictionary with exactly its fields as keys; fields with a default may be absent.
 
     Args:
-        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with or without
-            ``| str``, named tuples, such dataclasses, and classes that read themselves by ``from_json(value, where=)``.
-        value: what was read; anything but a dictionary is refused.
-        where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
-        error: which error to raise.
-
-    Returns:
-        The dataclass; its own checks have run.
+        cls: a dataclass with fields of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with
+            or without ``| str``, named tuples, such dataclasses, and classes with ``from_json(value, where=)``.
+        value: parsed value; anything but a dictionary is refused.
+        where: dotted name of the dictionary for messages, such as ``train``; empty at the top.
+        error: class of the error.
 
     Raises:
         InvalidInputError: as ``error``, for an unknown or missing key or a wrong type.
@@ -169,7 +153,7 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
 
 
 def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Read a text, a number, or true or false."""
+    """Check a text, a number, or true or false."""
     if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
         raise error(f"{where} is too large for a number")
     if hint is float and type(value) is int:
@@ -182,7 +166,7 @@ def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[Inva
 
 
 def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Read a list with a value for each name."""
+    """Check a list with a value for each name."""
     if not isinstance(value, list | tuple) or len(value) != len(hint._fields):
         raise error(f"{where} has to be [{', '.join(hint._fields)}], but is {json.dumps(value, default=repr)}")
     kinds = _hints(hint).values()
@@ -191,7 +175,7 @@ def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[Inval
 
 
 def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
-    """Read a table with any keys, and values of one type."""
+    """Check a table with any keys, and values of one type."""
     if not isinstance(value, Mapping):
         raise error(f"{where} has to be a table, but is {describe_value(value)}")
     return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
@@ -199,11 +183,11 @@ def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInpu
 
 _SCALARS: Final = (int, float, str, bool)
 LATER: Final = "later"
-"""In the type of a field of a later version: ``to_table`` leaves it out where it is its default, so digests last."""
+"""Metadata of a field of a later version: ``to_table`` omits its default, so that digests stay equal."""
 
 
 def to_table(value: Any) -> dict[str, Any]:
-    """Write a dataclass as a JSON-able table, as ``read_dataclass`` reads it: the fields that its constructor has."""
+    """Convert a dataclass to a JSON-compatible table of its constructor's fields; the inverse of ``read_dataclass``."""
     cls: Any = type(value)
     items = ((name, getattr(value, name), entry) for name, entry in _entries(cls).items())
     return {name: _to_json(item) for name, item, entry in items if item != entry.left_out}
@@ -220,7 +204,7 @@ def _to_json(value: Any) -> Any:
 
 
 class _Entry(NamedTuple):
-    """A field of a dataclass that its constructor has: its type, and the value that is left out when it is written."""
+    """Type of a constructor's field, whether it is required, and the value that is omitted in a table."""
 
     hint: Any
     is_required: bool
@@ -245,34 +229,30 @@ def _entries(cls: type[Any]) -> dict[str, _Entry]:
 
 
 def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:
-    """Refuse unknown keys, naming the nearest known one.
-
-    Raises:
-        InvalidInputError: as ``error``, for the first unknown key.
-    """
+    """Refuse unknown keys with ``error``, which has the nearest known one."""
     for key in value:
         if key not in known:
             raise error(f"unknown key {join(where, str(key))!r}; {nearest(str(key), known)}")
 
 
 def with_renamed_key(value: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Copy a table, with the value of key ``old`` under ``new``; if it has ``new`` already, nothing is renamed."""
+    """Copy a table with key ``old`` renamed to ``new``, unless it has ``new`` already."""
     return {new if key == old and new not in value else key: item for key, item in value.items()}
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Advice for a misspelt word: the nearest known one, or all of them."""
+    """Write advice for a misspelt word: the nearest known one, or all of them."""
     close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
 
 
 def join(where: str, key: str) -> str:
-    """The dotted name of ``key`` inside ``where``."""
+    """Return the dotted name of ``key`` inside ``where``."""
     return f"{where}.{key}" if where else key
 
 
 def describe_value(value: object) -> str:
-    """Describe a value for a message, short and with its kind: ``the text 'abc'``."""
+    """Describe a value with its type for a message, at most 40 characters of it: ``the text 'abc'``."""
     kind = _TYPE_NAMES.get(type(value), type(value).__name__)
     if isinstance(value, Mapping | list | tuple) or value is None:
         return kind
@@ -284,7 +264,7 @@ def describe_value(value: object) -> str:
 
 
 def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Choose which type of a union a value is read as: a list type, or else its own type."""
+    """Select the type of a union for a value: a list type for a list, else the value's own type."""
     given = [arg for arg in args if arg is not type(None)]
     if len(given) == 1:
         return given[0]
@@ -310,14 +290,14 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The range of a number; an end that is None is open.
+    """Range of a number; an end that is None is open.
 
     Attributes:
         ge: least value.
         gt: the value is above it.
         le: greatest value.
-        lt: the value is below it; infinity = it has to be finite.
-        advice: what to do instead; empty = nothing.
+        lt: the value is below it; infinity = it must be finite.
+        advice: remedy in the message; empty = none.
     """
 
     ge: float | None = None
@@ -335,16 +315,16 @@ class Bounds:
 
     @property
     def text(self) -> str:
-        """The range in words: ``1 to 1,000`` of whole numbers, ``at least 0, below 1`` of others."""
+        """The range in words: ``1 to 1,000`` for whole numbers, ``at least 0, below 1`` for others."""
         if isinstance(self.ge, int) and isinstance(self.le, int):
             return f"{self.ge:,} to {self.le:,}"
         return ", ".join(words for words, _, _ in self._ends)
 
     def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
-        """Refuse a value out of the range.
+        """Refuse a value out of range.
 
         Raises:
-            InvalidInputError: as ``error``; names the end that it passed.
+            InvalidInputError: as ``error``; names the violated end.
         """
         if isinstance(value, bool):
             raise error(f"{name} is {str(value).lower()}, it has to be a number")
@@ -370,11 +350,11 @@ def _end_text(words: str, end: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The words that a text, or each text of a list, may be.
+    """Allowed words of a text, or of each text of a list.
 
     Attributes:
         words: all of them.
-        reasons: why there is no such word, by words that others have.
+        reasons: refused word of other systems -> reason.
     """
 
     words: Collection[str]
@@ -389,7 +369,7 @@ class OneOf:
         """Refuse another word.
 
         Raises:
-            InvalidInputError: as ``error``; names the nearest word, or why there is none.
+            InvalidInputError: as ``error``; has the reason or the nearest word.
         """
         for word in (value,) if isinstance(value, str) else value:
             if word not in self.words:
@@ -400,12 +380,12 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class InWords:
-    """The values of a field in words, for people; the class of the field checks them itself."""
+    """Description of a field's values; the class of the field checks them itself."""
 
     text: str
 
     def check(self, name: str, value: object, error: type[InvalidInputError]) -> None:
-        """Refuse nothing."""
+        """Accept every value."""
 
 
 Rule = Bounds | OneOf | InWords
@@ -413,7 +393,7 @@ Rule = Bounds | OneOf | InWords
 
 @functools.cache
 def field_rules(cls: type[Any]) -> dict[str, tuple[Rule, ...]]:
-    """The rules of each field of a dataclass that has some, as they stand in its type."""
+    """Return the rules in the types of a dataclass's fields, for fields with rules."""
     hints = typing.get_type_hints(cls, include_extras=True)
     rules = {
         name: tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Rule))
@@ -442,7 +422,7 @@ def read_given(path: Path, *, encoding: str = "utf-8") -> str:
     """Read a text file.
 
     Raises:
-        OSError: it is not there, no file (a pipe would be waited for), or longer than any text that is meant.
+        OSError: it is missing, no regular file (a pipe would block), or longer than 1 GiB.
         UnicodeDecodeError: it is in another encoding.
     """
     if path.exists() and not path.is_file():
@@ -454,10 +434,10 @@ def read_given(path: Path, *, encoding: str = "utf-8") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
+    """Parse a JSON file.
 
     Raises:
         OSError: as ``read_given``.
-        ValueError: no JSON, or nested too deeply.
+        ValueError: not JSON, or nested too deeply.
     """
     return parse_json(read_given(path))

@@ -1,13 +1,13 @@
-"""Files of rows: tables (.csv, .tsv, .xlsx, .jsonl), words with tags (CoNLL), and an account of unusable rows.
+"""Files of rows: tables (.csv, .tsv, .xlsx, .jsonl), words with tags (CoNLL), and accounts of unusable rows.
 
-Tables are rows under a header, or a JSON object a line; text also as .gz. The separator of a csv file is that of a line
-``sep=;``, else the one that gives all first lines the same number of cells. A CoNLL file has a word a line, in columns
-divided by tabs or blanks: the first is the word, the last its tag. A blank line ends a text, and lines with
-``-DOCSTART-`` as word are left out.
+Tables are rows under a header, or a JSON object a line; text files may be compressed as .gz. The separator of a csv
+file is that of a line ``sep=;``, else the one that gives all first lines the same number of cells. A CoNLL file has a
+word a line, in columns separated by tabs or blanks: the first is the word, the last its tag. A blank line ends a text,
+and lines with ``-DOCSTART-`` as word are left out.
 
 Readers continue after a bad row, so that all problems of a file are reported at once, with lines (``RowAccount``).
-Messages go to the coordinator and to its users, so they have no cell of a row in them. They have no first line either:
-it may be a row where the header was forgotten.
+Messages are sent to the coordinator and its users, so they quote no cell of a row, and no first line either: it may be
+a row where the header was forgotten.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MAX_PROBLEMS: Final = 100
 
 
 class Problem(NamedTuple):
-    """The reason why a row can't be used.
+    """Reason why a row can't be used.
 
     Attributes:
-        what: is wrong, without the line and without a cell of the row.
-        remedy: what to do.
-        is_missing: whether something is not there, so that ``data.missing = "skip"`` leaves the row out.
+        what: description without line and cells.
+        remedy: for the message.
+        is_missing: whether a value is missing, so that ``data.missing = "skip"`` leaves the row out.
     """
 
     what: str
@@ -57,7 +57,7 @@ class RowError(Exception):
 
 @dataclass(slots=True)
 class _Lines:
-    """Rows with the same problem: how many, and the first few lines."""
+    """Rows with the same problem: their number, and the first few lines."""
 
     count: int = 0
     first: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Lines:
 
 
 class RowAccount:
-    """The account of one file, filled by its readers.
+    """Unusable rows, columns and notes of one file, filled by its readers.
 
     Args:
         path: of the file.
@@ -81,9 +81,9 @@ class RowAccount:
         is_own: whether messages stay with the owner of the file, so that they may name all of its columns.
 
     Attributes:
-        rows: rows that were read, with those that have a value missing.
-        columns: of the file, in their order; empty where it has none.
-        notes: what a person has to know of how the file was read.
+        rows: number of rows read, including those with a missing value.
+        columns: of the file, in order; empty where it has none.
+        notes: on how the file was read, for the user.
     """
 
     def __init__(self, path: Path, *, skips_missing: bool = False, is_own: bool = False) -> None:
@@ -103,18 +103,18 @@ class RowAccount:
         self._bad.setdefault(problem, _Lines()).add(line)
 
     def leave_out(self, line: int, what: str) -> None:
-        """Note a row that no task could use and that is left out, whatever the job says."""
+        """Note a row that is left out whatever the job says."""
         self._left_out.setdefault(what, _Lines()).add(line)
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Rows that are left out, by why: with ``data.missing = "skip"`` also those with an empty cell."""
+        """Reason -> number of rows left out; with ``data.missing = "skip"`` also those with an empty cell."""
         found = {what: lines.count for what, lines in self._left_out.items()}
         missing = self._of_kind(is_missing=True) if self._skips_missing else {}
         return found | {problem.what: lines.count for problem, lines in missing.items()}
 
     def lines_left_out(self) -> list[str]:
-        """Say which rows are left out, a sentence for each reason."""
+        """Write a sentence for each reason in ``left_out``."""
         missing = self._of_kind(is_missing=True) if self._skips_missing else {}
         reasons = {**self._left_out, **{problem.what: lines for problem, lines in missing.items()}}
         return [
@@ -123,7 +123,7 @@ class RowAccount:
         ]
 
     def problems(self) -> str:
-        """Say in one sentence what can't be used and what to do; empty where all can, or is left out."""
+        """Write all problems and their remedies in one sentence; empty if there is none."""
         bad = self._of_kind(is_missing=False) if self._skips_missing else self._bad
         if not bad:
             return ""
@@ -145,11 +145,7 @@ class RowAccount:
         )
 
     def check(self) -> None:
-        """Refuse the file if rows can't be used.
-
-        Raises:
-            DataError: all of them, with their lines.
-        """
+        """Refuse the file if it has bad rows, with a ``DataError`` that has all of them."""
         if found := self.problems():
             raise DataError(found)
 
@@ -160,10 +156,10 @@ class RowAccount:
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".xlsx")
 
 MAX_CELL_CHARACTERS: Final = 1 << 24
-"""Most characters of a cell; a longer one is a file with unmatched quotes."""
+"""Most characters of a cell; a longer one comes from unmatched quotes."""
 
 MAX_NUMBER: Final = 1e9
-"""Largest number, in size, that a model can be asked to predict; numbers of order 1 are learned best."""
+"""Largest absolute value of a target in regression; targets of order 1 are learned best."""
 
 Record = tuple[int, Mapping[str, object]]
 
@@ -180,18 +176,14 @@ def table_rows(
     encoding: str = AUTO,
     may_be_empty: Collection[str] = (),
 ) -> Iterator[Record]:
-    """The rows of a table that have a value in each of some columns, one after the other.
+    """Yield line number and columns of the rows of a table that have a value in each needed column.
 
     Args:
-        path: a file with a suffix of ``TABLE_SUFFIXES``, the texts also with ``.gz``.
+        path: a file with a suffix of ``TABLE_SUFFIXES``, text files also with ``.gz``.
         columns: job key (``data.text``) -> name of the column.
-        account: gets rows that can't be used, and columns and notes of the file; None = one of its own, which has to
-            be without problems at the end.
-        encoding: of a text file; ``auto`` finds out.
-        may_be_empty: keys of columns that need no value in each row.
-
-    Yields:
-        Line number and columns of each row.
+        account: for bad rows, columns and notes; None = bad rows raise ``DataError`` at the end.
+        encoding: of a text file; ``auto`` = detected.
+        may_be_empty: keys of columns that may be empty.
 
     Raises:
         DataError: no file, another suffix, not readable, or a column is missing in every row.
@@ -213,11 +205,7 @@ def table_rows(
 
 
 def text_of(record: Record, column: str) -> str:
-    """The value of a column that has to be text.
-
-    Raises:
-        RowError: it is something else, or characters that no tokenizer can take.
-    """
+    """Return the text in a column; raises ``RowError`` for another type, or characters that no tokenizer accepts."""
     value = record[1][column]
     if not isinstance(value, str):
         raise RowError(Problem(f"column {column!r} is not text but {_kind(value)}", "put the text in quotes"))
@@ -225,11 +213,7 @@ def text_of(record: Record, column: str) -> str:
 
 
 def checked_text(text: str, where: str) -> str:
-    r"""Refuse a text that is legal JSON and no Unicode text, such as ``"\ud83d"``, and one with a zero character.
-
-    Raises:
-        RowError: names the place that is given.
-    """
+    r"""Refuse a text with a zero character, or with half a surrogate pair, which JSON allows: ``"\ud83d"``."""
     if "\0" in text:
         raise RowError(Problem(f"{where} has a zero character", "remove it"))
     if not text.isascii():
@@ -241,11 +225,7 @@ def checked_text(text: str, where: str) -> str:
 
 
 def class_of(record: Record, column: str) -> str:
-    """The class name in a column: a text or a whole number, ``1.0`` included.
-
-    Raises:
-        RowError: the value is something else.
-    """
+    """Return the class name in a column, a text or a whole number (``1.0`` included); else raise ``RowError``."""
     value = record[1][column]
     is_name = isinstance(value, str | int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not is_name:
@@ -256,11 +236,7 @@ def class_of(record: Record, column: str) -> str:
 
 
 def number_of(record: Record, column: str) -> float:
-    """The number in a column: a number, or a text that says one.
-
-    Raises:
-        RowError: the value is something else, not finite, or larger than ``MAX_NUMBER``.
-    """
+    """Return the number in a column, or in a text there; raises ``RowError`` if it is not finite, or too large."""
     value = record[1][column]
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
@@ -280,7 +256,7 @@ def number_of(record: Record, column: str) -> float:
 
 
 def _kind(value: object) -> str:
-    """Say what a value is, without the value."""
+    """Name the type of a value."""
     return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
@@ -293,15 +269,10 @@ def _missing(column: str) -> Problem:
 
 
 def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
-    """Refuse a file that lacks columns, with all of those that it lacks.
-
-    Args:
-        account: of the file.
-        columns: job key -> name.
-        found: columns of the file, or of its first row.
+    """Refuse a file that lacks columns; the message has all missing ones.
 
     Raises:
-        DataError: says which are there, where that can't be a row of somebody else's.
+        DataError: lists the columns of the file, unless they may be a row of another owner.
     """
     missing = {key: name for key, name in columns.items() if name not in found}
     if not missing:
@@ -364,13 +335,13 @@ def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> 
 
 
 def _named_separator(sample: str) -> str:
-    """The separator that a first line ``sep=;`` names, as Excel writes and reads it; empty without one."""
+    """Return the separator in a first line ``sep=;``, as Excel writes and reads it; empty without one."""
     line = sample[: sample.find("\n")].rstrip("\r") if "\n" in sample else sample
     return line[4:] if line[:4].lower() == "sep=" and line[4:] in _SEPARATORS else ""
 
 
 def _separator(account: RowAccount, sample: str) -> str:
-    """Find what separates the columns: what gives all first lines as many cells, two at least, as the header has."""
+    """Detect the separator: the one that gives all first lines as many cells, at least two, as the header."""
     order = sorted(_SEPARATORS, key=lambda sign: sign != "\t") if form_suffix(account.path) == ".tsv" else _SEPARATORS
     widths: dict[str, list[int]] = {}
     for sign in order:
@@ -393,7 +364,7 @@ def _separator(account: RowAccount, sample: str) -> str:
 
 
 def _lines_again(sample: str, file: TextIO) -> Iterator[str]:
-    """Yield the lines of the whole file, of which the beginning has been read; the last line read may be half a one."""
+    """Yield the lines of the whole file after a sample of it was read, which may end inside a line."""
     *lines, rest = [*io.StringIO(sample, newline=""), ""][:-1] or [""]
     yield from lines
     following = file.readline()
@@ -421,7 +392,7 @@ def _too_many(cells: int, columns: int, separator: str) -> Problem:
 
 
 def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None:
-    """Note the columns; refuse those that stand twice."""
+    """Note the columns; refuse duplicate ones."""
     if any("\0" in name for name in header):
         raise DataError(f"{account.path}, line {line}: {_csv_problem('NUL')}; give a text file, or set data.encoding")
     for index, name in enumerate(header):
@@ -471,7 +442,7 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
-    """Read the first sheet that has rows; formulas count as the values that were saved with them."""
+    """Read the first sheet with rows; formulas count as the values that were saved with them."""
     try:
         library: Any = importlib.import_module("openpyxl")
     except ImportError as error:
@@ -498,7 +469,7 @@ def _cells(sheet: Any) -> Iterable[tuple[object, ...]]:
 
 
 def _filled(cells: Sequence[object]) -> list[str | None]:
-    """The cells of a row up to its last one with a value, as texts, as a csv file has them; dates in ISO form."""
+    """Return the cells of a row up to its last one with a value, as texts; dates in ISO form."""
     last = max((place for place, value in enumerate(cells, start=1) if value is not None), default=0)
     return [None if value is None else _text(value) for value in cells[:last]]
 
@@ -532,12 +503,12 @@ _TAGS: Final = "tags"
 
 
 class TaggedWords(NamedTuple):
-    """The words of one text.
+    """Words of one text.
 
     Attributes:
-        words: none is empty, and there is one at least.
-        tags: name of the tag of each word; empty where they are not asked for.
-        record: line and columns, as ``table_rows`` has them.
+        words: at least one, none empty.
+        tags: tag of each word; empty if they are not read.
+        record: line and columns, as from ``table_rows``.
     """
 
     words: tuple[str, ...]
@@ -560,16 +531,16 @@ def tagged_rows(
     known_tags: str = "",
     encoding: str = AUTO,
 ) -> Iterator[TaggedWords]:
-    """The texts of a file, one after the other.
+    """Yield the texts of a file.
 
     Args:
         path: a ``.jsonl`` file, or one with a suffix of ``CONLL_SUFFIXES``; also with ``.gz``.
-        account: gets rows that can't be used: no lists of texts, an empty word, words and tags of different numbers,
-            lines of different numbers of columns.
+        account: for bad rows: no lists of texts, an empty word, words and tags of different numbers, lines of different
+            numbers of columns.
         words: column of the words.
-        tags: column of the tags; empty = they are not asked for, and need not be there.
-        more: further columns that have to be there, as ``table_rows`` takes them; none of a CoNLL file.
-        known_tags: what the tags of a CoNLL file are called in records where they are not asked for.
+        tags: column of the tags; empty = they are not read, and may be missing.
+        more: further required columns, as for ``table_rows``; not for CoNLL.
+        known_tags: name of the tags of a CoNLL file in records if they are not read.
         encoding: of the file.
 
     Raises:
@@ -664,7 +635,7 @@ def _check_cells(cells: list[str], first: tuple[int, int], *, needs_tags: bool) 
 def _one_text(
     account: RowAccount, rows: list[tuple[int, list[str]]], names: tuple[str, str], *, needs_tags: bool
 ) -> Iterator[TaggedWords]:
-    """Make a text of the lines between two blank ones; its columns have the names of the job, its line is the first."""
+    """Make a text of the lines between two blank ones, with the job's column names and the first line number."""
     if not rows:
         return
     words = tuple(cells[0] for _, cells in rows)

@@ -1,9 +1,9 @@
-"""Safetensors files: their header, their tensors a piece at a time, and whether all numbers are finite.
+"""Safetensors files: header, tensors in pieces, and a test for finite numbers.
 
 A file is eight bytes of length, a JSON object of names with type, shape and offsets, then the data. The header is read
-without trust and without tensors: a file that was cut off, has holes or overlaps, or claims sizes that do not fit is
-refused before anything is allocated. A file is written header first, from shapes, then each tensor's bytes in turn; the
-format's Python library makes a file in memory, in two copies. Bytes are tested for finite numbers without numpy.
+without trust and without tensors: a truncated file, holes, overlaps and inconsistent sizes are refused before anything
+is allocated. A file is written header first, from shapes, then each tensor's bytes; the format's Python library builds
+it in memory, in two copies. Bytes are tested for finite numbers without numpy.
 
 Source: the safetensors format, README (the layout) and ``tensor.rs`` (checks of the metadata).
 """
@@ -41,7 +41,7 @@ DTYPE_BYTES = {
     "F64": 8,
 }
 MAX_HEADER_BYTES = 100_000_000
-"""Longest header that is read; no model that there is has one a tenth as long."""
+"""Longest header that is read, ten times as long as that of any known model."""
 
 _MAX_AXES: Final = 32
 _MAX_NUMBER: Final = 1 << 62
@@ -49,7 +49,7 @@ _MAX_TOLD: Final = 300
 
 
 class TensorInfo(NamedTuple):
-    """One tensor: its type (``F32``), its shape, its bytes, and where in the file they begin."""
+    """One tensor: type (``F32``), shape, size in bytes, and offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,11 +58,11 @@ class TensorInfo(NamedTuple):
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
-    """Names, types and shapes of a safetensors file, in the order of the data.
+    """Read the header of a safetensors file: name -> tensor, in the order of the data.
 
     Raises:
-        ModelError: the file can't be read, or is only a pointer to it.
-        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+        ModelError: the file can't be read, or is a Git LFS pointer.
+        IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.
     """
     path = Path(path)
     if is_lfs_pointer(path):
@@ -77,12 +77,12 @@ def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
 def header_of(
     file: BinaryIO, size: int, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> dict[str, TensorInfo]:
-    """Names, types and shapes of an open safetensors file of ``size`` bytes, in the order of the data.
+    """Read the header of an open safetensors file of ``size`` bytes: name -> tensor, in the order of the data.
 
     ``where`` names the file in errors; a header above ``max_header_bytes`` is not read.
 
     Raises:
-        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+        IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, max_header_bytes):
@@ -111,7 +111,7 @@ def header_of(
 def header_bytes(
     tensors: Mapping[str, tuple[str, Sequence[int]]], *, metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """The first bytes of a file that has these tensors one after the other: name -> (type, shape)."""
+    """Return length and header of a file with these tensors in order: name -> (type, shape)."""
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, (dtype, shape) in tensors.items():
@@ -150,7 +150,7 @@ def _damaged(where: str, reason: str) -> IntegrityError:
 
 
 class TensorPieces(NamedTuple):
-    """One tensor with its type (``F32``), its shape, and its bytes."""
+    """One tensor: type (``F32``), shape, and bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -175,19 +175,14 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
 
 
 class TensorFile:
-    """A safetensors file with its header read and checked; its tensors are read when they are asked for.
-
-    Args:
-        content: of the file.
-        where: names the file in errors.
-        max_header_bytes: longest header that is read.
+    """A safetensors file with a checked header; tensors are read on demand.
 
     Attributes:
-        infos: the tensors by name, in the order of the data.
-        metadata: as the file has it.
+        infos: name -> tensor, in the order of the data.
+        metadata: of the file.
 
     Raises:
-        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+        IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.
     """
 
     def __init__(self, content: Pieces, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
@@ -205,7 +200,7 @@ class TensorFile:
         return TensorPieces(info.dtype, info.shape, self._content.part(info.offset, info.nbytes))
 
     def release_pages(self, name: str) -> None:
-        """Free the file up to the end of this tensor, if it is held in memory."""
+        """Free the content up to the end of this tensor, if it is held in memory."""
         info = self.infos[name]
         self._content.let_go(info.offset + info.nbytes)
 
@@ -218,18 +213,15 @@ def _metadata(first: bytes, where: str) -> dict[str, str]:
 
 
 _HIGH: Final = {"F16": 0x7C, "BF16": 0x7F, "F32": 0x7F, "F64": 0x7F}
-"""The bits of a number's highest byte that are all set where it is not finite; the sign is left out."""
+"""Bits of a number's highest byte, without the sign, that are all set if it is not finite."""
 _CODES: Final = {"F32": "f", "F64": "d"}
 
 
 def is_finite(pieces: Iterable[Piece], dtype: str) -> bool:
-    """Whether no number is infinite or NaN; whole numbers never are.
+    """Whether no number is infinite or NaN; whole numbers never are, and 8-bit floats are not accepted.
 
-    Only pieces with a highest byte that a number of that kind would have are read number by number.
-
-    Args:
-        pieces: of the tensor, little-endian.
-        dtype: as a safetensors file names it, ``F32``.
+    Only pieces with a highest byte of such a number are tested number by number. Bytes are little-endian; ``dtype`` is
+    safetensors' name, such as ``F32``.
     """
     if dtype not in _HIGH:
         return not dtype.startswith("F8")

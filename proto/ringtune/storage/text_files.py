@@ -1,7 +1,8 @@
-"""Text files as people have them: UTF-8, UTF-16 or Windows-1252, plain or gzip; the choice is reported.
+"""Text files in UTF-8, UTF-16, UTF-32 or Windows-1252, plain or gzip; the detected encoding is reported.
 
-``auto`` takes UTF-16 by its byte order mark and UTF-8 where every line is. A file with other bytes is read as
-Windows-1252, which spreadsheets write, unless most of its lines that are not ASCII are UTF-8: those bytes are damage.
+``auto`` detects UTF-16 and UTF-32 by their byte order mark, and UTF-8 if every line is valid. Another file is read as
+Windows-1252, which spreadsheets write, unless at least half of its lines with other characters than ASCII are UTF-8:
+then the others are damaged, and the file is refused.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _FIRST_BYTES: Final = 16
 
 
 class TextForm(NamedTuple):
-    """The encoding of a text file, with a note on the choice.
+    """Encoding of a text file, and a note on how it was chosen.
 
     Attributes:
-        encoding: as Python names it.
-        note: what a person has to know of the choice; empty for UTF-8 and for an encoding that was named.
+        encoding: Python's name.
+        note: for the user; empty for UTF-8 and for a given encoding.
     """
 
     encoding: str
@@ -51,17 +52,13 @@ class TextForm(NamedTuple):
 
 
 def form_suffix(path: Path) -> str:
-    """The suffix for the content of a file: ``.csv`` of ``Rows.CSV`` and of ``rows.csv.gz``."""
+    """Return the suffix without ``.gz``: ``.csv`` for ``Rows.CSV`` and ``rows.csv.gz``."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix == _GZIP else suffix
 
 
 def check_rows_file(path: Path) -> None:
-    """Refuse a path that is no file of rows: nothing, a folder, a pointer of Git LFS.
-
-    Raises:
-        DataError: says which, and what to do.
-    """
+    """Refuse a missing file, a folder, and a pointer of Git LFS; raises ``DataError``."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; set data.train, data.eval or --data to a .csv or .jsonl file in it")
     if not path.is_file():
@@ -71,14 +68,10 @@ def check_rows_file(path: Path) -> None:
 
 
 def text_form(path: Path, encoding: str = AUTO) -> TextForm:
-    """Find out how a file is read as text.
-
-    Args:
-        path: of the file; ``.gz`` is unpacked.
-        encoding: ``auto``, or a name that Python knows.
+    """Detect the encoding of a file, unpacked if it ends in ``.gz``, unless ``encoding`` names one.
 
     Raises:
-        DataError: no file, no text by its first bytes, or no encoding fits; names line and byte.
+        DataError: no file, another format by its first bytes, or no encoding fits; names line and byte.
     """
     check_rows_file(path)
     with _opened(path) as file:
@@ -95,11 +88,7 @@ def text_form(path: Path, encoding: str = AUTO) -> TextForm:
 
 @contextmanager
 def opened_text(path: Path, form: TextForm) -> Iterator[TextIO]:
-    """Open a file as text, line ends as they are.
-
-    Raises:
-        DataError: it can't be read, or it is not in that encoding.
-    """
+    """Open a file as text, with unchanged line ends; raises ``DataError`` if it is not in that encoding."""
     with _opened(path) as file:
         try:
             yield io.TextIOWrapper(cast("IO[bytes]", file), encoding=form.encoding, newline="")
@@ -108,18 +97,14 @@ def opened_text(path: Path, form: TextForm) -> Iterator[TextIO]:
 
 
 def read_text(path: Path, encoding: str = AUTO) -> tuple[str, str]:
-    """Return the whole text of a file, each line end as one line feed, and a note on its encoding.
-
-    Raises:
-        DataError: as ``text_form`` and ``opened_text``.
-    """
+    """Return the text of a file, with line feeds as line ends, and a note on its encoding."""
     form = text_form(path, encoding)
     with opened_text(path, form) as file:
         return file.read().replace("\r\n", "\n").replace("\r", "\n"), form.note
 
 
 def is_encoding(name: str) -> bool:
-    """Whether a name is ``auto`` or an encoding of texts that Python knows."""
+    """Whether a name is ``auto`` or a text encoding that Python knows."""
     try:
         return name == AUTO or isinstance("".encode(name), bytes)
     except (LookupError, ValueError):
@@ -128,7 +113,7 @@ def is_encoding(name: str) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file's bytes, unpacked where it ends in ``.gz``."""
+    """Open a file's bytes, unpacked if it ends in ``.gz``."""
     is_packed = path.suffix.lower() == _GZIP
     try:
         with path.open("rb") as file:

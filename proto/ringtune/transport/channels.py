@@ -1,18 +1,18 @@
-"""gRPC channels and servers with one set of options: encryption, the guard of callers, threads, and idle connections.
+"""gRPC channels and servers with one set of options: encryption, check of callers, threads, and silent connections.
 
-All binds and dials of the process are made here. Where the process has an identity (``transport.speaker``), both ends
-show a certificate and everything is encrypted; otherwise all is plain text. A port is never shared. ``Guard`` checks
+Every channel and server port of the process is opened here. If the process has an identity (``transport.speaker``),
+both ends show a certificate and all is encrypted; otherwise all is plain text. A port is never shared. ``Guard`` checks
 the certificate of every caller before the call reaches a servicer.
 
-``defer_accept``: gRPC prepares a handshake as soon as a connection is there: with encryption that is 45 KiB each,
-measured with grpcio 1.85, of which half stays in the heap afterwards. A caller sends first, also in plain text, so the
-system can hold a connection until its first byte. Linux has ``TCP_DEFER_ACCEPT`` for that; gRPC has no option for it,
-so the listening socket is looked up among those of this process.
+``defer_accept``: gRPC allocates 45 KiB for a TLS handshake when a connection opens, measured with grpcio 1.85, and half
+of it stays in the heap afterwards. A client sends first, also in plain text, so Linux can hold a connection until its
+first byte (``TCP_DEFER_ACCEPT``). gRPC has no option for it, so the listening socket is found among those of this
+process.
 
-``Workers``: ``concurrent.futures.ThreadPoolExecutor`` fails a server in two ways. Where the system has no more threads,
+``Workers``: ``concurrent.futures.ThreadPoolExecutor`` fails a server in two ways. If the system has no more threads,
 its ``submit`` raises on gRPC's own thread, which ends: no call is answered or cancelled from then on. And the
-interpreter waits at its exit for every worker, for ever if one of them waits for such a call. Here a call waits for a
-free thread instead, threads are daemons, and the end is bounded.
+interpreter waits at exit for every worker, for ever if one of them is blocked. Here a call waits for a free thread,
+threads are daemons, and ``close`` has a time limit.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 DEFER_S: Final = 60
-"""So long a silent connection stays with the system; after that it has as long as a handshake may take."""
+"""Seconds that the system holds a silent connection; after them the time limit of a handshake begins."""
 _OWN: Final = Path("/proc/self/fd")
 
 
 def defer_accept(port: int) -> int:
-    """Let the listening sockets of this process on a port take only connections that have brought bytes.
+    """Set ``TCP_DEFER_ACCEPT`` on the listening sockets of this process on a port.
 
     Returns:
-        How many sockets that are; 0 on a system that has no such thing.
+        Number of these sockets; 0 on a system without the option.
     """
     if not hasattr(socket, "TCP_DEFER_ACCEPT"):
         return 0
@@ -71,7 +71,7 @@ def defer_accept(port: int) -> int:
 
 
 def _numbers() -> Iterator[int]:
-    """List the file descriptors of this process that are sockets."""
+    """Yield the file descriptors of this process that are sockets."""
     try:
         entries = sorted(_OWN.iterdir())
     except OSError:
@@ -80,7 +80,7 @@ def _numbers() -> Iterator[int]:
         try:
             if str(entry.readlink()).startswith("socket:"):
                 yield int(entry.name)
-        except OSError:  # it was the folder itself, or was closed meanwhile
+        except OSError:  # the descriptor of the folder itself, or closed meanwhile
             continue
 
 
@@ -99,16 +99,11 @@ def _defer(found: socket.socket, port: int) -> bool:
 
 T = TypeVar("T")
 _IDLE_S: Final = 30.0
-"""Seconds that a thread waits for another call before it ends."""
+"""Seconds that an idle thread waits for a call before it ends."""
 
 
 class Workers(Executor):
-    """Carries calls out, each on a thread of its own while it lasts.
-
-    Args:
-        max_workers: threads at a time; further calls wait.
-        name: of the threads, followed by a number.
-    """
+    """Executor with at most ``max_workers`` daemon threads; further calls wait."""
 
     def __init__(self, max_workers: int, name: str) -> None:
         self._max_workers = max_workers
@@ -121,7 +116,7 @@ class Workers(Executor):
         self._is_closed = False
 
     def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        """Carry a call out as soon as a thread is free; after ``close`` it is cancelled at once. Never raises."""
+        """Run a call as soon as a thread is free; after ``close`` it is cancelled at once. Never raises."""
         future: Future[T] = Future()
         with self._changed:
             if self._is_closed:
@@ -135,7 +130,7 @@ class Workers(Executor):
         return future
 
     def close(self, timeout_s: float) -> bool:
-        """Cancel the calls that wait and end the threads; False if one is still at work after ``timeout_s`` seconds."""
+        """Cancel waiting calls and end the threads; return False if one still runs after ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
@@ -166,7 +161,7 @@ class Workers(Executor):
             del entry  # an idle thread must not keep a call's objects alive
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """Wait for a call; None if this thread shall end."""
+        """Wait for a call; None if this thread is to end."""
         with self._changed:
             self._num_idle += 1
             self._changed.wait_for(lambda: self._pending or self._is_closed, _IDLE_S)
@@ -191,7 +186,7 @@ Refusal = Callable[["CertificateFacts"], str]
 
 
 def caller_of(context: grpc.ServicerContext) -> CertificateFacts | None:
-    """Return what the certificate of a caller says; None on a connection in plain text."""
+    """Return the facts in the caller's certificate; None on a connection in plain text."""
     found = context.auth_context().get(_CERTIFICATE)
     return _facts(bytes(found[0])) if found else None
 
@@ -204,12 +199,10 @@ def _facts(pem: bytes) -> CertificateFacts:
 
 
 class Guard(grpc.ServerInterceptor):
-    """Admits a call if the caller's certificate still holds, may make it, and is of whom the request names.
+    """Admits a call if the caller's certificate is valid now, permits it, and is of the sender in the request.
 
-    A connection outlives the certificate that it was opened with, so dates and removals are checked in every call.
-
-    Args:
-        refusal: says why a party with a valid certificate is refused; empty = it is not.
+    A connection outlives its certificate, so dates and removals are checked in every call. ``refusal`` returns the
+    reason to refuse a party with a valid certificate; empty = none.
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -217,7 +210,7 @@ class Guard(grpc.ServerInterceptor):
         self._repeats = RepeatCounter()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Put the check before the handler of a call."""
+        """Wrap the handler of a call with the check."""
         handler = continuation(details)
         if handler is None:
             return None
@@ -252,7 +245,7 @@ class Guard(grpc.ServerInterceptor):
 
 
 MAX_WORKERS: Final = 1024
-"""Calls that a server carries out at a time."""
+"""Most concurrent calls of a server."""
 
 _STOP_S: Final = 5.0
 
@@ -262,8 +255,8 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
 
     Args:
         address: ``host:port``.
-        more: options besides those that every channel has, or in place of them.
-        peer: whose certificate is expected there; None = that of any member. Means nothing in plain text.
+        more: further options; they override those of every channel.
+        peer: expected party; None = any member. Not used in plain text.
     """
     options, speaker = (*more, *CLIENT_OPTIONS), speaking.speaker()  # of two with one name gRPC takes the first
     if speaker is None:
@@ -274,22 +267,21 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
 
 
 class Server:
-    """A gRPC server on one address, with its own threads; it listens at once.
+    """A gRPC server on one address, with its own threads; the constructor starts it.
 
     Args:
-        address: ``host:port``; port 0 takes a free one.
+        address: ``host:port``; port 0 = a free one.
         add: adds servicers to the server before it starts.
-        max_workers: calls at a time; every incoming link holds one for as long as its run. Threads are started when
-            they are needed, so a large number costs nothing.
-        max_calls: calls that may wait or run, others are refused; None = any number.
-        is_public: callers need no certificate; nothing else is served there then.
-        refusal: says why a caller with a valid certificate is refused, empty = it is not; None = as the process's
-            identity knows.
-        before: called with the address, which is taken, before the first call is answered; calls wait for it. If it
-            raises, the address stays taken until the process ends.
+        max_workers: most concurrent calls; every incoming link holds one for its whole run. Threads are started on
+            demand.
+        max_calls: most calls that wait or run, others are refused; None = any number.
+        is_public: whether callers need no certificate; such a server has no other services.
+        refusal: as for ``Guard``; None = that of the process's identity.
+        before: called with the bound address before the first call is answered. If it raises, the address stays bound
+            until the process ends.
 
     Attributes:
-        address: with the port that was taken.
+        address: with the bound port.
 
     Raises:
         ConnectionFailedError: the port is busy, or the host is not one of this machine.
@@ -333,14 +325,10 @@ class Server:
         return self._server.add_secure_port(address, server_credentials(speaker, asks_certificate=asks_certificate))
 
     def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
-        """Refuse new calls, let the running ones end for ``grace_s``, cancel the rest, end all threads.
+        """Refuse new calls, let running ones end for ``grace_s`` seconds, cancel the rest, end all threads.
 
-        Takes some seconds at most: a call that does not end, because its handler waits for something else or because
-        gRPC could start no thread to cancel it, is left to the end of the process, which does not wait for it.
-
-        Args:
-            grace_s: seconds.
-            wait: for the threads too; a handler that waits for something else than its call may hold one.
+        It takes some seconds at most: a call that can't be ended is left to the end of the process, which does not wait
+        for it. With ``wait`` it waits for the threads too; a handler may block one for other reasons than its call.
         """
         try:
             self._server.stop(grace_s).wait(grace_s + _STOP_S)

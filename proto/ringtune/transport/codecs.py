@@ -1,7 +1,7 @@
-"""Codecs between wire messages and values: turns, numbers, grants, scores, and checked reports.
+"""Codecs between messages and values: turns, numbers, grants, scores; and checks of reports.
 
-Actions travel as words (:mod:`ringtune.schedule.actions`), scores as one message for each block of each batch, with
-packed float64. Input is not trusted: bytes that are no value raise :class:`~ringtune.errors.IntegrityError`.
+Actions are sent as words (:mod:`ringtune.schedule.actions`), scores as one message for each block of each batch, with
+packed float64. Input is not trusted: invalid bytes raise :class:`~ringtune.errors.IntegrityError`.
 
 A turn in a grant names its operation table by digest, and a node gets each table once::
 
@@ -9,10 +9,9 @@ A turn in a grant names its operation table by digest, and a node gets each tabl
     grant 2                turns 4 A
     grant 3   tables {B}   turns 5 A, 6 B
 
-Each node has a writer of its own. A grant may be sent again as it is; the reader keeps the last tables, so that it
-knows them in a repeated grant too.
+Each node has a writer of its own. A grant may be sent again unchanged; the reader keeps the last tables for it.
 
-A report may name granted items and nodes of the plan only. Counts are whole and bounded, times are finite and bounded,
+A report may name only granted items and nodes of the plan. Counts are whole and bounded, times are finite and bounded,
 losses are finite. Any other report is refused.
 """
 
@@ -46,7 +45,7 @@ _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
 
 
 def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
-    """Translate a turn into its message; its operation table is named by ``GrantWriter``."""
+    """Encode a turn, without its operation table, which ``GrantWriter`` names."""
     return control_pb2.TurnMessage(
         index=turn.index,
         kind=turn.kind.value,
@@ -63,15 +62,11 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
 
 
 def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Operations] = _NO_TABLES) -> Turn:
-    """Translate a message into its turn.
-
-    Args:
-        message: to translate.
-        tables: by digest, that it may name.
+    """Decode a turn; ``tables`` are by digest.
 
     Raises:
-        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, an
-            operation table that is missing, or passages of some items only.
+        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, a missing
+            operation table, or passages of some items only.
     """
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
@@ -111,11 +106,7 @@ def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
 
 
 def step_kind(text: str) -> StepKind:
-    """Read the kind of a turn.
-
-    Raises:
-        IntegrityError: there is no such kind.
-    """
+    """Parse the kind of a turn; raises ``IntegrityError`` for an unknown one."""
     try:
         return StepKind(text)
     except ValueError as error:
@@ -127,16 +118,12 @@ def step_kind(text: str) -> StepKind:
 
 
 def numbers_to_proto(values: Iterable[tuple[str, float]]) -> list[control_pb2.Number]:
-    """Translate named figures into messages, in the given order."""
+    """Encode named figures, in the given order."""
     return [control_pb2.Number(name=name, value=value) for name, value in values]
 
 
 def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[str, float], ...]:
-    """Translate messages into named figures, in the given order.
-
-    Raises:
-        IntegrityError: a figure without a name, or a doubled name.
-    """
+    """Decode named figures in the given order; raises ``IntegrityError`` for a missing or duplicate name."""
     values = tuple((message.name, message.value) for message in messages)
     names = [name for name, _ in values]
     if "" in names or len(set(names)) != len(names):
@@ -145,23 +132,18 @@ def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[st
 
 
 KEPT_TABLES: Final = TABLES_AT_ONCE
-"""How many tables a node keeps."""
+"""Tables that a node keeps."""
 
 
 class GrantWriter:
-    """Writes the grants for one node.
-
-    Args:
-        run_id: of the run.
-        placement_number: of the placement.
-    """
+    """Encodes the grants for one node, of one run and placement."""
 
     def __init__(self, run_id: str, placement_number: int = 0) -> None:
         self._run_id, self._placement_number = run_id, placement_number
         self._sent: Operations | None = None
 
     def request(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> control_pb2.GrantRequest:
-        """Write a grant, with the tables that the node does not have from the grant before."""
+        """Encode a grant, with the tables that the node does not have from the last grant."""
         request = control_pb2.GrantRequest(
             run_id=self._run_id,
             placement_number=self._placement_number,
@@ -180,11 +162,7 @@ class GrantWriter:
 
 
 class GrantReader:
-    """Reads the grants of one run; safe for threads.
-
-    Args:
-        course: of the run.
-    """
+    """Decodes the grants of one run; safe for threads."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
@@ -192,10 +170,10 @@ class GrantReader:
         self._lock = threading.Lock()
 
     def turns(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
-        """Read the turns of a grant.
+        """Decode the turns of a grant.
 
         Raises:
-            IntegrityError: one is not readable, or its table is missing, damaged or of another course.
+            IntegrityError: one is not valid, or its table is missing, damaged or of another course.
         """
         with self._lock:
             for message in request.tables:
@@ -217,16 +195,16 @@ class GrantReader:
 
 @functools.lru_cache(maxsize=KEPT_TABLES)
 def table_to_proto(operations: Operations) -> control_pb2.TableMessage:
-    """Translate a table into its message, which is not changed afterwards."""
+    """Encode a table; the message is cached and must not be changed."""
     text = json.dumps(operations.to_json(), separators=(",", ":"))
     return control_pb2.TableMessage(digest=operations.digest, table_json=text.encode())
 
 
 def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Operations:
-    """Translate a message into its table.
+    """Decode a table.
 
     Raises:
-        IntegrityError: it is not readable, has another digest, or is not of this course.
+        IntegrityError: it is not valid, has another digest, or is not of this course.
     """
     name = f"the table {message.digest[:12]!r} of the grant"
     try:
@@ -240,14 +218,14 @@ def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Opera
 
 
 _BYTES: Final = 8
-_MAX_VALUES: Final = 1 << 20  # of one message; below the limit of a channel, whatever a sender says
+_MAX_VALUES: Final = 1 << 20  # of one message, below the limit of a channel
 
 
 def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[control_pb2.SubnetScores]:
-    """Translate the scores of a turn into messages, by batch and block.
+    """Encode the scores of a turn, one message for each batch and block.
 
     Raises:
-        PlanError: a micro-batch of a block is missing, or has other numbers of scores or subnets than its neighbours.
+        PlanError: a micro-batch of a block is missing, or has other numbers of scores or subnets than the others.
     """
     ordered = sorted(scores, key=lambda entry: (entry.owner, entry.batch_id, entry.block, entry.micro))
     for (owner, batch_id, block), found in itertools.groupby(
@@ -273,10 +251,10 @@ def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[contro
 
 
 def scores_from_proto(message: control_pb2.SubnetScores) -> tuple[BlockScores, ...]:
-    """Translate a message into its scores, one entry for each micro-batch; a number may be anything, NaN too.
+    """Decode scores, one entry for each micro-batch; numbers are not checked, and may be NaN.
 
     Raises:
-        IntegrityError: the bytes are not whole micro-batches of so many scores and subnets.
+        IntegrityError: the bytes are not whole micro-batches of these scores and subnets.
     """
     each, size = message.scores * message.subnets, len(message.values)
     if not each or not size or size % (_BYTES * each) or size > _BYTES * _MAX_VALUES:
@@ -302,11 +280,11 @@ def _rows(numbers: Sequence[float], subnets: int) -> tuple[tuple[float, ...], ..
 
 
 MAX_SKIPPED: Final = 1000
-"""Most reports that may be missing before one: those of a node whose run ended, or moved, while it was sending."""
+"""Most missing reports before one, as a run may end or move while a node is sending."""
 MAX_COUNT: Final = float(1 << 53)
 MAX_BYTES: Final = 1 << 50
 MAX_S: Final = 1e11
-"""Seconds from 1970 to the year 5138; a clock that is wrong by decades is none of this check's business."""
+"""Seconds from 1970 to the year 5138; a clock that is wrong by decades is accepted."""
 _MAX_SUM: Final = 1e300
 _MAX_NAMES: Final = 64
 _MAX_COUNTS: Final = MAX_CLASSES**2 + MAX_CLASSES * len(KINDS)
@@ -314,20 +292,13 @@ _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
-"""Figures that are sums of numbers, not counts."""
+"""Figures that are sums of real numbers, not counts."""
 
 
 def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collection[str], end_seq: int) -> None:
-    """Check the figures of a report.
+    """Check the figures of a report; raises ``IntegrityError`` with the node and the figure.
 
-    Args:
-        request: the report.
-        last: number of the node's last report; 0 = none.
-        nodes: of the plan.
-        end_seq: one past the last granted item.
-
-    Raises:
-        IntegrityError: names the node and the figure.
+    ``last`` is the number of the node's last report (0 = none), ``end_seq`` one past the last granted item.
     """
     problem = next(_problems(request, last, nodes, end_seq), "")
     if problem:
@@ -375,18 +346,14 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
     for number in step.values:
         if number.name not in _SUMS:
             is_good = 0 <= number.value <= MAX_COUNT
-        else:  # of items that measure it may be anything
+        else:  # for items that measure, any value is accepted
             is_good = abs(number.value) <= _MAX_SUM or step.kind not in _FINITE
         if not is_good:
             yield f"{shown(number.name)} = {number.value} of item {step.seq}"
 
 
 def total_of(totals: Mapping[str, Any], name: str) -> float:
-    """Return a figure of a node's totals.
-
-    Raises:
-        ValueError: it is no number, or none that a node can have.
-    """
+    """Return a figure of a node's totals; raises ``ValueError`` unless it is from 0 to ``MAX_COUNT``."""
     value: object = totals[name]
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError(f"{name} is {describe_value(value)}")

@@ -1,9 +1,9 @@
-"""Discovery of coordinators on the local network (DNS-SD), and the choice of one that a node may join by itself.
+"""Discovery of coordinators on the local network (DNS-SD), and the choice of one for a node without an address.
 
-An announcement has a name, addresses, a port and a few words: the form of the announcement, the version of RingTune,
-and the first digits of the hash of the coordinator's authority. It has no secret, and it proves nothing: anybody may
-announce anything. So it is only an address to ask. A node joins by itself where its token or certificate names the
-authority; the whole hash is compared before the token's secret is shown (``ringtune.transport.enrollment``).
+An announcement has a name, addresses, a port and TXT words: its format, the version of RingTune, and the first digits
+of the hash of the coordinator's authority. It is public and unauthenticated, as anybody may announce anything, so it is
+only an address to try. A node joins without an address only if its token or certificate names the authority; the whole
+hash is compared before the token's secret is sent (``ringtune.transport.enrollment``).
 
 Source: RFC 6763, DNS-based service discovery.
 """
@@ -21,9 +21,9 @@ from ringtune.texts import shown
 
 SERVICE: Final = "_ringtune._tcp.local."
 LOOK_S: Final = 3.0
-"""Seconds in which a node searches coordinators."""
+"""Seconds of a node's search for coordinators."""
 MAX_FOUND: Final = 32
-"""Most announcements that are read: a flooded network can't make a node hold more."""
+"""Most announcements that are read, against flooding."""
 _MAX_ADDRESSES: Final = 8
 _LONGEST_NAME: Final = 63
 _FORM: Final = b"1"
@@ -34,10 +34,10 @@ _AUTHORITY = re.compile(rf"[0-9a-f]{{{_PREFIX_DIGITS}}}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """The announcement of a coordinator.
+    """Announcement of a coordinator.
 
     Attributes:
-        name: as announced, printable.
+        name: announced name, printable.
         address: ``host:port``.
         version: of RingTune.
         authority: first digits of the SHA-256 of its authority's certificate, hex; empty = plain text.
@@ -49,18 +49,13 @@ class Announcement:
     authority: str
 
     def __str__(self) -> str:
-        """The coordinator in a line: ``'desk' at 192.168.1.10:7070 (version 0.2.0, authority 0123456789abcdef)``."""
+        """Write one line: ``'desk' at 192.168.1.10:7070 (version 0.2.0, authority 0123456789abcdef)``."""
         authority = f"authority {self.authority}" if self.authority else "plain text"
         return f"{shown(self.name)} at {self.address} (version {self.version}, {authority})"
 
 
 def words_of(version: str, authority_sha256: str) -> dict[str, bytes]:
-    """Return the words of an announcement.
-
-    Args:
-        version: of RingTune.
-        authority_sha256: of the coordinator's authority, hex; empty = plain text.
-    """
+    """Return the TXT words of an announcement; an empty ``authority_sha256`` (hex) means plain text."""
     words = {"form": _FORM, "version": version.encode()}
     return words | ({"authority": authority_sha256[:_PREFIX_DIGITS].encode()} if authority_sha256 else {})
 
@@ -68,13 +63,9 @@ def words_of(version: str, authority_sha256: str) -> dict[str, bytes]:
 def read_announcement(
     name: str, addresses: Sequence[str], port: object, words: Mapping[bytes, bytes | None]
 ) -> Announcement | None:
-    """Read an announcement; None if it is no coordinator of this form.
+    """Parse an announcement; None if it is not one of a coordinator in this format.
 
-    Args:
-        name: of the instance, without the service's.
-        addresses: of its host, IPv4 or IPv6; the first that can be called counts.
-        port: where it listens.
-        words: as they arrived.
+    ``name`` is without the service's; of ``addresses`` the first usable one is taken.
     """
     version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
     host = next((one for one in addresses[:_MAX_ADDRESSES] if _can_be_called(one)), "")
@@ -100,20 +91,14 @@ def _can_be_called(host: str) -> bool:
 
 
 def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, looked_s: float = LOOK_S) -> str:
-    """Choose the coordinator that a node joins by itself.
+    """Return the address of the coordinator that a node joins without one.
 
-    Args:
-        found: on the network.
-        authority_sha256: that the node's token or certificate names, hex; empty = it has neither.
-        what: names that: ``the join token``.
-        looked_s: seconds of the search.
-
-    Returns:
-        Its address.
+    ``authority_sha256`` is that in the node's token or certificate (``what``, for messages), hex; empty = it has
+    neither.
 
     Raises:
         ConnectionFailedError: none was found.
-        TrustError: none that was found has that authority; the token was shown to none.
+        TrustError: none has that authority; the token was sent to none.
         UsageError: several have it, or the node has neither token nor certificate; lists them.
     """
     listed = sorted(set(found), key=lambda one: (one.address, one.name))
@@ -140,10 +125,5 @@ def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, l
 
 
 def is_announced(*, is_loopback: bool, asked: bool | None) -> bool:
-    """Whether a coordinator announces itself: as asked, or else if others can reach it.
-
-    Args:
-        is_loopback: whether it listens for this machine only.
-        asked: ``--announce`` or ``--no-announce``; None = nothing was said.
-    """
+    """Whether a coordinator announces itself: as ``asked`` by option, else unless it is on loopback."""
     return not is_loopback if asked is None else asked

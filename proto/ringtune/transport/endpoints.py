@@ -1,21 +1,23 @@
-"""Addresses (``host:port``) as users type them, gRPC options as plain tuples, and compatible versions; no grpc here.
+"""Addresses (``host:port``) in options, gRPC options as plain tuples, and compatible versions; does not import grpc.
 
-Each option answers a behaviour that was measured on grpcio 1.85:
+Reasons for the options, all measured on grpcio 1.85:
 
-* A ping, and its answer, wait behind data that fill the sockets and the queue of a router: behind a link of 2 Mbit/s
-  with two seconds of queue they take more than 5 s. So pings only remove dead connections, after a minute; the loss of
-  a node is decided by its lease, which is renewed in small messages of its own.
-* Two servers bind one port silently unless ``so_reuseport`` is 0; calls are then split between them.
+* A ping and its answer wait behind data in the queues of sockets and routers: over 5 s behind a link of 2 Mbit/s with
+  two seconds of queue. So pings only remove dead connections, after a minute; the loss of a node is decided by its
+  lease, which is renewed in small messages of its own.
+* Two servers can bind one port without an error unless ``so_reuseport`` is 0; calls are then split between them.
 * Built-in retries stop working above 256 KiB, so they are off: ``transport.retry`` repeats calls.
-* After an outage the default back-off keeps a healed link down for half a minute.
+* After an outage the default back-off keeps a restored link unused for half a minute.
 * One connection may open thousands of streams, each of which takes a worker.
-* A connection that has begun a handshake costs 45 KiB, and may take two minutes for it: so many at a time, and a third
-  of a minute, which is more than a slow link takes. One without a byte costs nothing (``channels.defer_accept``).
-* A message above the limit is refused before it is read; payloads travel in chunks far below it.
+* A connection that has begun a handshake costs 45 KiB, and may take two minutes for it. So their number is bounded, and
+  their time is 20 s, which is more than a slow link takes. One without a byte costs nothing
+  (``channels.defer_accept``).
+* A message above the limit is refused before it is read; payloads are sent in chunks far below it.
 * ``http_proxy``, ``https_proxy`` and ``grpc_proxy`` send even calls to this machine's own address to a proxy, and
-  ``GRPC_ADDRESS_HTTP_PROXY`` does so with any ``enable_http_proxy``: nodes are called at the addresses they listen on.
+  ``GRPC_ADDRESS_HTTP_PROXY`` does so with any ``enable_http_proxy``; nodes must be called at the addresses they listen
+  on.
 
-Versions of RingTune work together if their first two numbers are the same, as 0.2.0 and 0.2.7.
+Versions of RingTune are compatible if their first two numbers are equal, such as 0.2.0 and 0.2.7.
 """
 
 from __future__ import annotations
@@ -34,16 +36,12 @@ from ringtune.transport.speaker import is_encrypted
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
-# Addresses of private networks and of documentation: nothing is sent to them, only the way there is looked up.
+# Addresses of private networks and of documentation: nothing is sent to them, only the route is looked up.
 _FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 
 
 def split_address(address: str, *, option: str) -> tuple[str, int]:
-    """Split ``host:port`` into host and port; an IPv6 host stands in brackets.
-
-    Raises:
-        UsageError: ``address`` is not of the form ``host:port``.
-    """
+    """Split ``host:port``, with an IPv6 host in brackets; raises ``UsageError`` for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ "):
         raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7070")
@@ -67,16 +65,12 @@ def is_loopback(address: str) -> bool:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether ``host:port`` stands for every address of a machine, so that it can't be called."""
+    """Whether the host of ``host:port`` means every address of a machine, so that it can't be called."""
     return address.rpartition(":")[0].strip("[]") in _WILDCARDS
 
 
 def address_towards(host: str, port: int) -> str:
-    """Find this machine's address on the way to ``host``, without sending anything.
-
-    Raises:
-        ConnectionFailedError: there is no way.
-    """
+    """Return this machine's address on the route to ``host``, or raise ``ConnectionFailedError``; sends nothing."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -89,9 +83,9 @@ def address_towards(host: str, port: int) -> str:
 
 
 def machine_address() -> str:
-    """Find this machine's address on its network; empty if it is on none.
+    """Return this machine's address on its network; empty without a network.
 
-    A network without a router has no way to anywhere else: there the first interface with an address counts.
+    Without a router there is no route to other networks; then the first interface with an address is used.
     """
     for host in _FAR_AWAY:
         try:
@@ -104,7 +98,7 @@ def machine_address() -> str:
 
 
 def _interface_addresses() -> Iterator[str]:
-    """IPv4 addresses of this machine's interfaces; one without an address is left out."""
+    """Yield the IPv4 addresses of this machine's interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -113,21 +107,12 @@ def _interface_addresses() -> Iterator[str]:
 
 
 def is_allowed(address: str, *, insecure: bool) -> bool:
-    """Whether this process may connect to an address: encrypted anywhere, in plain text on this machine.
-
-    Args:
-        address: ``host:port``.
-        insecure: whether the user said that the network is trusted.
-    """
+    """Whether this process may connect to ``host:port``: encrypted, on this machine, or ``insecure`` by option."""
     return insecure or is_encrypted() or is_loopback(address)
 
 
 def require_private(address: str, *, option: str, insecure: bool) -> None:
-    """Refuse an address beyond this machine in plain text, unless the user said that the network is trusted.
-
-    Raises:
-        UsageError: the address is not on this machine.
-    """
+    """Refuse an address beyond this machine in plain text, unless ``insecure``; raises ``UsageError``."""
     split_address(address, option=option)
     if not is_allowed(address, insecure=insecure):
         raise UsageError(
@@ -139,27 +124,27 @@ def require_private(address: str, *, option: str, insecure: bool) -> None:
 Options = tuple[tuple[str, int | str], ...]
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
-"""Longest single message; tensors and files travel in chunks of about 1 MiB."""
+"""Longest single message; tensors and files are sent in chunks of about 1 MiB."""
 
 MAX_CONNECTIONS: Final = 1024
-"""Connections to a server at a time, as many as it carries out calls; further ones are closed."""
+"""Most connections to a server, equal to its concurrent calls; further ones are closed."""
 
 MAX_STREAMS: Final = 200
-"""Calls of one connection at a time; more wait at the caller. A node has a handful with each other one."""
+"""Most calls of one connection; more wait at the caller. Two nodes need a handful."""
 
 _MESSAGES: Final[Options] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 WINDOW_BYTES: Final = 4 << 20
-"""Bytes of a stream that a receiver takes in before they are read: 200 MB/s at a round trip of 20 ms."""
+"""Receive window of a stream: 200 MB/s at a round trip of 20 ms."""
 
 _WINDOW: Final[Options] = (
-    ("grpc.http2.bdp_probe", 0),  # else the window grows with the rate that was seen, to 79 MB
+    ("grpc.http2.bdp_probe", 0),  # else the window grows with the measured rate, to 79 MB
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
 _PATIENCE_MS: Final = 60_000
-"""How long a ping, and sent bytes that are not acknowledged, may stay unanswered."""
+"""Longest time without an answer to a ping, or an acknowledgement of sent bytes."""
 
 _KEEPALIVE: Final[Options] = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -200,20 +185,12 @@ SERVER_OPTIONS: Final[Options] = (
 
 
 def is_compatible(version: str) -> bool:
-    """Whether a process of ``version`` and this one understand each other."""
+    """Whether a process of ``version`` is compatible with this one: major and minor number are equal."""
     return version.split(".")[:2] == __version__.split(".")[:2]
 
 
 def require_compatible(who: str, version: str) -> None:
-    """Refuse to work with a process of another version.
-
-    Args:
-        who: it is, for the message: ``node pi``.
-        version: its version; empty = it did not say.
-
-    Raises:
-        UsageError: the versions differ.
-    """
+    """Refuse a process of an incompatible version; raises ``UsageError``. ``who`` names it, such as ``node pi``."""
     if not is_compatible(version):
         raise UsageError(
             f"{who} runs ringtune {version or 'of an unknown version'}, this is {__version__}; install the same "

@@ -1,8 +1,8 @@
-"""Enrollment at a coordinator: the first certificate for a token, later ones for the present certificate.
+"""Enrollment at a coordinator: a first certificate for a token, later ones for the current certificate.
 
-With a token, in this order: the certificate of the answering party is taken without trust; over a connection to its
-bearer alone the authority's certificate is asked for; its hash has to be the token's; and only over a connection that
-the authority vouches for the token is shown. Somebody in between learns nothing.
+With a token, in this order: the certificate of the answering party is read without trust; over a connection pinned to
+it the authority's certificate is requested; its hash must be the token's; and only over a connection that the authority
+has authenticated the token's secret is sent. So nobody in between can learn it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ from ringtune.v1 import trust_pb2, trust_pb2_grpc
 _LOG = logging.getLogger(__name__)
 _CALL_S: Final = 10.0
 _RENEW_S: Final = 3.0
-"""How long an answer to a renewal may take: a node's next heartbeat waits for it."""
+"""Time limit of a renewal, short because a node's next heartbeat waits for it."""
 _RENEW_AGAIN_S: Final = 600.0
 _TRIES: Final = 3
-"""How often a token is shown, with one key: an answer may get lost, and the same key gets the same certificate."""
+"""Attempts with a token and one key: an answer may be lost, and the same key gets the same certificate."""
 
 
 def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], float] = time.time) -> Identity:
-    """Get a certificate for a token and keep it in a folder.
+    """Get a certificate for a token and store it in a folder.
 
     Args:
-        coordinator: ``host:port``; those without a certificate are answered at the token's port of that host,
-            or at the one after this.
-        token: for whom, and how the coordinator is known.
-        folder: where the identity is kept.
+        coordinator: ``host:port``; callers without a certificate use the token's port of that host, or the next port.
+        token: with the party, and the hash of the coordinator's authority.
+        folder: for the identity.
         clock: this machine's wall clock.
 
     Raises:
@@ -75,7 +74,7 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
 
 
 def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
-    """Ask for the certificate of the authority, and compare it with the token."""
+    """Request the certificate of the authority, and compare it with the token."""
     leaf_pem = certificate_at(address)
     problem = coordinator_problem(leaf_pem, now_unix_s)
     if problem:
@@ -99,7 +98,7 @@ def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
 
 
 def coordinator_problem(pem: bytes, now_unix_s: float) -> str:
-    """Say why a certificate is not one of a coordinator that holds now; empty = it is."""
+    """Say why a certificate is not a coordinator's valid one; empty = it is."""
     try:
         facts = facts_of(pem)
     except TrustError as error:
@@ -131,10 +130,10 @@ def _certify(
 
 
 def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -> None:
-    """Get a new certificate for the present one, keep it, and speak with it in connections opened from now on.
+    """Get a new certificate for the current one, store it, and use it in connections opened from now on.
 
     Raises:
-        RingTuneError: the coordinator refuses or does not answer; the present one is still there.
+        RingTuneError: the coordinator refuses or does not answer; the current one stays in use.
     """
     before, key = speaker.identity, make_key()
     try:
@@ -150,10 +149,9 @@ def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -
 
 
 def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path, now_unix_s: float) -> bool:
-    """Renew a certificate that ends within 90 days; a failure is logged, and ten minutes later a call tries again.
+    """Renew a certificate that is due (``renew_at_unix_s``); return whether it was renewed.
 
-    Returns:
-        Whether it was renewed.
+    A failure is logged, and the next attempt is made ten minutes later.
     """
     if now_unix_s < max(speaker.identity.facts.renew_at_unix_s, speaker.renew_after_unix_s):
         return False

@@ -1,9 +1,9 @@
-"""Certificates, keys and requests for certificates, and the identity of a process: key, certificate, authority.
+"""Certificates, keys and certificate requests, and the identity of a process: key, certificate, authority.
 
 An identity is one file, so that it is replaced in one step. Its folder has the mode 0700, the file 0600; an identity
 that others could read is refused.
 
-Imported only where trust is used: the library takes tens of milliseconds to load.
+Import this module only where it is needed: the library takes tens of milliseconds to load.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ringtune.storage.durable import make_private_folder, write_durably
 from ringtune.transport.parties import ANY_MEMBER, IDENTITY, Party, party_of
 
 BACKDATED_S: Final = 48 * 3600.0
-"""A certificate begins so long before it is issued: boards without a battery wake up in the past."""
+"""A certificate is valid from this time before its issue, as boards without a battery start in the past."""
 RENEW_LEFT_S: Final = 90 * 86400.0
-"""A certificate that ends within so long is renewed; a guest's, of a day, when a third of its life is left."""
+"""A certificate is renewed this time before its end, or when a third of its life is left, if that is less."""
 _UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -38,18 +38,18 @@ _UNREADABLE: Final = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""Errors of the library for forged input: they have no base of their own."""
+"""Errors of the library for forged input, which have no common base class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateFacts:
-    """The facts of a party's certificate.
+    """Facts of a party's certificate.
 
     Attributes:
-        party: whose.
+        party: role and name.
         serial: hex.
-        begins_unix_s: when it begins to hold.
-        ends_unix_s: when it ends to hold.
+        begins_unix_s: begin of validity.
+        ends_unix_s: end of validity.
     """
 
     party: Party
@@ -59,12 +59,12 @@ class CertificateFacts:
 
     @property
     def renew_at_unix_s(self) -> float:
-        """The time from which on it is renewed."""
+        """Time from which on it is renewed."""
         life_s = self.ends_unix_s - self.begins_unix_s - BACKDATED_S
         return self.ends_unix_s - min(RENEW_LEFT_S, life_s / 3)
 
     def problem_at(self, now_unix_s: float) -> str:
-        """Say why it does not hold at a time; empty = it does."""
+        """Say why it is not valid at a time; empty = it is."""
         if now_unix_s < self.begins_unix_s:
             begins, now = utc(self.begins_unix_s), utc(now_unix_s)
             return f"is not valid before {begins}, and this machine's clock says {now}; set the clock"
@@ -77,16 +77,12 @@ class CertificateFacts:
 
 
 def utc(unix_s: float) -> str:
-    """Write a time for people: ``2026-11-23 14:05 UTC``."""
+    """Write a time: ``2026-11-23 14:05 UTC``."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """Read one certificate.
-
-    Raises:
-        TrustError: it is none.
-    """
+    """Parse one certificate; raises ``TrustError`` for other content."""
     try:
         return x509.load_pem_x509_certificate(pem)
     except _UNREADABLE as error:
@@ -94,11 +90,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
 
 
 def facts_of(pem: bytes) -> CertificateFacts:
-    """Read what the certificate of a party says.
-
-    Raises:
-        TrustError: it is no certificate, or of no party of RingTune.
-    """
+    """Parse the facts of a party's certificate; raises ``TrustError`` if it names no party."""
     certificate = read_certificate(pem)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -143,11 +135,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Read a private key.
-
-    Raises:
-        TrustError: it is none.
-    """
+    """Parse a private key of an elliptic curve; raises ``TrustError`` for other content."""
     try:
         key = serialization.load_pem_private_key(pem, None)
     except _UNREADABLE as error:
@@ -158,11 +146,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def has_key(pem: bytes, private_key_pem: bytes) -> bool:
-    """Whether a certificate is for this private key.
-
-    Raises:
-        TrustError: one of them can't be read.
-    """
+    """Whether a certificate is for this private key; raises ``TrustError`` if one of them can't be parsed."""
     try:
         certified = read_certificate(pem).public_key()
     except _UNREADABLE as error:
@@ -171,7 +155,7 @@ def has_key(pem: bytes, private_key_pem: bytes) -> bool:
 
 
 def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Make a certificate request, PEM; whom the certificate will name is the coordinator's to say."""
+    """Make a certificate request, PEM; the coordinator sets the name."""
     from cryptography.hazmat.primitives import hashes
 
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
@@ -179,11 +163,7 @@ def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a certificate request, if its signature proves the private one.
-
-    Raises:
-        TrustError: it is no such request.
-    """
+    """Return the public key of a certificate request signed with the private one; else raise ``TrustError``."""
     try:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
@@ -208,13 +188,13 @@ _PRIVATE_FILE: Final = 0o600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """The party of a process, with its proof: private key, certificate, authority.
+    """Party of a process, with private key, certificate and authority.
 
     Attributes:
         key_pem: its private key.
         certificate_pem: its certificate.
-        authority_pem: the certificate of the authority that signed it, and signs all others.
-        facts: what the certificate says.
+        authority_pem: certificate of the authority that signs all certificates.
+        facts: of its certificate.
     """
 
     key_pem: bytes
@@ -223,17 +203,17 @@ class Identity:
     facts: CertificateFacts
 
     def __repr__(self) -> str:
-        """The identity without its key, for logs."""
+        """Return the party only, for logs."""
         return f"Identity({self.facts.party})"
 
     @property
     def party(self) -> Party:
-        """The party of the process."""
+        """Party of the process."""
         return self.facts.party
 
     @classmethod
     def of(cls, key_pem: bytes, certificate_pem: bytes, authority_pem: bytes) -> Identity:
-        """Make an identity of parts that belong together.
+        """Build an identity from its parts.
 
         Raises:
             TrustError: the certificate is of another key, or not signed by the authority.
@@ -252,14 +232,10 @@ def has_identity(folder: Path) -> bool:
 
 
 def read_identity(folder: Path, now_unix_s: float) -> Identity:
-    """Read the identity of a folder.
-
-    Args:
-        folder: where it is.
-        now_unix_s: the clock of this machine.
+    """Read the identity in a folder.
 
     Raises:
-        TrustError: it is missing, damaged, readable for others, or does not hold now.
+        TrustError: it is missing, damaged, readable for others, or not valid at ``now_unix_s``.
     """
     path = folder / IDENTITY
     content = read_private(path, what="certificate")
@@ -277,25 +253,17 @@ def read_identity(folder: Path, now_unix_s: float) -> Identity:
 
 
 def write_identity(folder: Path, identity: Identity) -> None:
-    """Write an identity in one step, for this user's eyes only.
-
-    Raises:
-        StorageError: it can't be written.
-    """
+    """Write an identity in one step, readable for this user only; raises ``StorageError`` if it can't be written."""
     make_private_folder(folder)
     content = identity.key_pem + identity.certificate_pem + identity.authority_pem
     write_durably(folder / IDENTITY, content, mode=_PRIVATE_FILE)
 
 
 def read_private(path: Path, *, what: str) -> bytes:
-    """Read a file that only this user may read.
-
-    Args:
-        path: of the file.
-        what: it should have, for messages.
+    """Read a file that only this user may read; ``what`` names its content in messages.
 
     Raises:
-        TrustError: it is missing, or others may read it too.
+        TrustError: it is missing, or others may read it.
     """
     try:
         with path.open("rb") as file:

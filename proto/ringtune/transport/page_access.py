@@ -1,10 +1,10 @@
-"""Access to the page: on this machine for anybody, elsewhere for the bearer of the token of the page.
+"""Access to the web page: without login on this machine, with a token elsewhere.
 
-A page on loopback needs no login, but requests need a loopback name: a foreign web page may point its own name to
-127.0.0.1 (DNS rebinding), and its scripts would then read ours. At any other address a token is needed, which such a
-page does not have. A token is sent as ``Authorization: Bearer TOKEN``; a browser sends it once, and has a cookie from
-then on, because its streams can't send headers of their own. The token is new at each start, or that of a file, for
-programs that ask every few seconds.
+A page on loopback needs no login, but requests must have a loopback host name: a foreign web page may point its own
+name to 127.0.0.1 (DNS rebinding), and its scripts could then read the page. At any other address a token is needed,
+which such scripts do not have. It is sent as ``Authorization: Bearer TOKEN``; a browser sends it once and then has a
+cookie, because its event streams can't send headers. The token is new at each start, or read from a file, for programs
+that poll.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ringtune.storage.durable import storage_errors
 
 LOCAL_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
 MAX_HEADER: Final = 4096
-"""Longest header that is read, in characters."""
+"""Most characters of a header that are read."""
 
 
 class Refusal(NamedTuple):
-    """The reason why a request is not answered.
+    """Reason why a request is refused.
 
     Attributes:
-        status: of HTTP.
-        message: for people: what is wrong and what to do.
+        status: HTTP status.
+        message: what is wrong, and the remedy.
     """
 
     status: int
@@ -42,12 +42,12 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules of one address.
+    """Access rules of one address.
 
     Attributes:
         is_local: whether it is a loopback address.
-        token: that has to be given elsewhere; not shown by ``repr``.
-        port: where it listens, which is in the cookie's name: cookies of one host are shared by its ports.
+        token: required elsewhere; not in ``repr``.
+        port: part of the cookie's name, as all ports of a host share cookies.
     """
 
     is_local: bool
@@ -55,42 +55,28 @@ class Guard:
     port: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse to guard an address beyond this machine without a token.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Refuse an address beyond this machine without a token, with ``ValueError``."""
         if not self.is_local and not self.token:
             raise ValueError("an address beyond this machine needs a token")
 
     @property
     def cookie_name(self) -> str:
-        """The name of the cookie that stands for the token."""
+        """Name of the cookie that replaces the token."""
         return f"ringtune-{self.port}"
 
     @property
     def cookie_value(self) -> str:
-        """The value of that cookie: made from the token, which can't be found out from it."""
+        """Value of that cookie, an HMAC of the token."""
         return hmac.new(self.token.encode(), b"ringtune page", hashlib.sha256).hexdigest()
 
     def refuse_host(self, host: str | None) -> Refusal | None:
-        """Refuse a request that names another host, where the page is for this machine.
-
-        Args:
-            host: the header ``Host``.
-        """
+        """Refuse a request with a foreign name in the header ``Host``, if the page is on loopback; None = accepted."""
         if not self.is_local or _is_local_name(_without_port(host or "")):
             return None
         return Refusal(421, "this page is for this machine only: open it by 127.0.0.1 or localhost")
 
     def refuse(self, host: str | None, authorization: str | None, cookies: str | None) -> Refusal | None:
-        """Refuse a request that has no access; None if it has.
-
-        Args:
-            host: the header ``Host``.
-            authorization: the header ``Authorization``.
-            cookies: the header ``Cookie``.
-        """
+        """Refuse a request without access; None = accepted. The arguments are headers of the request."""
         if (wrong := self.refuse_host(host)) is not None or self.is_local:
             return wrong
         if authorization is not None:
@@ -100,7 +86,7 @@ class Guard:
         return None if hmac.compare_digest(given.encode(), self.cookie_value.encode()) else _WRONG
 
     def has_token(self, authorization: str | None) -> bool:
-        """Whether the header ``Authorization`` bears the token; compared in a time that tells nothing of it."""
+        """Whether the header ``Authorization`` has the token, by a comparison in constant time."""
         kind, _, given = (authorization or "")[:MAX_HEADER].partition(" ")
         is_bearer = kind.lower() == "bearer"
         return hmac.compare_digest(given.strip().encode(), self.token.encode()) and is_bearer and bool(self.token)
@@ -142,15 +128,15 @@ _RANDOM_BYTES: Final = 24
 
 
 def make_token() -> str:
-    """Make a token: 192 random bits in letters that fit in an address."""
+    """Make a token: 192 random bits in letters for URLs."""
     return secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def token_of(file: Path | None) -> str:
-    """Read the token of a file; make file and token if it is not there, and a token alone without a file.
+    """Read the token in a file, or write a new one to a missing file; without a file make one.
 
     Raises:
-        UsageError: others may read the file, or it has no token of some length.
+        UsageError: others may read the file, or its token is too short.
         StorageError: the file can't be read or written.
     """
     if file is None:

@@ -1,23 +1,23 @@
-"""Parties (roles and names), the permission of each call, join tokens, and the folders of identities.
+"""Parties (role and name), the permission of each call, join tokens, and the folders of identities.
 
-A certificate names a party, a role and a name, as one DNS name::
+A certificate names a party by one DNS name::
 
     pi-4.node.ringtune                   the node pi-4
     alice.submitter.ringtune             a user who submits jobs
     coordinator.coordinator.ringtune     the coordinator
-    member.ringtune                      any of those who serve others: coordinator and nodes
+    member.ringtune                      any server: coordinator and nodes
 
-Certificates have no addresses, because boards change them: a caller names the party that it expects instead.
+Certificates have no addresses, because boards change them: a caller names the expected party instead.
 
-Permissions have one row for each call of the wire, with the field of its request that names its sender. A call without
-a row is refused. ``edge.transport.admission.check_hello`` checks links, by the plan.
+Permissions have one row for each call, with the request's field for the sender's name. A call without a row is refused.
+``edge.transport.admission.check_hello`` checks links, by the plan.
 
-A join token is the right to one certificate, with the hash by which its bearer knows the coordinator. As text, in one
-line without spaces::
+A join token is the right to one certificate, with the hash of the coordinator's authority. As text, in one line without
+spaces::
 
     ringtune1:node:pi-4:7071:<SHA-256 of the authority's certificate, hex>:<secret>
 
-The coordinator keeps the hash of the secret only. Identities are kept by default in::
+The coordinator stores only the hash of the secret. Default folders of identities::
 
     ~/.local/state/ringtune-coordinator/trust         the coordinator's authority and identity
     ~/.local/state/ringtune-coordinator/trust/admin   the first user's, on the coordinator's machine
@@ -53,26 +53,18 @@ _SERVER_NAME = re.compile(rf"(?P<name>{NODE_NAME.pattern})\.(?P<role>{'|'.join(R
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The holder of a certificate: a role and a name.
-
-    Attributes:
-        role: what its bearer is.
-        name: of the node or user.
-
-    Raises:
-        UsageError: nobody may be called so.
-    """
+    """Holder of a certificate."""
 
     role: Role
     name: str
 
     def __post_init__(self) -> None:
-        """Refuse a name that is not allowed."""
+        """Refuse an invalid name."""
         check_node_name(self.name)
 
     @property
     def server_name(self) -> str:
-        """The DNS name in its certificate."""
+        """DNS name in its certificate."""
         return f"{self.name}.{self.role}.ringtune"
 
     @property
@@ -81,7 +73,7 @@ class Party:
         return self.role != SUBMITTER_ROLE
 
     def __str__(self) -> str:
-        """The party in words: ``node pi-4``."""
+        """Write the party in words: ``node pi-4``."""
         return "the coordinator" if self.role == COORDINATOR_ROLE else f"{self.role} {self.name}"
 
 
@@ -89,16 +81,12 @@ COORDINATOR: Final = Party(COORDINATOR_ROLE, "coordinator")
 
 
 def node_party(name: str) -> Party:
-    """Return the node of that name as a party."""
+    """Return the party of a node."""
     return Party(NODE_ROLE, name)
 
 
 def party_of(names: Iterable[str]) -> Party:
-    """Return the party that the DNS names of a certificate stand for.
-
-    Raises:
-        TrustError: none of them is a party's, or more than one.
-    """
+    """Return the party in the DNS names of a certificate; raises ``TrustError`` unless exactly one is a party's."""
     names = list(names)
     found = [match for match in map(_SERVER_NAME.fullmatch, names) if match and ".." not in match["name"]]
     if len(found) != 1:
@@ -108,11 +96,11 @@ def party_of(names: Iterable[str]) -> Party:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """The roles that may make a call.
+    """Callers of a call.
 
     Attributes:
-        roles: of those who may.
-        sender: field of the request that has to be the caller's name; empty = it names no sender.
+        roles: permitted roles.
+        sender: field of the request that must be the caller's name; empty = none.
     """
 
     roles: frozenset[Role]
@@ -131,8 +119,8 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Heartbeat": _ITSELF,
         "Leave": _ITSELF,
         "Report": _ITSELF,
-        "Nodes": _ANYBODY,  # a node looks for others that have the model
-        "Status": _ANYBODY,  # so does the doctor
+        "Nodes": _ANYBODY,  # a node searches others that have the model
+        "Status": _ANYBODY,  # used by the doctor on a node, too
         "Run": _USERS,
         "Measure": _USERS,
         "Evaluate": _USERS,
@@ -160,15 +148,11 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
     "Ring": {"Link": _NODES},
     "Weights": {"Manifest": _NODES, "Fetch": _NODES},
 }
-"""Service -> call -> who may. ``Joining`` is not here: it is for those without a certificate, on a port of its own."""
+"""Service -> call -> permission. ``Joining`` is missing: it needs no certificate, and has a port of its own."""
 
 
 def permission_of(method: str) -> Permission:
-    """Return who may call a method, as gRPC names it: ``/ringtune.v1.Agent/Grant``.
-
-    Raises:
-        TrustError: nobody may.
-    """
+    """Return the permission of a method such as ``/ringtune.v1.Agent/Grant``; raises ``TrustError`` if it has none."""
     service, _, call = method.rpartition("/")
     found = PERMISSIONS.get(service.removeprefix("/ringtune.v1."), {}).get(call)
     if found is None:
@@ -177,11 +161,7 @@ def permission_of(method: str) -> Permission:
 
 
 def require_permission(caller: Party, method: str) -> None:
-    """Refuse a call that the caller's role may not make.
-
-    Raises:
-        TrustError: names both.
-    """
+    """Refuse a call that the caller's role may not make; raises ``TrustError``."""
     permission = permission_of(method)
     if caller.role not in permission.roles:
         roles = " or a ".join(sorted(permission.roles))
@@ -189,15 +169,7 @@ def require_permission(caller: Party, method: str) -> None:
 
 
 def require_sender(caller: Party | None, name: str) -> None:
-    """Refuse a message in another node's name.
-
-    Args:
-        caller: its sender; None = unknown, in plain text.
-        name: the node that the message says it is from.
-
-    Raises:
-        TrustError: names both.
-    """
+    """Refuse a message in another node's name, with ``TrustError``; ``caller`` is None in plain text."""
     if caller is not None and (caller.role != NODE_ROLE or caller.name != name):
         raise TrustError(
             f"{caller} speaks as node {shown(name)}, which its certificate does not allow; start it with "
@@ -214,7 +186,7 @@ _TEXT = re.compile(
 INVALID: Final = (
     "the join token is not valid: it is wrong, used or expired; make a new one with 'ringtune coordinator token NAME'"
 )
-"""The one text for all reasons: a stranger learns nothing by trying."""
+"""One text for all reasons, so that attempts reveal nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +194,10 @@ class Token:
     """A join token.
 
     Attributes:
-        party: who its bearer becomes.
-        port: where the coordinator answers those who have no certificate yet; 0 = at the port after its own.
+        party: of the certificate.
+        port: of the coordinator for callers without a certificate; 0 = the port after its own.
         authority_sha256: of the authority's certificate, hex.
-        secret: known to the bearer alone.
+        secret: known to the bearer only.
     """
 
     party: Party
@@ -234,11 +206,11 @@ class Token:
     secret: str
 
     def __str__(self) -> str:
-        """The token with its secret, for its bearer."""
+        """Write the token with its secret."""
         return f"{_PREFIX}:{self.party.role}:{self.party.name}:{self.port}:{self.authority_sha256}:{self.secret}"
 
     def __repr__(self) -> str:
-        """The token without its secret, for logs."""
+        """Write the party without the secret, for logs."""
         return f"Token({self.party})"
 
 
@@ -248,15 +220,15 @@ def make_secret() -> str:
 
 
 def secret_hash(secret: str) -> str:
-    """Hash a secret, as the coordinator keeps it; it is random, so one SHA-256 is enough."""
+    """Hash a secret for storage; it is random, so one SHA-256 is enough."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
 def parse_token(text: str) -> Token:
-    """Read a token; white space around it does not count.
+    """Parse a token; white space around it is ignored.
 
     Raises:
-        TokenError: it is damaged; the text is not repeated.
+        TokenError: it is damaged; the message does not quote it.
     """
     match = _TEXT.fullmatch(text.strip())
     if match is None or ".." in match["name"] or int(match["port"]) > 65535:
@@ -267,19 +239,19 @@ def parse_token(text: str) -> Token:
 
 
 VARIABLE: Final = "RINGTUNE_TRUST"
-"""Variable of the environment: the folder of the user's identity, for commands that talk to a coordinator."""
+"""Environment variable with the folder of the user's identity, for commands that call a coordinator."""
 IDENTITY: Final = "identity.pem"
 AUTHORITY: Final = "authority.pem"
 ADMIN: Final = "admin"
 
 
 def coordinator_trust() -> Path:
-    """Return the trust folder of a coordinator of this user."""
+    """Return the trust folder of this user's coordinator."""
     return user_state_path("ringtune-coordinator") / "trust"
 
 
 def user_trust() -> Path:
-    """Return the folder of this user's identity as one who joins with a token: the variable's, else the user's own."""
+    """Return the folder in which ``ringtune join`` stores this user's identity: in ``VARIABLE``, else the default."""
     named = os.environ.get(VARIABLE, "")
     return Path(named) if named else user_state_path("ringtune-user") / "trust"
 
@@ -290,7 +262,10 @@ def node_trust(state: Path) -> Path:
 
 
 def find_user_trust() -> Path | None:
-    """Find the folder of this user's identity: the variable's, else the user's own, else the coordinator's admin.
+    """Find the folder of this user's identity; None if there is none.
+
+    It is the folder in the variable ``VARIABLE``; else the default one, else that of the coordinator's admin, if it has
+    an identity.
 
     Raises:
         TrustError: the variable names a folder without an identity.

@@ -1,4 +1,4 @@
-"""Calls that are repeated until they are answered, for a lease at most, and carried out once.
+"""Calls that are retried until they are answered, for at most a lease of silence, and carried out once.
 
 A call that takes minutes is made of attempts. The server holds each for a while, then answers "at work"; the next
 attempt asks for the result of the same work, and a repeated attempt gets the same result again::
@@ -9,19 +9,20 @@ attempt asks for the result of the same work, and a repeated attempt gets the sa
     attempt 4   refused                  silence continues
     attempt 5   the result
 
-So a lost answer, or a connection that is gone for less than the lease, costs a moment and not the run; and a server
-that is silent for a lease is lost, however long the work may take.
+So a lost answer, or a connection that is down for less than the lease, does not fail the run; and a server that is
+silent for a lease is lost, however long the work may take.
 
-The terms of an attempt (``AttemptTerms``) travel beside its request; a call without terms is not carried out once:
+The terms of an attempt (``AttemptTerms``) are metadata of its request; a call without terms may be carried out
+repeatedly:
 
 ============== =======================================================================================
-ringtune-call   caller; random, the same in every attempt of one call
-ringtune-hold   caller; seconds after which it wants a sign of life
-ringtune-for    caller; seconds that the work may take
-ringtune-again  caller; "1": the other one has the request, this one is empty
+ringtune-call   random key of the call, equal in all its attempts
+ringtune-hold   seconds after which the caller expects a sign of life
+ringtune-for    seconds that the work may take
+ringtune-again  "1": the server has the request already, this one is empty
 ============== =======================================================================================
 
-``IdempotencyInterceptor`` keeps the results of the last calls; a node has two calls of its coordinator under way at a
+``IdempotencyInterceptor`` keeps the results of the last calls; a node has at most two calls of its coordinator at a
 time.
 """
 
@@ -51,21 +52,21 @@ from ringtune.transport.status import WireStatus, abort, error_of_status, status
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 RETRY_S: Final = 0.2
-"""Between two attempts."""
+"""Seconds between two attempts."""
 _LONGEST_S: Final = 24 * 3600.0
 _SLOWEST_BYTES_PER_S: Final = 32 << 10
-"""The slowest link on which a request still has to arrive within an attempt."""
+"""Rate of the slowest link on which a request must arrive within an attempt."""
 _MIN_SILENT: Final = 2
-"""Attempts without an answer before anybody is lost: the one who asks may have stood still during the first."""
+"""Fewest attempts without an answer before a peer is lost, as the caller itself may have been stopped in the first."""
 
 
 class RetryState:
-    """Counts what became of the attempts of one call, and makes them.
+    """Time limits and outcomes of the attempts of one call.
 
     Args:
-        lease_s: who is silent for so long is lost.
+        lease_s: a peer that is silent for this time is lost.
         timeout_s: for the whole call, from now on.
-        request_bytes: of the request, which takes its time on a slow link.
+        request_bytes: of the request, which adds time on a slow link.
         now_s: a monotonic clock.
 
     Attributes:
@@ -89,7 +90,7 @@ class RetryState:
         self.was_silent = False
 
     def attempt(self) -> tuple[float, float]:
-        """Say after how many seconds the other one shall say that it is at work, and after how many it is silent.
+        """Return seconds until the server should answer "at work", and the timeout of the attempt.
 
         The last attempt is held until the end of the call.
         """
@@ -98,7 +99,7 @@ class RetryState:
         return (third_s, timeout_s) if timeout_s < left_s else (left_s + third_s, left_s)
 
     def left_s(self) -> float:
-        """Seconds until the end of the call, at least a hundredth."""
+        """Seconds until the end of the call, at least 0.01."""
         return max(0.01, self._end_s - self._now_s())
 
     def hear(self) -> None:
@@ -116,12 +117,13 @@ class RetryState:
         """Make attempts until there is an answer.
 
         Args:
-            once: makes one; what may be done twice, such as to fetch a file, calls ``hear`` with each sign of life.
-            peer: who is called, in words.
-            given_up: set when no thread waits any more.
+            once: makes one; a call that may be carried out twice, such as a fetch, calls ``hear`` with each sign of
+                life.
+            peer: description of the server, for the log.
+            given_up: set to stop.
 
         Raises:
-            grpc.RpcError: no answer came, or it is an error.
+            grpc.RpcError: no answer, or an error as answer.
         """
         given_up = given_up or threading.Event()
         while True:
@@ -140,7 +142,7 @@ class RetryState:
 
 
 AT_WORK: Final = "still at work"
-"""Details of an answer that is none yet."""
+"""Details of the status of an attempt without a result yet."""
 AT_WORK_STATUS: Final = grpc.StatusCode.ABORTED
 _CALL, _HOLD, _FOR, _AGAIN = "ringtune-call", "ringtune-hold", "ringtune-for", "ringtune-again"
 _MAX_KEY: Final = 64
@@ -148,12 +150,12 @@ _LONGEST_HOLD_S: Final = 600.0
 
 
 class AttemptTerms(NamedTuple):
-    """The terms of one attempt.
+    """Terms of one attempt.
 
     Attributes:
         key: of the call.
-        hold_s: see above.
-        work_s: that the work may take.
+        hold_s: seconds after which the server answers that it is still at work.
+        work_s: seconds that the work may take.
         is_again: whether the request is empty.
     """
 
@@ -163,13 +165,13 @@ class AttemptTerms(NamedTuple):
     is_again: bool = False
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the terms as they travel."""
+        """Encode as metadata."""
         again = ((_AGAIN, "1"),) if self.is_again else ()
         return ((_CALL, self.key), (_HOLD, f"{self.hold_s:.3f}"), (_FOR, f"{self.work_s:.3f}"), *again)
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, Any]] | None) -> AttemptTerms | None:
-        """Read the terms of an attempt; None where a call has none, or none that are readable."""
+        """Decode from metadata; None without valid terms."""
         came = {name: value for name, value in metadata or () if isinstance(value, str)}
         key = came.get(_CALL, "")
         try:
@@ -187,7 +189,7 @@ def is_at_work(error: grpc.RpcError) -> bool:
 
 
 def is_silence(error: grpc.RpcError) -> bool:
-    """Whether an attempt failed without an answer; an error of the server itself is its answer."""
+    """Whether an attempt failed without an answer; an error of the server itself is an answer."""
     if not isinstance(error, grpc.Call) or error.code() in (None, grpc.StatusCode.UNIMPLEMENTED):
         return False
     details = error.details() or ""
@@ -196,16 +198,16 @@ def is_silence(error: grpc.RpcError) -> bool:
 
 
 class RetriedCall:
-    """One call with one answer, in as many attempts as it takes.
+    """One unary call, attempted until it is answered, cancelled or too late.
 
     Args:
         method: of a stub.
         request: of the call.
-        peer: who is asked, in words.
-        lease_s: who is silent for so long is lost.
-        timeout_s: for the whole call; None = as long as there are signs of life.
-        is_held: whether the server carries it out once, see ``IdempotencyInterceptor``; else it may get it twice, and
-            answers soon.
+        peer: description of the server.
+        lease_s: a server that is silent for this time is lost.
+        timeout_s: for the whole call; None = a day.
+        is_held: whether the server carries it out once, see ``IdempotencyInterceptor``; else it may be carried out
+            repeatedly, and is answered soon.
     """
 
     def __init__(
@@ -229,10 +231,8 @@ class RetriedCall:
     def result(self) -> Any:
         """Wait for the answer.
 
-        Raises:
-            grpc.RpcError: no answer came, or it is an error.
-            grpc.FutureCancelledError: the call was given up.
-            PeerLostError: who was asked has been started again meanwhile.
+        Raises ``grpc.RpcError`` without an answer or with an error as answer, ``grpc.FutureCancelledError`` after
+        ``cancel``, and ``PeerLostError`` if the server was started again meanwhile.
         """
         state = RetryState(lease_s=self._lease_s, timeout_s=self._timeout_s, request_bytes=self._request.ByteSize())
         try:
@@ -248,7 +248,7 @@ class RetriedCall:
             raise
 
     def cancel(self) -> None:
-        """Give the call up; a waiting thread gets an error."""
+        """Cancel the call; a waiting thread gets an error."""
         with self._lock:
             self._cancelled.set()
             if self._attempt is not None:
@@ -279,13 +279,13 @@ def _code(error: grpc.RpcError) -> str:
 
 
 MAX_AT_WORK: Final = 64
-"""Calls that are carried out at a time; further ones are refused."""
+"""Most concurrent calls with terms; further ones are refused."""
 KEPT_RESULTS: Final = 32
-"""Results of calls that are over."""
+"""Results of finished calls that are kept."""
 
 
 class _EndedError(Exception):
-    """Carries the status with which a handler ended its call."""
+    """Status with which a handler has aborted its call."""
 
     def __init__(self, status: WireStatus) -> None:
         super().__init__(status.details)
@@ -293,7 +293,7 @@ class _EndedError(Exception):
 
 
 class _WorkContext:
-    """Stands for the context of a call in a handler: the work continues when an attempt is over."""
+    """Context of a call for its handler; unlike an attempt's context it lasts as long as the work."""
 
     def __init__(self, first: grpc.ServicerContext, held: AttemptTerms) -> None:
         self._first = first
@@ -308,7 +308,7 @@ class _WorkContext:
         raise _EndedError(WireStatus(code.name, details))
 
     def is_active(self) -> bool:
-        """Return that the work is wanted: a lost attempt can't be told from a cancelled one."""
+        """Return True: a lost attempt is not distinguishable from a cancelled one."""
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -316,7 +316,7 @@ class _WorkContext:
 
 
 Work = Future[tuple[Any, WireStatus | None]]
-"""The work of one call, on a thread of its own: the reply, or the status with which it failed."""
+"""Work of one call on a thread of its own; the result is (reply, None) or (None, status of the failure)."""
 
 
 def _begin(behaviour: Callable[[Any, Any], Any], request: Any, context: _WorkContext) -> Work:
@@ -335,7 +335,7 @@ def _begin(behaviour: Callable[[Any, Any], Any], request: Any, context: _WorkCon
 
 
 def _answer(work: Work, context: grpc.ServicerContext, hold_s: float) -> Any:
-    """Answer an attempt: with the result, or after a while with the news that there is none yet."""
+    """Answer an attempt with the result, or after ``hold_s`` seconds with "at work"."""
     over = threading.Event()
     work.add_done_callback(lambda _: over.set())
     if context.add_callback(over.set):
@@ -349,14 +349,14 @@ def _answer(work: Work, context: grpc.ServicerContext, hold_s: float) -> Any:
 
 
 class IdempotencyInterceptor(grpc.ServerInterceptor):
-    """Stands before the servicers of a server."""
+    """Carries out a unary call with terms once, whatever the number of its attempts; other calls are unchanged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._works: dict[tuple[str, str], Work] = {}
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Let a call with terms be carried out once; leave any other as it is."""
+        """Wrap the handler of a call with terms."""
         handler = continuation(details)
         held = AttemptTerms.read(details.invocation_metadata)
         if handler is None or held is None or handler.unary_unary is None:
@@ -380,11 +380,11 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         request: Any,
         context: grpc.ServicerContext,
     ) -> Work:
-        """Find the work of a call, or begin it.
+        """Return the work of a call, or begin it.
 
         Raises:
-            FrameError: this process was never asked for it.
-            BusyError: it does too much already.
+            FrameError: this process never got the request.
+            BusyError: ``MAX_AT_WORK`` calls are running, or the system has no more threads.
         """
         with self._lock:
             work = self._works.get(key)

@@ -1,7 +1,6 @@
-"""The identity of this process on all its connections, or none and plain text; chosen from options and disk.
+"""Identity of this process on its connections, from options and disk; without one connections are plain text.
 
-It is set before the first connection and may be renewed while the process lives; connections that are opened from then
-on have the new certificate.
+It is set before the first connection and may be renewed later; connections opened after that use the new certificate.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Speaker:
-    """The identity of a process, and whom it refuses.
+    """Identity of a process, and the certificates that it refuses.
 
     Attributes:
         identity: for connections that are opened from now on.
-        removed: serial -> reason, of certificates that hold no longer though they have not expired.
-        renew_after_unix_s: the identity is not renewed before, because that has just failed.
+        removed: serial -> reason, of removed certificates that have not expired.
+        renew_after_unix_s: no renewal is attempted before this time, after a failed one.
     """
 
     identity: Identity
@@ -43,24 +42,24 @@ _speaker: Speaker | None = None
 
 
 def speak_as(speaker: Speaker | None) -> None:
-    """Open all connections as ``speaker`` from now on; None = in plain text."""
+    """Use ``speaker`` for all connections opened from now on; None = plain text."""
     global _speaker
     _speaker = speaker
 
 
 def speaker() -> Speaker | None:
-    """Return the identity of this process on connections; None = none, in plain text."""
+    """Return the identity of this process on connections; None = plain text."""
     return _speaker
 
 
 def is_encrypted() -> bool:
-    """Whether connections of this process, to it and from it, are encrypted and authenticated by certificates."""
+    """Whether connections of this process, in both directions, are encrypted and authenticated by certificates."""
     return _speaker is not None
 
 
 @contextmanager
 def speaking_as(who: Speaker | None) -> Iterator[None]:
-    """Open the connections of a block as ``who``."""
+    """Use ``who`` for connections opened in a block."""
     before = _speaker
     speak_as(who)
     try:
@@ -70,10 +69,10 @@ def speaking_as(who: Speaker | None) -> Iterator[None]:
 
 
 def speak_from(folder: Path) -> Speaker:
-    """Speak with the identity of a folder from now on.
+    """Use the identity in a folder from now on.
 
     Raises:
-        TrustError: it is missing, damaged, readable for others, or does not hold now.
+        TrustError: it is missing, damaged, readable for others, or not valid now.
     """
     from ringtune.transport.identity import read_identity
 
@@ -83,10 +82,9 @@ def speak_from(folder: Path) -> Speaker:
 
 
 def speak_as_user(*, insecure: bool) -> Path | None:
-    """Speak as this user from now on; in plain text with ``insecure``, or if the user has no identity.
+    """Use this user's identity from now on; plain text with ``insecure``, or without an identity.
 
-    Returns:
-        The folder of the identity; None = plain text.
+    Returns the folder of the identity; None = plain text.
 
     Raises:
         TrustError: the identity can't be used.
@@ -100,10 +98,6 @@ def speak_as_user(*, insecure: bool) -> Path | None:
 
 
 def refuse_both(folder: Path | None, *, insecure: bool) -> None:
-    """Refuse a folder of certificates together with ``--insecure``, which asks for plain text.
-
-    Raises:
-        UsageError: both are given.
-    """
+    """Refuse a folder of certificates together with ``--insecure``, which means plain text; raises ``UsageError``."""
     if folder is not None and insecure:
         raise UsageError("--trust encrypts and --insecure does not; leave one of them out")

@@ -1,4 +1,4 @@
-"""Errors of calls: an error of ours becomes a status, and the status that error again."""
+"""Conversion between errors of RingTune and gRPC statuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ringtune.errors import (
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 MAX_DETAILS_BYTES: Final = 6000
-"""Most bytes of an error text in a status, percent-encoded as it travels; gRPC refuses metadata above 8 to 16 KiB."""
+"""Most bytes of an error text in a status, percent-encoded as sent; gRPC refuses metadata above 8 to 16 KiB."""
 
 ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "CANCELLED": ConnectionFailedError,
@@ -50,7 +50,7 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "DATA_LOSS": IntegrityError,
     "UNAUTHENTICATED": TrustError,
 }
-"""The error for each status of gRPC itself, without an error of ours in its details."""
+"""gRPC status without a RingTune error in its details -> error."""
 
 _REMEDIES: Final = {
     "CANCELLED": "it ended while it was called; see its log, and start it again",
@@ -61,7 +61,7 @@ _REMEDIES: Final = {
     "RESOURCE_EXHAUSTED": "a message was longer than allowed; use one version on all machines",
 }
 _CANCELLED_THERE: Final = ("", "CANCELLED")
-"""Details of a call that a server cancelled because it ends; a call that its caller gave up has some that say so."""
+"""Details of a call that a stopping server cancelled; a call cancelled by its caller has other details."""
 _DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
 
 
@@ -73,14 +73,14 @@ class WireStatus(NamedTuple):
 
 
 def status_of_error(error: BaseException) -> WireStatus:
-    """The status that carries ``error``; an unforeseen one is given by its kind and place."""
+    """Convert an error to a status; an unforeseen one is described by its class and place."""
     if not isinstance(error, RingTuneError):
         error = internal_error(error)
     return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}: {error}")))
 
 
 def _cut(text: str) -> str:
-    """The beginning of a text that is too long to travel; a character outside ASCII takes 6 to 12 bytes."""
+    """Cut a text that is too long; a character outside ASCII takes 6 to 12 bytes."""
     if len(text) * 12 <= MAX_DETAILS_BYTES:
         return text
     ends = itertools.accumulate(len(quote(character)) for character in text)
@@ -89,13 +89,7 @@ def _cut(text: str) -> str:
 
 
 def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
-    """The error that a status carries.
-
-    Args:
-        name: gRPC name of the status.
-        details: its text.
-        peer: who answered, or should have: for the message when gRPC itself failed the call.
-    """
+    """Convert a status to an error; ``peer`` names the server, for failures of gRPC itself."""
     match = _DETAILS.fullmatch(details)
     if match is not None:
         return error_from_name(match["name"], match["message"])
@@ -105,7 +99,7 @@ def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
     return ERROR_OF_STATUS.get(name, RingTuneError)(f"{peer}: {name}: {details or 'no details'}; {remedy}")
 
 
-# ---- at the one who is called ----------------------------------------------------------------------
+# ---- server ----------------------------------------------------------------------------------------
 
 
 def answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
@@ -117,7 +111,7 @@ def answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
 
 
 def answer_stream(context: grpc.ServicerContext, values: Iterator[T]) -> Iterator[T]:
-    """Yield the values; an error that ends them ends the gRPC call, as a status."""
+    """Yield the values; an error among them ends the gRPC call with a status."""
     try:
         yield from values
     except Exception as error:
@@ -125,9 +119,9 @@ def answer_stream(context: grpc.ServicerContext, values: Iterator[T]) -> Iterato
 
 
 def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
-    """End a call with the status that carries ``error``."""
+    """End a call with the status of ``error``."""
     if isinstance(error, grpc.RpcError):
-        _LOG.debug("a caller is gone: %s", error)  # in the midst of what it sent
+        _LOG.debug("a caller is gone: %s", error)  # its request stream broke
     elif not isinstance(error, RingTuneError):
         _LOG.error("a call failed by a bug", exc_info=error)
     status = status_of_error(error)
@@ -135,16 +129,11 @@ def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
     raise AssertionError("abort always raises")  # pragma: no cover
 
 
-# ---- at the caller ---------------------------------------------------------------------------------
+# ---- client ----------------------------------------------------------------------------------------
 
 
 def error_of_call(error: grpc.RpcError, *, peer: str) -> RingTuneError:
-    """The error that a failed call carries.
-
-    Args:
-        error: as raised by a stub.
-        peer: who was called, in words, for the message: ``node b at 10.0.0.2:7001``.
-    """
+    """Convert the error of a failed call; ``peer`` names the server, such as ``node b at 10.0.0.2:7001``."""
     if not isinstance(error, grpc.Call):
         return ConnectionFailedError(f"{peer}: the call failed without a status ({error}); see its log")
     code = error.code()

@@ -1,6 +1,6 @@
-"""TLS of both ends of a connection: mutual, with the identity of the process, and why a handshake failed.
+"""Mutual TLS with the identity of the process, and diagnosis of failed handshakes.
 
-A channel keeps the certificate that it was opened with; a server shows the newest one in each handshake.
+A channel keeps the certificate with which it was opened; a server uses the newest one in each handshake.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
-    """Open a channel to a party that proves itself by a certificate.
-
-    Args:
-        address: ``host:port``; what stands there proves nothing.
-        options: of the channel.
-        speaker: as whom.
-        peer: to whom; None = any member.
-    """
+    """Open a channel to a party with a certificate; ``peer`` None = any member. The address is not authenticated."""
     identity = speaker.identity
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
     return pinned_channel(address, credentials, peer.server_name if peer else ANY_MEMBER, options)
@@ -38,20 +31,15 @@ def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party
 def pinned_channel(
     address: str, credentials: grpc.ChannelCredentials, server_name: str, options: Options
 ) -> grpc.Channel:
-    """Open an encrypted channel to the bearer of a certificate of that name."""
+    """Open an encrypted channel to the holder of a certificate for ``server_name``."""
     return grpc.secure_channel(address, credentials, options=(*options, ("grpc.ssl_target_name_override", server_name)))
 
 
 def server_credentials(speaker: Speaker, *, asks_certificate: bool) -> grpc.ServerCredentials:
-    """Make the credentials of a server, which has the newest certificate in each handshake.
-
-    Args:
-        speaker: as whom.
-        asks_certificate: whether callers need one too.
-    """
+    """Make the credentials of a server, with the newest certificate in each handshake."""
     served = speaker.identity
 
-    def newest() -> Any:  # None where nothing has changed, which the types do not foresee
+    def newest() -> Any:  # None where nothing has changed, which gRPC's types lack
         nonlocal served
         if speaker.identity is served:
             return None
@@ -80,7 +68,7 @@ _HANDSHAKE: Final = {
     "coordinator, or correct the address",
     "Hostname Verification Check failed": "is another party than {peer}; correct the address",
 }
-"""What gRPC says of a failed handshake, and what it means of the party at the address."""
+"""Part of gRPC's text of a failed handshake -> meaning for the party at the address."""
 _TAKES_CERTIFICATES: Final = (
     "who answers at {address} takes certificates only, and this process has none; join with a token ('ringtune node "
     "--token-file FILE', for a user 'ringtune join'), or correct --trust"
@@ -88,13 +76,7 @@ _TAKES_CERTIFICATES: Final = (
 
 
 def handshake_problem(failure: str, address: str, peer: Party) -> str:
-    """Say why certificates prevented a connection; empty = they are not known to be the reason.
-
-    Args:
-        failure: gRPC's text of the failed call.
-        address: ``host:port``.
-        peer: who should be there.
-    """
+    """Say why certificates prevented a connection, given gRPC's text; empty = no such reason is known."""
     who = speaking.speaker()
     if who is None:
         return _TAKES_CERTIFICATES.format(address=address) if _CLOSED in failure and _is_encrypted(address) else ""
@@ -114,10 +96,10 @@ def _is_encrypted(address: str) -> bool:
 
 
 def certificate_at(address: str, *, timeout_s: float = 10.0) -> bytes:
-    """Return the certificate of the party that answers at an address, PEM, without trust.
+    """Return the certificate of the party that answers at an address, PEM, unverified.
 
     Raises:
-        ConnectionFailedError: nobody answers, or not with a certificate.
+        ConnectionFailedError: nobody answers, or without a certificate.
     """
     host, port = split_address(address, option="--coordinator")
     try:

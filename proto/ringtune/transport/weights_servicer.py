@@ -1,4 +1,4 @@
-"""The gRPC service of the weights of a model, at an agent or the coordinator: decode, one call, encode."""
+"""gRPC service for the weights of a model, at an agent or the coordinator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from ringtune.v1 import weights_pb2, weights_pb2_grpc
 
 
 class WeightsServicer(weights_pb2_grpc.WeightsServicer):
-    """Serves what ``offers`` has.
-
-    Args:
-        offers: models of runs that this process takes part in.
-    """
+    """Serves the models of ``offers``."""
 
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
@@ -24,11 +20,11 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
     def Manifest(
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
-        """Answer what the model of a run consists of."""
+        """Answer with the manifest of a run's model."""
         return answer(context, lambda: self._offers.manifest(request))
 
     def Fetch(
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
-        """Stream the contents that are asked for by digest."""
+        """Stream contents by digest."""
         return answer_stream(context, self._offers.chunks(request))

@@ -1,4 +1,4 @@
-"""The training methods, a file each; ``base`` has their common form."""
+"""Training methods, one module each; ``base`` has their interface."""
 
 from ringtune.schedule.methods.base import Method, method, method_class, method_names
 from ringtune.schedule.methods.everything import Everything

@@ -1,10 +1,10 @@
-"""A training method: a value with a few pure functions of (extent, step).
+"""Interface of a training method: a value with pure functions of (extent, step).
 
-A method says which units train at a step, how many updates a unit has had by then, how many items may be between a
-unit's forward and its update, and which step the learning rate counts. Where backward stops, which version a forward
-must see, what keeps a graph and how deep a run is are derived in ``schedule.versions`` and ``schedule.lowering``.
+A method determines the units that train at a step, the number of updates of a unit by then, the number of items between
+a unit's forward and its update, and the position of the learning rate. ``schedule.versions`` and ``schedule.lowering``
+derive from it where backward stops, which version a forward must see, what keeps a graph and the depth.
 
-A method is one file with one frozen record, registered by its name. No other module compares that name.
+A method is one module with one frozen dataclass, registered by its name. No other module compares that name.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ringtune.storage.strict import Bounds, OneOf, check_fields, read_dataclass,
 PATIENCE_STEPS: Final = 20
 MIN_IMPROVEMENT: Final = 0.01
 TURNS_AHEAD: Final = 2
-"""Turns after which a turn's loss decides: turn t + 1 is granted already while turn t trains."""
+"""Turns until a turn's loss takes effect, as turn t + 1 is granted already while turn t trains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """The rule by which a loss has stopped improving: settings of methods that let the run decide.
+    """Criterion for a loss that has stopped improving, for methods that let the run decide.
 
     Attributes:
-        patience_steps: so many steps without improvement.
-        min_improvement: how far the loss has to fall to count as improved, as a share of the best loss.
+        patience_steps: number of steps without improvement.
+        min_improvement: fall of the loss that counts as an improvement, as a share of the best loss.
     """
 
     patience_steps: Annotated[int, Bounds(ge=1)] = PATIENCE_STEPS
@@ -54,10 +54,10 @@ class Method(abc.ABC):
     """A training method with its settings; subclasses are frozen dataclasses.
 
     Attributes:
-        name: as in ``train.method``.
-        max_hosts: most hosts that the method may have; 0 = any number.
-        section: the section of ``job.toml`` with the method's settings; empty = the method has none.
-        full_parameters: whether all parameters of embedding, blocks and head train, and there are no adapters.
+        name: in ``train.method``.
+        max_hosts: most hosts; 0 = any number.
+        section: section of ``job.toml`` with the method's settings; empty = none.
+        full_parameters: whether all parameters of embedding, blocks and head train, without adapters.
     """
 
     name: ClassVar[str]
@@ -65,121 +65,101 @@ class Method(abc.ABC):
     section: ClassVar[str] = ""
     full_parameters: ClassVar[bool] = False
 
-    # ---- what trains ------------------------------------------------------------------------------
+    # ---- trained units ----------------------------------------------------------------------------
 
     @abc.abstractmethod
     def trained(self, extent: Extent, step: int) -> Units:
-        """The units that are updated at ``step``; at least one, and none that stays frozen."""
+        """Return the units that are updated at ``step``; at least one, and no frozen one."""
 
     def reach(self, extent: Extent) -> Units:
-        """Every unit that trains at some step of the run; by default the union over all steps."""
+        """Return every unit that trains at some step of the run; by default the union over all steps."""
         kinds = {self.trained(extent, step) for step in range(extent.num_steps)}
         return Units.of(extent.num_blocks, itertools.chain.from_iterable(kinds))
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """How many updates ``unit`` has had when all steps before ``step`` are done.
-
-        By default the steps that train the unit are counted.
-        """
+        """Number of updates of ``unit`` before ``step``; by default the steps that train the unit are counted."""
         return _counted(self, extent, unit)(step)
 
     @property
     def drops_state(self) -> bool:
-        """Whether the optimizer state of a unit is forgotten after a step unless the next one trains the unit too."""
+        """Whether the optimizer state of a unit is dropped after a step unless the next one trains the unit too."""
         return False
 
     def period(self, extent: Extent) -> int:
-        """Steps after which what trains repeats itself; the steps of the run if it never does."""
+        """Number of steps after which the trained units repeat; the steps of the run if they never do."""
         return extent.num_steps
 
-    # ---- how stale a forward may be ---------------------------------------------------------------
+    # ---- staleness --------------------------------------------------------------------------------
 
     def in_flight(self, extent: Extent, unit: int) -> int:
-        """How many train items may be between forward and update at ``unit``; with 1 no weight is ever stale."""
+        """Most train items between forward and update at ``unit``; 1 = no weight is ever stale."""
         return 1
 
     def in_flight_below(self, extent: Extent, hosts: int) -> int:
-        """How many train items may be in flight at a host with ``hosts`` hosts up to the head, itself included.
+        """Most train items in flight at a host with ``hosts`` hosts up to the head, itself included.
 
-        The planner asks this before a ring is chosen.
+        The planner uses it before a ring is chosen.
         """
         return 1
 
     def fitted(self, slices: Sequence[Slice]) -> Method:
-        """The method as it is on a ring with these slices.
-
-        Only a method whose result depends on the ring changes; it is the very object where nothing changes.
-        """
+        """Return the method for a ring with these slices; ``self`` unless its result depends on the ring."""
         return self
 
-    # ---- what else follows the steps --------------------------------------------------------------
+    # ---- learning rate ----------------------------------------------------------------------------
 
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
-        """The position of the learning rate: updates before that of ``step``, and updates of the whole schedule."""
+        """Position of the learning rate: updates before that of ``step``, and updates of the whole schedule."""
         return step, extent.num_steps
 
-    # ---- decisions that a run takes itself --------------------------------------------------------
+    # ---- decisions of the run ---------------------------------------------------------------------
 
     @property
     def patience(self) -> Patience | None:
-        """The settings by which the run's losses decide to train more; None if the run decides nothing."""
+        """Criterion by which the run's losses decide to train more; None if they decide nothing."""
         return None
 
     def decided(self, steps: tuple[int, ...]) -> Method:
-        """The method in which the run's decisions are settled: more trains from each of these steps on.
+        """Return the method with the run's decisions filled in; raises ``PlanError`` if it leaves nothing to the run.
 
-        Raises:
-            PlanError: it leaves nothing to the run.
+        More trains from each of ``steps`` on.
         """
         raise PlanError(
             f"a turn says that more is trained from steps {list(steps)} on, but {self.name} decides nothing"
         )
 
     def soonest(self, extent: Extent) -> Method:
-        """The method of the earliest decisions possible: no run of this method trains more at any step.
+        """Return the method with the earliest possible decisions, so that no run of ``self`` trains more at any step.
 
-        Where nothing changes, as where the run decides nothing, this is the very object.
+        It is ``self`` if the run decides nothing.
         """
         return self
 
     def expected(self) -> Method:
-        """The method that a prediction assumes; another one than ``self`` only where the run decides."""
+        """Return the method that a prediction assumes; ``self`` if the run decides nothing."""
         return self
 
-    # ---- from the job, to files and for people ----------------------------------------------------
+    # ---- settings, checks and files ---------------------------------------------------------------
 
     @classmethod
     def from_settings(cls, settings: Any, *, seed: int = 0) -> Method:
-        """Make the method from the settings of its section; they are None if the job has no such section.
-
-        Args:
-            settings: of the section.
-            seed: of the job.
-        """
+        """Make the method from its section of the job, which is None if the job lacks it, and the job's seed."""
         return cls()
 
     def check(self, extent: Extent) -> None:  # noqa: B027 - most methods have nothing to refuse
-        """Refuse settings that do not fit the extent.
-
-        Raises:
-            PlanError: settings do not fit; says which.
-        """
+        """Refuse settings that do not fit the extent; raises ``PlanError``."""
 
     def changes(self, extent: Extent) -> tuple[int, ...]:
-        """The steps at which more units begin to train; none where the run has still to decide them."""
+        """Return the steps at which more units begin to train; empty before the run has decided them."""
         return ()
 
     def to_json(self) -> dict[str, Any]:
-        """Write the method's name and settings as a JSON-able table."""
+        """Write name and settings as a JSON-compatible table."""
         return {"name": self.name, **to_table(self)}
 
     @staticmethod
     def from_json(value: object, *, where: str = "method") -> Method:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            PlanError: an unknown method, or settings that it does not have.
-        """
+        """Parse the table of ``to_json``; raises ``PlanError`` for an unknown method or setting."""
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise PlanError(f"{where} has to be a table with a name")
         settings = {key: item for key, item in value.items() if key != "name"}
@@ -193,23 +173,19 @@ def method(cls: M) -> M:
 
 
 def method_names() -> KeysView[str]:
-    """Every known method, in the order of registration; a view, in which later methods appear too."""
+    """Names of all methods in the order of registration, as a view that includes later ones."""
     return _METHODS.keys()
 
 
 def method_class(name: str, *, where: str = "method", error: type[PlanError | JobError] = PlanError) -> type[Method]:
-    """The method class of a name.
-
-    Raises:
-        PlanError: there is none (or ``error``); names the nearest.
-    """
+    """Return the method class of a name; raises ``error`` with the nearest name if there is none."""
     OneOf(method_names()).check(where, name, error)
     return _METHODS[name]
 
 
 @functools.lru_cache(maxsize=4096)
 def _counted(method: Method, extent: Extent, unit: int) -> Callable[[int], int]:
-    """Make a counter of one unit's updates before a step; it remembers what it has counted."""
+    """Make a counter of one unit's updates before a step, with a cache."""
     counts = [0]
 
     def count(step: int) -> int:

@@ -1,7 +1,4 @@
-"""``all``: the head and every block that is not frozen train from the first step on.
-
-No weight is ever stale.
-"""
+"""Method ``all``: the head and every block that is not frozen train from the first step on, and no weight is stale."""
 
 from __future__ import annotations
 
@@ -15,18 +12,18 @@ from ringtune.schedule.units import Units
 @method
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Everything(Method):
-    """Everything trains at every step; micro-batches fill the ring."""
+    """All units that may train do so at every step."""
 
     name = "all"
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """All units that may train."""
+        """Return all units that may train."""
         return extent.trainable
 
     def reach(self, extent: Extent) -> Units:
-        """All units that may train, because every step trains the same."""
+        """Return all units that may train."""
         return extent.trainable
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One update a step for a unit that may train; none for a frozen one."""
+        """One update per step for a unit that may train; 0 for a frozen one."""
         return max(0, step) if unit in extent.trainable else 0

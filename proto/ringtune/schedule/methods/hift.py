@@ -1,14 +1,14 @@
-"""``hift``: all parameters train, one group of units at a step; the groups take turns.
+"""Method ``hift``: all parameters train, one group of units at a step, in turn.
 
-Units are embedding, blocks and head. Those that are not always active are cut into groups of m consecutive units, from
-the embedding up; the last group may be smaller. A sweep trains every group once, in an order that lasts for the whole
-run. Four blocks and the head always active, m = 2, bottom2up ::
+Units are embedding, blocks and head. Those that are not always active form groups of m consecutive units, from the
+embedding up; the last group may be smaller. A sweep trains every group once, in an order that is fixed for the run.
+Four blocks and the head always active, m = 2, bottom2up ::
 
     units    -1  0  1  2  3  4        step      0      1     2     3      4     5
     group     0  0  1  1  2  always   trains    -1,0,4 1,2,4 3,4   -1,0,4 1,2,4 3,4
                                       sweep     0      0     0     1      1     1
 
-The learning rate stands still during a sweep, so all groups share it.
+The learning rate is constant during a sweep.
 
 Source: HiFT, section 3 and Algorithm 1. "Random only shuffles the grouping order before training"; the number of groups
 is rounded up.
@@ -32,13 +32,13 @@ TOP_DOWN: Final = "top2down"
 RANDOM: Final = "random"
 ORDERS: Final = (BOTTOM_UP, TOP_DOWN, RANDOM)
 ALWAYS: Final = ("embedding", "head")
-"""Units that may train at every step."""
+"""Units that ``always_active`` may have."""
 
 MEMORY: Final = "memory"
 DROP: Final = "drop"
 DISK: Final = "disk"
 STATES: Final = (MEMORY, DROP, DISK)
-"""The place of the optimizer state of groups that do not train; only dropping it changes the result."""
+"""Where the optimizer state of groups is kept between their steps; only ``drop`` changes the result."""
 
 
 @method
@@ -48,10 +48,10 @@ class Hift(Method):
 
     Attributes:
         group_size: units of a group, m.
-        order: one of ``ORDERS``, in which a sweep trains the groups.
-        seed: of the random order; 0 for the others, whose result does not depend on it.
+        order: of the groups in a sweep, one of ``ORDERS``.
+        seed: of the random order; 0 for the others.
         always_active: units that train at every step and are in no group; some of ``ALWAYS``.
-        drops_state: whether the optimizer state of a group is forgotten after its step.
+        drops_state: whether the optimizer state of a group is dropped after its step.
     """
 
     name = "hift"
@@ -65,11 +65,7 @@ class Hift(Method):
     drops_state: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a group without units, an unknown order, and units that can't be always active.
-
-        Raises:
-            PlanError: says the setting.
-        """
+        """Refuse units or an order that do not exist, and a group without units; raises ``PlanError``."""
         check_fields(self, where="", error=PlanError)
         if len(set(self.always_active)) != len(self.always_active):
             raise PlanError(f"always_active has a unit twice: {list(self.always_active)}")
@@ -77,32 +73,32 @@ class Hift(Method):
     # ---- groups and sweeps ------------------------------------------------------------------------
 
     def groups(self, num_blocks: int) -> tuple[Units, ...]:
-        """The groups of a model in the order in which each sweep trains them, without the units always active."""
+        """Return the groups of a model in the order of a sweep, without the units always active."""
         return _groups(self, num_blocks)
 
     def always(self, num_blocks: int) -> Units:
-        """The units that train at every step."""
+        """Return the units that train at every step."""
         numbers = {"embedding": EMBEDDING, "head": head_of(num_blocks)}
         return Units.of(num_blocks, (numbers[unit] for unit in self.always_active))
 
     def num_sweeps(self, extent: Extent) -> int:
-        """How many sweeps the run begins: 10 steps with 4 groups begin 3."""
+        """Number of sweeps that the run begins: 10 steps with 4 groups begin 3."""
         return -(-extent.num_steps // len(self.groups(extent.num_blocks)))
 
-    # ---- what trains ------------------------------------------------------------------------------
+    # ---- trained units ----------------------------------------------------------------------------
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """The units of the step's group, and those that are always active."""
+        """Return the units of the step's group, and those that are always active."""
         kinds = _trained(self, extent.num_blocks)
         return kinds[step % len(kinds)]
 
     def reach(self, extent: Extent) -> Units:
-        """Every unit, unless the run ends within its first sweep."""
+        """Return every unit, unless the run ends within its first sweep."""
         kinds = _trained(self, extent.num_blocks)[: max(0, extent.num_steps)]
         return Units.of(extent.num_blocks, {unit for units in kinds for unit in units})
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One update for each sweep in which the unit's group had its step; one a step for a unit always active.
+        """One update per sweep after the unit's step in it; one per step for a unit always active.
 
         Example: of three groups the second one has its updates at the steps 1, 4 and 7: two before step 7.
         """
@@ -113,7 +109,7 @@ class Hift(Method):
         return max(0, -(-(step - place) // num_groups))
 
     def period(self, extent: Extent) -> int:
-        """Steps of a sweep: as many as there are groups."""
+        """Steps of a sweep: the number of groups."""
         return len(self.groups(extent.num_blocks))
 
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
@@ -136,11 +132,7 @@ class Hift(Method):
         )
 
     def check(self, extent: Extent) -> None:
-        """Refuse blocks that never train.
-
-        Raises:
-            PlanError: some blocks are frozen.
-        """
+        """Refuse frozen blocks with ``PlanError``."""
         if extent.frozen_blocks:
             raise PlanError(
                 f"the method hift trains every block, but the lowest {extent.frozen_blocks} are frozen; set "
@@ -164,12 +156,12 @@ def _groups(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _trained(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
-    """The units that train at each step of a sweep."""
+    """Return the units that train at each step of a sweep."""
     always = tuple(hift.always(num_blocks))
     return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks))
 
 
 @functools.lru_cache(maxsize=64)
 def _places(hift: Hift, num_blocks: int) -> dict[int, int]:
-    """The place in a sweep of each unit that is in a group."""
+    """Return unit -> step of a sweep, for units in groups."""
     return {unit: place for place, group in enumerate(_groups(hift, num_blocks)) for unit in group}

@@ -1,7 +1,7 @@
-"""``ringada``: the head and the top block train first, and one more block is unfrozen at a time, top-down.
+"""Method ``ringada``: the head and the top block train first, and one more block is unfrozen at a time, top-down.
 
-The steps of unfreezing are settled by the job (every k steps, or a list), or decided by the run itself when the loss
-has stopped improving (``schedule.turns``).
+The steps of unfreezing are set by the job (every k steps, or a list), or decided by the run when the loss has stopped
+improving (``schedule.turns``).
 
 Source: RingAda, section III-A (top-down unfreezing) and IV (every k = 40 steps).
 """
@@ -28,7 +28,7 @@ class RingAda(Method):
     """The head and the top blocks train; one more block is unfrozen at a time.
 
     Attributes:
-        every_steps: one more block every so many steps; 0 where ``at`` or ``auto`` says when.
+        every_steps: one more block every so many steps; 0 with ``at`` or ``auto``.
         at: one more block at each of these steps.
         auto: one more block when the loss has stopped improving; the run decides.
     """
@@ -41,11 +41,7 @@ class RingAda(Method):
     auto: Patience | None = None
 
     def __post_init__(self) -> None:
-        """Refuse more than one form, and steps that are negative or out of order.
-
-        Raises:
-            PlanError: says the forms or the steps.
-        """
+        """Refuse more than one form, and steps that are negative or out of order; raises ``PlanError``."""
         if self.every_steps < 0:
             raise PlanError(f"every_steps is {self.every_steps}, it has to be at least 1")
         if bool(self.every_steps) + bool(self.at) + (self.auto is not None) > 1:
@@ -53,13 +49,12 @@ class RingAda(Method):
         if any(later <= earlier for earlier, later in itertools.pairwise((0, *self.at))):
             raise PlanError(f"blocks are unfrozen at {list(self.at)}, which has to be above 0 and strictly increasing")
 
-    # ---- what trains ------------------------------------------------------------------------------
+    # ---- trained units ----------------------------------------------------------------------------
 
     def depth(self, extent: Extent, step: int) -> int:
-        """How many blocks train at ``step``.
+        """Number of blocks that train at ``step``; with ``auto`` only valid after ``decided``.
 
-        Where the run decides, this is right only for a method with settled decisions (``decided``). Example: with
-        ``every_steps`` = 40 it is 1 up to step 39, and 2 from step 40 on.
+        Example: with ``every_steps`` = 40 it is 1 up to step 39, and 2 from step 40 on.
         """
         if step < 0:
             return 0
@@ -68,20 +63,20 @@ class RingAda(Method):
         return 1 + bisect.bisect_right(self.at, step)
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """The head and the ``depth`` top blocks."""
+        """Return the head and the ``depth`` top blocks."""
         return Units.top(extent.num_blocks, self.depth(extent, step))
 
     def reach(self, extent: Extent) -> Units:
-        """The units that train at the last step, because depth only grows."""
+        """Return the units that train at the last step, as the depth only grows."""
         return self.trained(extent, extent.num_steps - 1)
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One update a step from the first step on at which ``unit`` trains."""
+        """One update per step, from the first step on at which ``unit`` trains."""
         first = 0 if unit == head_of(extent.num_blocks) else self._first_step(extent, unit)
         return 0 if first is None else max(0, step - first)
 
     def _first_step(self, extent: Extent, block: int) -> int | None:
-        """The first step at which ``block`` trains; None if it never does."""
+        """Return the first step at which ``block`` trains; None if it never does."""
         needed = extent.num_blocks - block
         if not 1 <= needed <= max_depth(extent):
             return None
@@ -92,7 +87,7 @@ class RingAda(Method):
         return self.at[needed - 2] if needed - 2 < len(self.at) else None
 
     def changes(self, extent: Extent) -> tuple[int, ...]:
-        """The steps at which one more block begins to train; given as ``unfreeze.at`` they repeat the run."""
+        """Return the steps at which one more block begins to train; as ``unfreeze.at`` they repeat the run."""
         blocks = reversed(range(extent.num_blocks - 1))
         found = (self._first_step(extent, block) for block in blocks)
         return tuple(step for step in found if step is not None and step < extent.num_steps)
@@ -101,17 +96,17 @@ class RingAda(Method):
 
     @property
     def patience(self) -> Patience | None:
-        """The settings of ``auto``; None where the job settles the steps."""
+        """Return ``auto``; None where the job sets the steps."""
         return self.auto
 
     def decided(self, steps: tuple[int, ...]) -> Method:
-        """RingAda with one more block at each of these steps."""
+        """Return RingAda with one more block at each of these steps."""
         if self.auto is None:
             return Method.decided(self, steps)
         return dataclasses.replace(self, every_steps=0, at=steps, auto=None)
 
     def soonest(self, extent: Extent) -> Method:
-        """RingAda as if the loss never improved, so that each block is unfrozen as early as can be.
+        """Return RingAda as if the loss never improved, so that each block is unfrozen as early as possible.
 
         Example: 3 owners, turns of 10 steps, a patience of 20: one more block at the steps 60, 90, 120, ...
         """
@@ -124,7 +119,7 @@ class RingAda(Method):
         return self.decided(tuple(steps)) if steps else self
 
     def expected(self) -> Method:
-        """RingAda with its default ``every_steps`` where the loss decides; otherwise itself."""
+        """Return RingAda with the default ``every_steps`` where the loss decides; otherwise ``self``."""
         return self if self.auto is None else RingAda()
 
     # ---- settings ---------------------------------------------------------------------------------
@@ -142,11 +137,7 @@ class RingAda(Method):
         return cls(every_steps=0, auto=auto)
 
     def check(self, extent: Extent) -> None:
-        """Refuse more unfreezing steps than there are blocks to unfreeze.
-
-        Raises:
-            PlanError: there are too many steps.
-        """
+        """Refuse more unfreezing steps than there are blocks to unfreeze; raises ``PlanError``."""
         most = max_depth(extent) - 1
         if len(self.at) > most:
             frozen = f", {extent.frozen_blocks} of them frozen," if extent.frozen_blocks else ""
@@ -157,5 +148,5 @@ class RingAda(Method):
 
 
 def max_depth(extent: Extent) -> int:
-    """How many blocks can ever train."""
+    """Number of blocks that can ever train."""
     return extent.num_blocks - extent.frozen_blocks

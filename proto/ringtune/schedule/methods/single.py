@@ -1,4 +1,4 @@
-"""``single``: one node hosts all blocks and trains everything; a baseline of RingAda's paper."""
+"""Method ``single``: one node hosts all blocks and trains all units; a baseline of RingAda's paper."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from ringtune.schedule.methods.everything import Everything
 @method
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Single(Everything):
-    """Everything trains at every step, on one host.
-
-    Source: RingAda, section IV, baseline Single.
-    """
+    """All units train at every step, on one host. Source: RingAda, section IV, baseline Single."""
 
     name = "single"
     max_hosts = 1
