@@ -6,8 +6,8 @@
     ring A     1.0  1.6  2.2  2.8
     ring B     1.4  1.5  1.6  1.7        best: A for depth 1, a move, B from depth 2 on
 
-Candidates are the placement that was chosen for all steps, and the best rings (and stages of several hosts) for
-stretches of the schedule. The cheapest way through the depths, seconds of moves included, is found exactly.
+Candidates are the placement chosen for all steps, and the best rings (and stages with several hosts) for stretches of
+depths. The sequence with the fewest seconds of steps and moves is found exactly.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Phase:
     """One placement of a run that moves.
 
     Attributes:
-        first_step: with which it begins.
-        depth: how many blocks train there.
-        slices: of it, in words.
+        first_step: step at which it begins.
+        depth: number of blocks that train there.
+        slices: in words.
         move_s: predicted seconds of the move to it.
         gain_s: seconds that its steps take less than on the best placement for all steps.
     """
@@ -57,10 +57,10 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasesReason:
-    """The planner's judgement of slices that follow the schedule.
+    """The planner's judgement of several placements.
 
     Attributes:
-        fixed_s: seconds of all steps on the best placement for all of them, by the simulator.
+        fixed_s: seconds of all steps on the best single placement, by the simulator.
         moving_s: seconds of all steps and moves.
         phases: the placements of the best moving run; one, or none, if none is better.
         is_taken: whether the run moves.
@@ -79,7 +79,7 @@ class PhasesReason:
 
 
 def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write what was judged as lines for people."""
+    """Write the judgement as lines."""
     if reason.why_not:
         return [f"  the run stays on one placement: {reason.why_not}"]
     if not reason.is_taken:
@@ -97,7 +97,7 @@ def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[
 
 
 WORTH: Final = 0.98
-"""A run moves where steps and moves together need at most this share of the seconds without."""
+"""A run moves if steps and moves together take at most this share of the seconds without moves."""
 
 _EVALUATIONS: Final = 3000
 _LAYOUTS: Final = 40
@@ -123,7 +123,7 @@ def choose_phases(
     with_replicas: bool,
     clock: PlanningClock,
 ) -> tuple[Plan | None, PhasesReason]:
-    """Find the best way through the depths of a job, and the plan with its moves if that is worth taking.
+    """Find the best sequence of placements for the depths of a job.
 
     Args:
         plan: the best one with one placement.
@@ -135,7 +135,7 @@ def choose_phases(
         clock: of the planning.
 
     Returns:
-        The plan with several placements if it is worth taking, else None; and the reasons.
+        The plan with several placements, None if it is not enough faster (``WORTH``); and the reasons.
     """
     if why_not := _refusal_reason(plan, activations):
         return None, PhasesReason(why_not=why_not)
@@ -160,7 +160,7 @@ def choose_phases(
 
 
 class _Stretch(NamedTuple):
-    """A stretch of turns that begin at one depth."""
+    """Consecutive turns that begin at one depth."""
 
     depth: int
     first_turn: int
@@ -169,13 +169,13 @@ class _Stretch(NamedTuple):
 
 
 class _Moves:
-    """What moves between candidates take, infinite where a node has no room."""
+    """Seconds of moves between candidates."""
 
     def __init__(self, profile: Profile, caps: MemoryCaps) -> None:
         self._profile, self._caps = profile, caps
 
     def seconds(self, before: Plan, after: Plan) -> float:
-        """Seconds of a move; 0 where nothing changes."""
+        """Seconds of a move; 0 if nothing changes, infinite if a node has no memory for it."""
         if before is after:
             return 0.0
         caps, facts = self._caps, self._profile.by_name
@@ -204,7 +204,7 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
 
 
 def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
-    """List the stretches of whole turns by the depth of their first step, from the first turn on."""
+    """Return the stretches of turns, by the depth of the first step of each turn."""
     course, found = plan.course, list[_Stretch]()
     turns = range(0, course.num_steps, course.local_iterations)
     steps_at = [(turn, len(course.method.trained(course, step).blocks)) for turn, step in enumerate(turns)]
@@ -224,7 +224,7 @@ def _steps_s(one: _Candidate, starts: Sequence[_Stretch]) -> float:
 
 
 def _best_way(found: Sequence[_Candidate], starts: Sequence[_Stretch], moves: _Moves) -> tuple[float, list[_Candidate]]:
-    """Find the candidates for each stretch such that steps and moves take least."""
+    """Return the least seconds of steps and moves, and the candidate for each stretch that gives them."""
     ways = [(starts[0].steps * one.step_s[starts[0].depth], [one]) for one in found]
     between = {
         (a, b): moves.seconds(one.plan, other.plan) for a, one in enumerate(found) for b, other in enumerate(found)
@@ -261,7 +261,7 @@ def _phases(way: Sequence[_Candidate], starts: Sequence[_Stretch], fixed: _Candi
 
 
 def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
-    """Make the plan with a placement for each phase of a way."""
+    """Make the plan with one placement for each phase."""
     placements: list[Placement] = []
     for one, stretch in zip(way, starts, strict=True):
         if placements and placements[-1].slices == one.plan.placement.slices:
@@ -275,10 +275,10 @@ def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
 def candidates(
     draft: Draft, costs: RingCosts, caps: MemoryCaps, *, with_replicas: bool, clock: PlanningClock
 ) -> Iterator[Plan]:
-    """Yield the best placements for stretches of the depths that fit the nodes' memory.
+    """Yield the best placements for stretches of depths that fit the nodes' memory.
 
     Args:
-        draft: what is to be placed.
+        draft: to be placed.
         costs: of it; depths without steps do not count.
         caps: of it.
         with_replicas: whether stages may have several hosts.
@@ -310,7 +310,7 @@ def candidates(
 
 
 def _masked(costs: RingCosts) -> Iterator[RingCosts]:
-    """Yield the costs with the steps of some depths alone: a few stretches from the lowest depth up."""
+    """Yield the costs with the steps of one stretch of depths alone, for up to ``_STRETCHES`` stretches."""
     depths = costs.depths
     count = min(_STRETCHES, len(depths))
     for at in range(count):
