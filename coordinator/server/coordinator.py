@@ -200,7 +200,7 @@ class Coordinator:
             Whether it was a member.
 
         Raises:
-            UsageError: ``node`` is no valid name, or names no member.
+            UsageError: ``node`` is no valid name.
         """
         check_node_name(node)
         with self._lock:
