@@ -14,7 +14,7 @@ import typer
 
 COORDINATOR_VARIABLE: Final = "RINGTUNE_COORDINATOR"
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7070"
-"""Where ``ringtune coordinator`` listens if nothing is said, and where commands that need one look for it."""
+"""Default of ``ringtune coordinator --bind``, and of ``--coordinator`` of commands that need one."""
 
 RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("demo", "--nodes"): "--local",
@@ -26,10 +26,9 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
 
 
 def coordinator_option(*instead: str) -> Any:
-    """Make the option ``--coordinator``, which the environment may give.
+    """Make the option ``--coordinator``; the environment variable gives its default.
 
-    Args:
-        instead: parameters that say that no coordinator is asked; where one is given, the environment does not count.
+    If any of the parameters ``instead`` is given, the environment variable is ignored.
     """
 
     def choose(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
@@ -89,7 +88,7 @@ Local = Annotated[int, typer.Option("--local", metavar="N", min=0, help="Start N
 Nodes = Annotated[
     int,
     typer.Option(
-        "--nodes", metavar="N", min=0, help="Wait for N nodes of the coordinator; 0 = take those that are there."
+        "--nodes", metavar="N", min=0, help="Wait for N nodes of the coordinator; 0 = use those that have joined."
     ),
 ]
 JoinS = Annotated[
@@ -106,7 +105,7 @@ User = Annotated[
     typer.Option(
         "--user",
         metavar="NAME",
-        help="Whose adapters, where each user has their own. Default, in collaboration only: those of all added up.",
+        help="User of the adapters, if each has their own. Default, in collaboration only: the sum of all.",
     ),
 ]
 Columns = Annotated[
@@ -118,7 +117,7 @@ Missing = Annotated[
     typer.Option(
         "--missing",
         metavar="error|skip",
-        help="What becomes of rows with an empty cell. Default: as the run's job says.",
+        help="Refuse or skip rows with an empty cell. Default: as in the run's job.",
     ),
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
