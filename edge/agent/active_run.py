@@ -294,7 +294,7 @@ def build_slice(
         RingTuneError: the slice can't be built, or the shard not be loaded.
     """
     resources.reset_peak()
-    # before the slice is built: faster peers may open their links meanwhile
+    # before the slice is built, as faster peers may open their links meanwhile
     backend.expect(ring, active, job)
     if active.cancelled.is_set():
         ring.forget(active)
@@ -484,5 +484,5 @@ def collect(
         return files
     files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
     if reporter is not None:
-        reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
+        reporter.flush(min(_FLUSH_S, timeout_s))  # the trace is complete when the run ends
     return files

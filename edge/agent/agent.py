@@ -95,7 +95,7 @@ class Agent:
         """Load torch in the background; an error is raised again when a run needs torch."""
         self._compute.submit(lambda: self.backend().preload())
 
-    # ---- what the coordinator asks ----------------------------------------------------------------
+    # ---- calls of the coordinator -----------------------------------------------------------------
 
     def inspect(self, run_id: str, job_toml: str, timing: TimingRequest | None, *, timeout_s: float) -> str:
         """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
@@ -269,14 +269,14 @@ class Agent:
         self.moves.release(run_id, is_finished=is_finished)
         self._data = ("", None) if run_id in ("", self._data[0]) else self._data
 
-    # ---- what the process asks --------------------------------------------------------------------
+    # ---- calls of the process ---------------------------------------------------------------------
 
     def abandon(self, error: RingTuneError) -> None:
-        """Report that this node leaves, so that nobody waits for its lease, and release the run."""
+        """Report that this node leaves, so that its lease is not awaited, and release the run."""
         active = self._active
         if active is not None and active.run is not None and active.reporter is not None:
             active.run.fail(error)
-            active.reporter.flush(3.0)  # a busy machine may need so long for the report
+            active.reporter.flush(3.0)  # a busy machine may need this long for the report
         self.release("", str(error))
 
     def close(self, timeout_s: float) -> bool:

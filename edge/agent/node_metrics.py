@@ -51,7 +51,7 @@ class NodeMetrics(NamedTuple):
 
 
 def require_metrics() -> None:
-    """Refuse to serve figures without the Prometheus library.
+    """Refuse to serve metrics without the Prometheus library.
 
     Raises:
         UsageError: names the extra to install.
@@ -61,7 +61,7 @@ def require_metrics() -> None:
 
 
 def figures_text(figures: NodeMetrics) -> bytes:
-    """Write figures in the text format of Prometheus."""
+    """Return figures in the text format of Prometheus."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
     from prometheus_client.registry import Collector
@@ -186,4 +186,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-        """Log nothing of a request."""
+        """Log no requests."""

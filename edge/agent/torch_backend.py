@@ -4,8 +4,8 @@ The import loads torch and the model libraries, which takes seconds; the agent d
 joined.
 
 A ``Snapshot`` refers to the trained tensors of the node's slice at a turn boundary with their optimizer state, and at
-an owner to the head. It copies nothing: no update changes these tensors any more, and the rest of the slice is freed.
-Nodes send each other its blocks as safetensors files.
+an owner to the head. It copies nothing, because no update changes these tensors any more; the rest of the slice is
+freed. Nodes send each other its blocks as safetensors files.
 """
 
 from __future__ import annotations

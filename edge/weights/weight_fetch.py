@@ -1,11 +1,11 @@
-"""Find a node's base weights: its own model folder, which it offers to other nodes, or tensors fetched from them.
+"""A node's base weights: its own model folder, which it offers to other nodes, or tensors fetched from them.
 
 With a folder the job is unchanged. Without one, ``for_planning`` sets ``model.path`` to the outline in the cache, and
 ``for_run`` to a folder with the tensors of this node's slice.
 
 A fetch asks its sources in turn and resumes where the last one stopped. A stream without bytes for ``_IDLE_S`` is
-cancelled, and the next source is asked. A source that sends bytes with a wrong digest is dropped. Partial files stay,
-whatever ends the fetch.
+cancelled, and the next source is asked. A source that sends a wrong digest is dropped. Partial files stay, however the
+fetch ends.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ModelFetcher:
                     blocks=blocks,
                     is_owner=is_owner,
                     with_decoder=job.model.task == CAUSAL_LM,
-                    with_unused=is_owner and job.method.full_parameters,  # it is a part of the model that is left
+                    with_unused=is_owner and job.method.full_parameters,  # the result is a whole model
                 )
                 self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
                 return _at(job, cache.publish(files))
@@ -187,7 +187,7 @@ class ModelFetcher:
         missing = [file for file in map(cache.file, files) if not file.is_complete()]
         _complete(cache, missing, peers, wanted)
         folder = cache.write_outline()
-        read_config(folder)  # by allow-list, before anything else looks at it
+        read_config(folder)  # checks it by allow-list before any other use
         return folder
 
 
