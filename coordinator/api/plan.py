@@ -228,7 +228,7 @@ def plan(
     wanted = job_here(job, keys)
     choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
     if coordinator and profile:
-        raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
+        raise UsageError("give one of --coordinator and --profile: nodes of a coordinator, or nodes measured before")
     if (profile or coordinator) and (assume or memory):
         raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
     if nodes and not coordinator:

@@ -334,7 +334,7 @@ def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator
         finally:
             file.detach()  # flushes; ``replacing`` closes the file
         if aside := put_other_aside(path, content):
-            tell(f"what was in {path} is in {aside}")
+            tell(f"the earlier content of {path} is in {aside}")
 
 
 class Summary:

@@ -129,7 +129,7 @@ def place_of(run: Run) -> RunLocation:
     """
     place = read_place(run.folder)
     if place is None:
-        raise UsageError(f"{run.folder} does not tell where its run is driven; it has not begun, or is old")
+        raise UsageError(f"{run.folder} has no record of where its run is driven; it has not begun, or is old")
     return place
 
 
@@ -232,7 +232,7 @@ def _follow_stored(run: Run, place: RunLocation, shown: Progress) -> None:
     with _connected(run, place) as client:
         if client is None:
             raise ConnectionFailedError(
-                f"coordinator {place.coordinator} does not answer; its run may go on: wait again"
+                f"coordinator {place.coordinator} does not answer; its run may continue: wait again"
             )
         run_id = last_of({record.run_id: record for record in client.runs()}, place.run_id)
         outcome = show_events(client, run_id, follow=True, progress=shown)
@@ -466,5 +466,5 @@ class Run:
     def _needed(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
-            raise InvalidInputError(f"{self.folder} has no {name} yet; its run has not got so far, wait for it")
+            raise InvalidInputError(f"{self.folder} has no {name} yet; its run has not written it so far, wait for it")
         return path

@@ -354,11 +354,11 @@ def train(
     """
     require_place(local, coordinator, nodes)
     if resume and (replace or out is None):
-        raise UsageError("resume=True goes on with the run in out=DIR; replace=True would put it aside")
+        raise UsageError("resume=True resumes the run in out=DIR; replace=True would move its files away")
     if plan is not None and (microbatches or wire):
         raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
     if resume and (plan is not None or microbatches or wire):
-        raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
+        raise UsageError("--resume uses the run's own plan; leave out --plan, --microbatches and --wire")
     _require_extras(web, log, local=local, wait=wait)
     if resume and job is None and out is not None:
         job = Path(out) / "job.toml"
@@ -402,7 +402,7 @@ def train(
 
 
 def _python_face(folder: Path, *, is_shown: bool) -> Face:
-    again = f"go on with train(out={str(folder)!r}, resume=True) and the same nodes"
+    again = f"resume with train(out={str(folder)!r}, resume=True) and the same nodes"
     return Face(
         show=lambda: choose_progress(is_shown),
         resume_hint=lambda step: f"saved up to step {step}; {again}",

@@ -106,4 +106,4 @@ def remove(
         told = {"event": "removed", "role": role, "name": name, "certificates": reply.certificates}
         typer.echo(json_module.dumps(told | {"was_member": reply.was_member}))
     else:
-        typer.echo(f"{role} {name} is refused from now on ({reply.certificates} certificates hold no longer)")
+        typer.echo(f"{role} {name} is refused from now on ({reply.certificates} certificates are revoked)")

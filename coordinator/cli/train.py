@@ -80,7 +80,7 @@ def train(
     from ringtune.errors import UsageError
 
     if replace and resume:
-        raise UsageError("--replace puts a run aside and --resume goes on with it; give one of them")
+        raise UsageError("--replace moves a run's files away and --resume resumes it; give one of them")
     if out is None and (local or resume or not detach):
         raise UsageError("give --out DIR, the folder for the run's files")
     # of a detached run only the record of where it is driven is written here
@@ -134,7 +134,7 @@ def resume_hint(step: int, words: Sequence[str]) -> str:
 
     more = () if "--resume" in words else ("--resume",)
     kept = [word for word in _without(words, _OF_THE_PLAN) if word != "--replace"]
-    return f"saved up to step {step}; go on with: {hint(*kept, *more)}"
+    return f"saved up to step {step}; resume with: {hint(*kept, *more)}"
 
 
 def _without(words: Sequence[str], options: Collection[str]) -> Iterator[str]:

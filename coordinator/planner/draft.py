@@ -362,7 +362,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
 def _owner(job: Job, node: NodeFacts) -> Owner:
     if job.data.user and not node.users:
         raise DataError(
-            f"the job says data.user = {job.data.user!r}, and nothing is known of the users of node {node.node}; "
+            f"the job says data.user = {job.data.user!r}, and the facts have no users of node {node.node}; "
             "measure anew with this job"
         )
     users = node.users if job.data.user else ()

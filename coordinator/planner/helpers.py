@@ -65,7 +65,9 @@ def unhelped_note(job: Job, plan: Plan) -> str:
     """Name the hosts for which a job names helpers although none of their blocks trains; empty if there are none."""
     idle = [host for host in job.offload.helpers if host not in helpers_by_host(plan)]
     return (
-        f"offload.mode names helpers for {', '.join(idle)}, where no block trains: nobody helps there" if idle else ""
+        f"offload.mode names helpers for {', '.join(idle)}, where no block trains, so they have no helper"
+        if idle
+        else ""
     )
 
 
@@ -238,7 +240,7 @@ def _where_it_fits(
 def _where_it_pays(job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Refuse) -> Planned:
     choice = planned.choice
     if choice is None or not effort.judged_actions:
-        note = "nobody helps, as links were not measured, so that it is not known what pairs take"
+        note = "no helpers, as links were not measured, so the time of pairs is not known"
         return dataclasses.replace(planned, helping=HelpersReason(note=note))
     trials = _Trials(job, planned, profile, effort, refuse)
     course, placement = planned.plan.course, planned.plan.placement

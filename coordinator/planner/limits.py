@@ -159,7 +159,7 @@ class PlanningClock:
             InterruptedRunError: the caller no longer waits for the plan.
         """
         if self._is_cancelled():
-            raise InterruptedRunError("planning was given up, nobody waits for the plan any more")
+            raise InterruptedRunError("planning was cancelled, as its caller no longer waits for the plan")
         return self._now_s()
 
     def left_s(self) -> float:

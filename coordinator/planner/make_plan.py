@@ -487,7 +487,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
     """
     missing = [node for node in plan.nodes if node not in facts]
     if missing:
-        raise PeerLostError(f"the run can't go on without node {', '.join(missing)}; start it again")
+        raise PeerLostError(f"the run can't continue without node {', '.join(missing)}; start it again")
     model = agreed_model([facts[node] for node in plan.nodes])
     if (model.num_blocks, model.hidden_size) != (plan.course.num_blocks, plan.course.hidden_size):
         raise ModelError(

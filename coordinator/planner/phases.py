@@ -93,7 +93,7 @@ def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[
         moved = f", after a move of {seconds(phase.move_s)}" if phase.first_step else ""
         when = f"from step {phase.first_step}, depth {phase.depth}{moved}"
         lines.append(f"    {when}: {phase.slices}; gains {seconds(phase.gain_s)}")
-    return [*lines, "  what follows is of the plan with one placement for all steps, from which this was made"]
+    return [*lines, "  the figures below are of the plan with one placement for all steps, from which this was made"]
 
 
 WORTH: Final = 0.98

@@ -127,7 +127,7 @@ class JobTime:
         )
 
     def _on_top(self) -> str:
-        helpers = " if nobody helped" if self.lacks_helpers else ""
+        helpers = " without helpers" if self.lacks_helpers else ""
         if self.scores_s is None:
             return f"{helpers}; scores come on top"
         scores = f"; scores come on top, {format_seconds(self.scores_s)} by the simulator" if self.scores_s else ""
@@ -217,7 +217,7 @@ def with_copies(
         return _as_said(planned, fitting, copies=False)
     if why := stay_reason(plan.course, plan.placements):
         if wanted == NEXT:
-            raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+            raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
         return _without(job, planned, facts, fitting, why)
     if wanted == NEXT:
         return _as_said(planned, fitting, copies=True)
@@ -235,7 +235,7 @@ def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
         return []
     kept = {node: memory[node].parts()["kept"] for node in plan.nodes if node in memory}
     each = ", ".join(f"{node} {format_bytes(size)}" for node, size in kept.items() if size)
-    return [f"hosts keep copies of the last turns in memory, to go on without a lost one: {each or 'nothing'}"]
+    return [f"hosts keep copies of the last turns in memory, to continue without a lost one: {each or 'nothing'}"]
 
 
 def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bool) -> Planned:
@@ -255,8 +255,8 @@ def _without(
     sizes = Sizes.at(plan.course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
     most = max(end_of_turn_bytes(plan.course, Share.of(plan, one), sizes) for one in plan.nodes)
     said = (
-        f"no copies are kept of what hosts train, {format_bytes(most)} a turn at most: {why}; checkpoints on the disks "
-        "are there to go on from"
+        f"no copies of trained blocks are kept, {format_bytes(most)} a turn at most: {why}; the run can be resumed "
+        "from checkpoints on the disks"
     )
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 

@@ -77,7 +77,7 @@ class RunRecording:
         sizes = [(each.microbatch_sizes()[0], each.max_length) for each in (recorded, course)]
         if sizes[0] != sizes[1]:
             raise PlanError(
-                f"the recorded times are of micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, asked is about "
+                f"the recorded times are of micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, the plan has "
                 f"{sizes[1][0]} x {sizes[1][1]}; leave out --trace, then the times of the profile are scaled"
             )
         old, new = before.by_name, after.by_name

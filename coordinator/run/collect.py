@@ -241,7 +241,9 @@ def _check_config(content: Pieces, where: str) -> None:
 
 
 def _refused(problem: str) -> IntegrityError:
-    return IntegrityError(f"{problem}; nothing of the result was written, mend the node and go on with --resume")
+    return IntegrityError(
+        f"{problem}; nothing of the result was written, repair the node and resume the run with --resume"
+    )
 
 
 _TOTALS = "totals.json"
@@ -415,7 +417,7 @@ class ResultCollector:
             self._ask(command, calls[command.node], part)
             return
         if command.number != self._number:
-            raise PlanError(f"the best result of step {command.step} is not the one that came; please report this")
+            raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
         self._best.send(self._job, self._emit, part=part, below=f"{BEST_FOLDER}/{command.step}/")
         self._tell(command.step, is_result=False)
         self._best.drop()

@@ -140,7 +140,7 @@ class Reports:
         held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
         if held > _MAX_SCORES:
             raise IntegrityError(
-                f"node {request.node} reports scores without end: {held} are here of turns that nobody has ended; use "
+                f"node {request.node} reports too many scores: {held} of turns that have not ended; use "
                 "one version on all machines"
             )
 

@@ -157,7 +157,7 @@ class Register:
                 (secret_sha256,),
             ).fetchone()
             if found is None:
-                return self._refuse("it is of no token that is known here")
+                return self._refuse("it is of no known token")
             role, name, ends_unix_s, used_by, certificate = found
             party = Party(role, name)
             if now_unix_s > ends_unix_s:
@@ -165,7 +165,7 @@ class Register:
             if used_by is not None:
                 return bytes(certificate) if used_by == key_sha256 else self._refuse(f"the token of {party} is used")
             pem = issue(party)
-            _remove(database, party, f"{party} has joined anew with a later token")
+            _remove(database, party, f"{party} has joined again with a later token")
             _write_down(database, pem)
             database.execute(
                 "UPDATE tokens SET key_sha256 = ?, certificate = ? WHERE secret_sha256 = ?",
@@ -417,7 +417,7 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
     """
     if has_authority(folder):
         raise UsageError(
-            f"{folder} has an authority already, and whoever joined believes it; take another --trust, or remove the "
+            f"{folder} has an authority already, which nodes and users trust; give another --trust, or remove the "
             "folder to begin anew"
         )
     make_private_folder(folder)

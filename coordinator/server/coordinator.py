@@ -73,7 +73,7 @@ def joined_line(member: Member) -> str:
 
 def lost_line(member: Member, silent_s: float) -> str:
     """Return the line about a node without a heartbeat for a whole lease."""
-    return f"node {member.node} is lost: last heard of {format_seconds(silent_s)} ago"
+    return f"node {member.node} is lost: last contact {format_seconds(silent_s)} ago"
 
 
 class RunLogger:
@@ -320,9 +320,9 @@ class Coordinator:
             if request.resume is None:  # the run starts from the beginning, so the old events are not needed
                 kept.fetched(found.run_id)
         except RingTuneError as error:
-            self.tell(f"run {found.run_id} was under way when the coordinator ended, and can't go on: {error}")
+            self.tell(f"run {found.run_id} was interrupted when the coordinator ended, and can't be resumed: {error}")
         else:
-            self.tell(f"run {found.run_id} was under way when the coordinator ended; {driver.run_id} goes on with it")
+            self.tell(f"run {found.run_id} was interrupted when the coordinator ended; {driver.run_id} resumes it")
 
     def keeps(self, run_id: str) -> RunStore | None:
         """Return the store if it has the run; else None."""
@@ -335,7 +335,7 @@ class Coordinator:
             UsageError: there is none.
         """
         if self.kept is None:
-            raise UsageError("this coordinator keeps no runs; it is of a local run, whose folder is its --out")
+            raise UsageError("this coordinator stores no runs; it is part of a local run: see the folder of its --out")
         return self.kept
 
     def measure(self, request: MeasureRequest) -> MeasureDriver:

@@ -81,7 +81,7 @@ class RunRecord:
         for node in self.nodes:
             check_node_name(node)
         if self.state not in STATES:
-            raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is none")
+            raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is unknown")
 
     @property
     def has_books(self) -> bool:

@@ -136,7 +136,7 @@ def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damag
                 if len(content) < length:
                     return
                 if zlib.crc32(content) != checksum:
-                    damage = f"{path} is damaged at byte {file.tell() - length}; what is before can be read"
+                    damage = f"{path} is damaged at byte {file.tell() - length}; earlier events can be read"
                     if not to_damage:
                         raise IntegrityError(damage)
                     _LOG.warning(damage)
@@ -458,7 +458,7 @@ class RunStore:
         with self._lock:
             run = self._runs.get(run_id)
         if run is None:
-            raise UsageError(f"run {run_id} is not kept here; 'ringtune runs' lists those that are")
+            raise UsageError(f"run {run_id} is not stored here; 'ringtune runs' lists the stored runs")
         return run
 
     @contextmanager
@@ -491,7 +491,7 @@ class RunStore:
         for name in names:
             shutil.rmtree(self.folder / _RUNS / name, ignore_errors=True)
             if records[name].has_books and not records[name].is_fetched:
-                _LOG.warning("run %s is dropped: nobody fetched it for %g days", name, self._keep_unfetched_days)
+                _LOG.warning("run %s is deleted: it was not fetched for %g days", name, self._keep_unfetched_days)
         return names
 
 

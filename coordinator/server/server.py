@@ -227,7 +227,7 @@ def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:
 
 
 def _follow(driver: Driver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
-    gone = "the submitter stopped the run or is gone"
+    gone = "the submitter stopped the run or disconnected"
     if not context.add_callback(lambda: driver.stop(gone)):
         driver.stop(gone)
     yield from driver.events()

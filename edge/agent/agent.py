@@ -150,7 +150,7 @@ class Agent:
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
-        plan = Plan.from_json(read_object(plan_json, "the plan that came"))
+        plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s)
         active = self.adopt(run_id, placement_number, plan, start)

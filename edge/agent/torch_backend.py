@@ -355,7 +355,7 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
         found = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
-        raise IntegrityError("a snapshot does not say what it is of; use one version on all machines") from error
+        raise IntegrityError("a snapshot has no readable metadata; use one version on all machines") from error
     if found != dict(metadata):
         raise IntegrityError(f"a snapshot is of {found}, expected is {dict(metadata)}; start the run again")
 

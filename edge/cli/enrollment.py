@@ -260,7 +260,7 @@ def announced(
     except ImportError as error:
         raise UsageError(
             f"no --coordinator was given, and none listens at {DEFAULT_COORDINATOR}; give --coordinator HOST:PORT, or "
-            f"install what looks for one: {hint_to_install('discovery')}"
+            f"install what discovers one: {hint_to_install('discovery')}"
         ) from error
     names: queue.Queue[str] = queue.Queue(MAX_FOUND)
 

@@ -73,8 +73,7 @@ class StandIn(types.ModuleType):
         vars(self).update(DEFERRED[spec.name])
 
     def __getattr__(self, name: str) -> Any:
-        """Load the module and return its attribute; names with ``__`` are missing, as tools ask all modules for them.
-        """
+        """Load the module and return its attribute; names with ``__`` are missing, as some tools ask every module."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(_load(self.__name__), name)

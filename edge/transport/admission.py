@@ -116,7 +116,7 @@ class FrameCheck:
         """
         _check_run(self._expectation, header)
         if header.source != self._source:
-            raise FrameError(f"a frame says it is from node {header.source!r}, the link is node {self._source}'s")
+            raise FrameError(f"a frame has the source node {header.source!r}, the link is node {self._source}'s")
         kind = NAMES.get(header.kind)
         if kind is None:
             raise FrameError(f"a frame of kind {header.kind} came from node {self._source}; use one version everywhere")
@@ -156,7 +156,7 @@ class FrameCheck:
         with self._lock:
             taken = self._outstanding.get(boundary, 0)
             if taken >= credits_:
-                raise FrameError(f"{as_text(header)} came without credit: {taken} of {credits_} are taken")
+                raise FrameError(f"{as_text(header)} arrived without credit: {taken} of {credits_} are taken")
             self._outstanding[boundary] = taken + 1
 
     # ---- blobs --------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class FrameCheck:
         """Return the number of rows of the header's micro-batch; refuse a micro-batch that the item does not have."""
         sizes = self._course.microbatch_sizes(item.rows)
         if header.micro >= len(sizes):
-            raise FrameError(f"{as_text(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
+            raise FrameError(f"{as_text(header)} arrived, but the item has {len(sizes)} micro-batches; it is dropped")
         return sizes[header.micro]
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
@@ -252,11 +252,13 @@ class FrameCheck:
 
     def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
         first, last = self._turns.span()
-        return FrameError(f"{as_text(header)} is of {what} that is none of turns {first} to {last}, which may come now")
+        return FrameError(
+            f"{as_text(header)} is of {what} that is none of turns {first} to {last}, which are accepted now"
+        )
 
     def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         if key_of(header) in self._seen.get(turn.index, ()):
-            raise FrameError(f"{as_text(header)} came twice; the second one is dropped")
+            raise FrameError(f"{as_text(header)} arrived twice; the second one is dropped")
 
     def _remember(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         self._check_new(turn, header)
@@ -312,8 +314,7 @@ class KnownTurns:
             self._granted = max(self._granted, turn.index)
 
     def done_before(self, index: int) -> None:
-        """Forget the turns before ``index``, which this node has done, except the last one: it names the head's holder.
-        """
+        """Forget the turns before ``index``, which this node has done, but the last one: it names the head's holder."""
         with self._lock:
             useless = index - 1 - self._forgotten  # the last one names the head's holder
             if useless > 0:

@@ -158,7 +158,7 @@ def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
         if message[:1] == bytes((_HEADER_TAG,)):
             length, at = _read_varint(message, 1)
             if length > MAX_HEADER_BYTES:
-                raise FrameError(f"a header of {length} bytes came, the limit is {MAX_HEADER_BYTES}")
+                raise FrameError(f"a header of {length} bytes arrived, the limit is {MAX_HEADER_BYTES}")
             header = ring_pb2.FrameHeader.FromString(message[at : at + length])
             at += length
         if at == len(message):
@@ -169,7 +169,7 @@ def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
                 return header, view[at:]
         frame = ring_pb2.Frame.FromString(message)
     except (DecodeError, IndexError) as error:
-        raise FrameError(f"{len(message)} bytes came that are no frame; use one version on all machines") from error
+        raise FrameError(f"{len(message)} bytes arrived that are no frame; use one version on all machines") from error
     return (frame.header if frame.HasField("header") else None), memoryview(frame.chunk)
 
 
@@ -329,7 +329,7 @@ class Assembler:
         if header is None:
             if self._is_dropping:
                 return None
-            raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
+            raise FrameError(f"a chunk of {chunk.nbytes} bytes arrived without a header; it is dropped")
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
             raise FrameError(f"{as_text(header)} has more than its {header.payload_bytes} bytes; it is dropped")

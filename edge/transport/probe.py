@@ -354,7 +354,7 @@ class Probe:
         try:
             arrived = self._arrived.get(timeout=max(0.0, left_s))
         except queue.Empty:
-            raise DeadlineError(f"no answer came within {self._timeout_s:g} s; is the link very slow?") from None
+            raise DeadlineError(f"no answer arrived within {self._timeout_s:g} s; is the link very slow?") from None
         if isinstance(arrived, BaseException):
             raise arrived
         return arrived

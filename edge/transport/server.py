@@ -126,7 +126,7 @@ class InLink:
                     ack = self._acks.get(timeout=_POLL_S)
                 except queue.Empty:
                     if not self._is_welcome and time.monotonic() > deadline_s:
-                        yield refusal(DeadlineError(f"no HELLO came within {self._hello_wait_s:g} s; link closed"))
+                        yield refusal(DeadlineError(f"no HELLO arrived within {self._hello_wait_s:g} s; link closed"))
                         return
                     continue
                 if ack is None:

@@ -167,7 +167,7 @@ def decode(
     """
     expected = wire_bytes(shape, dtype, mask_bytes)
     if payload.nbytes != expected:
-        raise FrameError(f"{payload.nbytes} bytes came for shape {list(shape)} in {dtype}, {expected} were expected")
+        raise FrameError(f"{payload.nbytes} bytes arrived for shape {list(shape)} in {dtype}, {expected} were expected")
     elements = math.prod(shape)
     wire_type = WIRE_TYPES[dtype]
     if dtype == "int8":

@@ -230,7 +230,7 @@ class CheckedFile:
             CapacityError: the disk is full; the bytes already written stay.
         """
         if self.offset + len(data) > self.nbytes:
-            raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more came; fetch it from another source")
+            raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more arrived; fetch it from another source")
         with writing(self.path.parent), self._partial.open("ab" if self.offset else "wb", buffering=0) as file:
             if not self.offset:
                 _write_all(file.fileno(), self._header)
@@ -252,7 +252,7 @@ class CheckedFile:
                 self._partial.write_bytes(self._header)
         if self._digest.hexdigest() != self.sha256:
             self.discard()
-            raise IntegrityError(f"{self.what} came with another digest than the manifest says; it was dropped")
+            raise IntegrityError(f"{self.what} arrived with another digest than the manifest has; it was dropped")
         with writing(self.path.parent):
             self._partial.replace(self.path)
 

@@ -279,7 +279,7 @@ class Sources:
                     self._forget(answers, first=address)
                     return manifest
             wanted.stop.wait(_ASK_AGAIN_S if waiting else 0.0)
-        said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "nobody was there to ask"
+        said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "there was no source"
         raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
 
     def fetch(self, files: Sequence[CheckedFile], wanted: PendingFetch) -> int:
@@ -333,7 +333,7 @@ class Sources:
             for chunk in call:
                 watch.saw_progress()
                 if not last <= chunk.piece < len(files) or not 0 < len(chunk.data) <= CHUNK_BYTES:
-                    raise DamagedError(f"{address} sends chunks that nobody asked for")
+                    raise DamagedError(f"{address} sends chunks that were not requested")
                 last = chunk.piece
                 file = files[last]
                 try:
@@ -421,7 +421,9 @@ class PendingFetch(NamedTuple):
         if self.stop.is_set():
             raise InterruptedRunError("the run was released while its weights were fetched")
         if time.monotonic() > self.deadline_s:
-            raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
+            raise DeadlineError(
+                f"no more time for {what}; the received bytes are kept, start the run again to continue"
+            )
 
 
 class SourceRotation:
@@ -468,7 +470,8 @@ class SourceRotation:
         rounds = self._failures // len(self._good)
         if rounds >= len(_BACK_OFF_S):
             raise ConnectionFailedError(
-                f"{what} can't be fetched ({error or 'streams end early'}); what has come is kept, start the run again"
+                f"{what} can't be fetched ({error or 'streams end early'}); "
+                "the received bytes are kept, start the run again"
             )
         return _BACK_OFF_S[rounds] if self._failures else 0.0
 

@@ -117,7 +117,7 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
     [
         ({"run_id": "run-0"}, "run 'run-0'"),
         ({"placement_number": 0}, "placement 0"),
-        ({"source": "c"}, "says it is from node 'c'"),
+        ({"source": "c"}, "has the source node 'c'"),
         ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
         ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
         ({"kind": 99}, "kind 99"),
@@ -155,7 +155,7 @@ def test_checks_refuse_the_same_frame_twice() -> None:
     """A repeated frame would be computed twice; it is refused until the first one is revoked."""
     check = _check()
     check.admit(_header())
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="arrived twice"):
         check.admit(_header())
     check.revoke(_header())
     check.admit(_header())
@@ -180,7 +180,7 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
     blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(b"head"))
     check = _check(source="c", node="d")
     check.admit(blob)
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="arrived twice"):
         check.admit(blob)
     for source, node, turn in (("c", "d", 2), ("c", "d", 0), ("d", "c", 1), ("c", "b", 1)):
         header = frames.blob_header(hello(source=source), Payload.HEAD, turn, Pieces.of(b"head"))
@@ -265,7 +265,7 @@ def test_checks_of_a_long_run_stay_small_and_quick() -> None:
     assert len(check._seen) <= 30
     assert most < 200
     for seq, micro in ((3, 0), (3, 1), (1400, 0)):  # one that came, one that never did, one that is far ahead
-        with pytest.raises(FrameError, match="none of turns 698 to 725, which may come now"):
+        with pytest.raises(FrameError, match="none of turns 698 to 725, which are accepted now"):
             check.admit(_header(of, seq=seq, micro=micro))
 
 

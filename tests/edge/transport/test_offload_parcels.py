@@ -118,7 +118,7 @@ def test_parcels_come_once_and_with_credit_only(source: str, node: str, keys: li
     *first, last = keys
     for key in first:
         check.admit(header(of, source, key))
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="arrived twice"):
         check.admit(header(of, source, first[0]))
     with pytest.raises(FrameError, match=f"without credit: {len(first)} of {len(first)}"):
         check.admit(header(of, source, last))
