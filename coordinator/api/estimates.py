@@ -55,7 +55,6 @@ class RowCounts:
         users: user of each row; empty without a column of users.
         tags: names of the tags of each row, each once; empty for a task without tags.
         left_out: reason -> number of rows left out.
-        columns: of the file; empty if it has none.
         notes: sentences on how the file was read.
         left_out_lines: sentences on ``left_out``, with the first line numbers.
     """
@@ -208,7 +207,6 @@ class Estimated(NamedTuple):
     """Estimated facts of nodes.
 
     Attributes:
-        facts: by node name.
         rows: sentences on the rows of all files.
         notes: those of them on how the files were read.
     """
@@ -226,10 +224,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
 def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     """Estimate the facts of equal nodes, as ``--local N`` would start them.
 
-    Args:
-        job: with model and data.
-        num_nodes: 0 = the number of owners in the job, or two.
-        memory_bytes: budget of each; 0 = a share of this machine.
+    ``num_nodes`` = 0: the number of owners in the job, or two. ``memory_bytes`` = 0: a share of this machine.
 
     Raises:
         ModelError, DataError, JobError, CapacityError: as training would.
@@ -305,7 +300,6 @@ def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tupl
 
 
 def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCounts]:
-    """Return the counts of training rows and of evaluation rows."""
     train = counted[0]
     if job.data.eval:
         return train, counted[1]
@@ -314,7 +308,6 @@ def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCoun
 
 
 def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:
-    """Return the counts of a node's training and evaluation rows; zero if it is no owner."""
     if index >= num_owners:
         return RowCounts(examples=()), RowCounts(examples=())
     mine = split_rows(

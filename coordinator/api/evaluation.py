@@ -51,11 +51,8 @@ def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path
 def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Path | None) -> dict[str, Any]:
     """Evaluate in one process on this machine; all files of the evaluation are temporary.
 
-    Args:
-        run: with the adapter or model.
-        data: rows with the job's columns; None = rows that the job holds out of its training rows.
-        join_s: seconds for the process to start.
-        model: folder that replaces the job's.
+    ``data`` = None: rows that the job holds out of its training rows. ``model`` replaces the job's; the process has
+    ``join_s`` seconds to start.
 
     Returns:
         ``count``, ``loss``, ``accuracy`` and further figures of the task.
@@ -83,13 +80,8 @@ def evaluate_on_ring(
 ) -> dict[str, Any]:
     """Evaluate on the nodes of a running coordinator, and one more node on this machine that owns the rows.
 
-    Args:
-        run: with the adapter or model.
-        data: rows, which stay on this machine; None = the evaluation rows of the nodes.
-        address: ``host:port`` of the coordinator.
-        join_s: seconds for the node on this machine to join.
-        model: folder that replaces the job's, on this machine; other nodes use their own.
-        insecure: whether the coordinator may be on another machine without encryption.
+    ``data`` stays on this machine; None = the evaluation rows of the nodes. ``model`` replaces the job's, on this
+    machine only; the node here has ``join_s`` seconds to join.
 
     Returns:
         As ``evaluate_alone``.

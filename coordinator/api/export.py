@@ -41,10 +41,7 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
     """Refuse an adapter with other tensors than config and plan say.
 
-    Args:
-        run: with the adapter.
-        config: content of the file ``where``.
-        where: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
+    ``config`` is the content of the file ``where``: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
 
     Raises:
         IntegrityError: a file is damaged, or blocks lack tensors.
@@ -169,11 +166,8 @@ def model_contents(
 ) -> tuple[dict[str, Pieces], str]:
     """Check the model; return the content of its files by name, and its card.
 
-    Args:
-        run: with the model.
-        base_model: id of the model that it was trained from; empty = the name of its folder.
-        saved: folder of the model; None = the run's own result.
-        what: the trained part, in words for the card.
+    ``base_model`` is the id of the model that it was trained from, empty = the name of its folder; ``saved`` = None:
+    the run's own result; ``what`` names the trained part on the card.
 
     Raises:
         UsageError: ``base_model`` is no id.
@@ -210,7 +204,6 @@ def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
 
 
 def _head_classes(config: Mapping[str, Any]) -> object:
-    """Return the classes of AdapterHub's head, if the model has one."""
     heads = config.get("prediction_heads")
     found = [head.get("label2id") for head in heads.values()] if isinstance(heads, dict) else []
     return found[0] if found else None
@@ -306,7 +299,6 @@ def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
 
 
 def _beside(target: Path) -> Path:
-    """Make a folder with an unused name beside the target."""
     make_folder(target.parent)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     part.mkdir()
@@ -327,7 +319,6 @@ def _check_target(target: Path) -> None:
 
 
 def _contents(run: SavedRun, base_model: str) -> dict[str, Pieces]:
-    """Check the result, and return the content of every exported file by name."""
     make = model_contents if run.result.is_model else _adapter_contents
     contents, card = make(run, base_model)
     return _checked(run, contents, card, is_model=run.result.is_model)

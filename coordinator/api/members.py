@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """A handle to a coordinator, made by ``connect``. Each call opens a connection, so there is nothing to close.
-
-    Args:
-        address: ``host:port``.
-        insecure: whether it may be on another machine without encryption.
-    """
+    """A handle to a coordinator, made by ``connect``. Each call opens a connection, so there is nothing to close."""
 
     def __init__(self, address: str, *, insecure: bool = False) -> None:
         self.address = address
@@ -101,9 +96,8 @@ class Coordinator:
 def connect(address: str, *, insecure: bool = False) -> Coordinator:
     """Connect to a coordinator.
 
-    Args:
-        address: ``host:port`` of its ``--bind``.
-        insecure: whether it may be on another machine without encryption; for trusted networks only.
+    ``address`` is ``host:port`` of its ``--bind``. With ``insecure`` it may be on another machine without encryption;
+    for trusted networks only.
 
     Raises:
         UsageError: the address is invalid, or leaves this machine without ``insecure``; or the versions differ.

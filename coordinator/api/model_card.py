@@ -102,11 +102,7 @@ model = {loader}.from_pretrained("PATH_OF_THIS_FOLDER")
 def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
     """Return the text of ``README.md`` for an adapter.
 
-    Args:
-        run: exported run.
-        base_model: id of the base model.
-        adapter: content of the file that describes the adapter.
-        digests: SHA-256 of the other files, by name.
+    ``adapter`` is the content of the file that describes the adapter, ``digests`` the SHA-256 of the other files.
     """
     has_head = has_trained_head(run.job.model.task)
     loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
@@ -155,12 +151,8 @@ def whole_model_card(
 ) -> str:
     """Return the text of ``README.md`` for a whole model.
 
-    Args:
-        run: exported run.
-        base_model: id of the model that it was trained from.
-        config: content of ``config.json``.
-        digests: SHA-256 of the other files, by name.
-        what: the trained part, in words.
+    ``config`` is the content of ``config.json``, ``digests`` the SHA-256 of the other files, ``what`` names the trained
+    part.
     """
     architecture, loader = architecture_of(config), model_loader(config)
     return _card(

@@ -37,11 +37,9 @@ class Archive:
             raise self._damaged(error) from error
 
     def __enter__(self) -> Archive:
-        """Return the archive."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._zip.close()
 
     @property

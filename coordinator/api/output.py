@@ -20,10 +20,7 @@ from ringtune.texts import printable
 def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = None) -> Progress:
     """Make the progress for an output: JSON lines, a redrawn terminal, or plain lines.
 
-    Args:
-        as_json: JSON lines on any output.
-        live: whether a terminal may be redrawn.
-        stream: default: the standard output.
+    JSON lines with ``as_json``; a terminal is redrawn only if ``live``. Default of ``stream``: the standard output.
     """
     stream = sys.stdout if stream is None else stream
     if as_json:
@@ -155,7 +152,6 @@ class Metrics(Table):
     """The training steps of a run, one row each, and separately its other rows.
 
     Args:
-        rows: of the steps.
         others: rows of other kinds, such as ``evaluation`` and ``unfreeze``.
     """
 
@@ -190,7 +186,6 @@ class Plot:
 
     Args:
         figure: a ``matplotlib.figure.Figure``, which may be changed.
-        summary: its content in words.
     """
 
     def __init__(self, figure: Any, summary: str) -> None:

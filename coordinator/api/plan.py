@@ -39,7 +39,6 @@ class PlannedJob:
 
     Attributes:
         memory: peak of each node.
-        profile: of the nodes.
         is_measured: whether the profile was measured; else equal nodes are assumed.
         note: estimates in it, and other notes; mostly empty.
         effort: number of layouts searched and seconds; empty if another machine planned.
@@ -124,7 +123,6 @@ def _plan_assumed(job: Job, num_nodes: int, memory: str, choices: Choices, *, wh
 
 
 def _plan_measured(job: Job, profile: Path, choices: Choices, *, why: bool) -> PlannedJob:
-    """Plan for the nodes of a profile."""
     from coordinator.planner.given_plan import read_profile
 
     found = read_profile(profile)

@@ -48,7 +48,6 @@ class RowPrediction(NamedTuple):
     """A row and its prediction.
 
     Attributes:
-        row: as in its file.
         said: ``predicted`` and further fields of the task.
     """
 
@@ -69,12 +68,8 @@ def predictions_of(
 ) -> Iterator[RowPrediction]:
     """Yield every row of a file with the prediction of a run's result.
 
-    Args:
-        run: with the adapter or model.
-        data: rows with the job's columns; those of targets may be missing.
-        how: for a language model.
-        model: folder that replaces the job's.
-        tell: gets sentences on rows that were cut, and on unused settings of the model.
+    ``tell`` gets sentences on rows that were cut, and on unused settings of the model. Targets may be missing in
+    ``data``; ``model`` replaces the job's.
 
     Raises:
         RingTuneError: the error of the process.
@@ -91,7 +86,6 @@ def predictions_of(
 
 @contextmanager
 def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the process; kill it at the end of the context."""
     command = [sys.executable, "-P", "-m", "edge.runtime.inference", *words]
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(  # noqa: S603 - our own module
@@ -225,13 +219,7 @@ HOW: Final = Sampling(max_new_tokens=40)
 
 
 def show_sample(job: Job, folder: Path, progress: Progress) -> None:
-    """Show how the trained language model continues the job's prompt, if it has one, and add that to the report.
-
-    Args:
-        job: of the run.
-        folder: of the finished run.
-        progress: that shows it.
-    """
+    """Show how the trained language model continues the job's prompt, if it has one, and add that to the report."""
     if not job.train.sample_prompt:
         return
     try:
@@ -312,10 +300,7 @@ def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator
 
     An existing file with other content is renamed, because predictions may have been corrected by hand.
 
-    Args:
-        path: of the file.
-        data: file of the rows.
-        tell: gets a line about a renamed file.
+    ``data`` is the file of the rows; ``tell`` gets a line about a renamed file.
 
     Raises:
         UsageError: the name ends in neither .csv nor .jsonl, or the file is that of the rows.

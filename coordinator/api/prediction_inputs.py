@@ -33,13 +33,8 @@ class Inputs:
     """Inputs of a prediction.
 
     Attributes:
-        plan: to be predicted.
-        profile: of its nodes.
         run: folder of a run; None if only a plan was given.
-        job: of that run.
         shape: of the batches for which the profile was timed; None = not known.
-        optimizer: of the job.
-        dtype: of the computation.
         move_s: median seconds of the moves that the run has made; None without moves.
     """
 
@@ -58,7 +53,6 @@ class MeasuredRun:
     """Measured seconds and bytes of a real run.
 
     Attributes:
-        recording: its compute actions.
         sent_bytes: (source, target) -> bytes.
         start: where a resumed run began; None = it did all steps of the plan.
         unfreeze_at: steps at which it unfroze, if the plan leaves that to the run; else None.
@@ -171,9 +165,7 @@ def _named(path: Path) -> Iterator[None]:
 def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
     """Read a recorded run, from which a prediction may draw its times.
 
-    Args:
-        trace: ``trace.json`` or a run's folder.
-        plan: to be predicted.
+    ``trace`` is a ``trace.json`` or a run's folder, ``plan`` the one to be predicted.
 
     Returns:
         The recording, and whether it is of this very plan (also assumed without a ``plan.json`` beside it).
@@ -261,7 +253,6 @@ def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
 
 
 def _seconds(report: Mapping[str, Any], path: Path) -> float | None:
-    """Return ``steps_s`` of the report; None in one of an older version."""
     steps_s = report.get("steps_s")
     if steps_s is not None and (isinstance(steps_s, bool) or not isinstance(steps_s, int | float)):
         raise IntegrityError(f"{path}: steps_s is no number; copy the run's folder again")

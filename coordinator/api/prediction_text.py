@@ -402,12 +402,7 @@ def check_plot(path: Path) -> Any:
 def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequence[CellResult], *, title: str) -> None:
     """Draw a sweep: numbers as points on a line, categories as bars; cells without a time leave a gap.
 
-    Args:
-        path: of the picture, ``.png`` or ``.svg``.
-        axes: of the grid; the first is the x-axis.
-        before_s: training seconds of the unchanged plan, a dashed line.
-        cells: results in the order of the grid.
-        title: of the plot.
+    The first axis is the x-axis; ``before_s``, the training seconds of the unchanged plan, is a dashed line.
 
     Raises:
         UsageError: something else is there, or the name has another ending.

@@ -44,10 +44,7 @@ _SMOOTHED: Final = 10
 def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, title: str) -> Plot:
     """Draw the loss of each step, its moving mean, evaluations, and a line wherever the depth grows.
 
-    Args:
-        steps: rows with ``step``, ``loss`` and ``depth``.
-        evaluations: rows with ``step`` and ``loss``.
-        title: of the plot.
+    ``steps`` have ``step``, ``loss`` and ``depth``, ``evaluations`` have ``step`` and ``loss``.
 
     Raises:
         RingTuneError: matplotlib is not installed.
@@ -134,7 +131,6 @@ def place_of(run: Run) -> RunLocation:
 
 
 def _has_place(run: Run) -> bool:
-    """Whether the folder says where the run is driven."""
     return (run.folder / PLACE).is_file()
 
 
@@ -449,9 +445,7 @@ class Run:
     def stop(self, *, now: bool = False, wait_s: float = STOP_S) -> Run:
         """Stop a run after the granted turns, with a checkpoint, and wait until it is over.
 
-        Args:
-            now: at once, without a further checkpoint.
-            wait_s: seconds to wait for its end.
+        With ``now`` at once, without a further checkpoint; waits ``wait_s`` seconds at most.
 
         Returns:
             The run; ``train`` with ``resume=True`` resumes it.

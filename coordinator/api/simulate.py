@@ -20,9 +20,7 @@ class SimulatedPlan:
     """A plan and its prediction.
 
     Attributes:
-        plan: as given.
         as_run: the plan as the run in its folder carried it out; else ``plan``.
-        prediction: seconds, idle shares, bytes and memory.
         measured: of that run; None without one, or if it has not ended.
     """
 

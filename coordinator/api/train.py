@@ -74,13 +74,8 @@ def local_ring(
 
     The calls are those of a remote run: over gRPC, from submitter to coordinator to agents.
 
-    Args:
-        job: with the data, and the number of owners.
-        num_nodes: number of agents.
-        progress: that shows the start.
-        folder: of the run, for logs and checkpoints; None = both are temporary.
-        goes_on: plan of the run to resume; None = a new run.
-        page: ``host:port`` of a web page, and the file with its token; None = no page.
+    ``folder`` is for logs and checkpoints; None = both are temporary. ``goes_on`` is the plan of the run to resume.
+    ``page`` is ``host:port`` of a web page, and the file with its token.
 
     Raises:
         RingTuneError: it can't be started here.
@@ -161,7 +156,6 @@ def _follow(
     coordinator_wait_s: float,
     log: str,
 ) -> None:
-    """Run a job and follow it to its end; in the main thread signals end it in order."""
     out = folder.path
     with interrupts_handled(log=out / LOG) as interrupts, folder, face.show() as progress:
         folder.say = progress.note
@@ -195,13 +189,11 @@ _ONLY_A_FAULT: Final = "resuming helps only if that was a fault of a machine: th
 
 
 def _of_replaced(folder: RunFolder) -> list[str]:
-    """Say where the files of an earlier run are now, if there was one."""
     return [f"the files of the earlier run are in {folder.replaced}"] if folder.replaced else []
 
 
 @contextlib.contextmanager
 def _shown_on_page(coordinator: Coordinator, bind: str, token: Path | None, progress: Progress) -> Iterator[None]:
-    """Show a local run on a web page in the context."""
     from coordinator.web.feeds import watch
     from coordinator.web.server import PageServer
 

@@ -45,11 +45,7 @@ def check_can_merge(run: SavedRun) -> None:
 def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "") -> None:
     """Write the merged model of a run, without a card.
 
-    Args:
-        run: accepted by ``check_can_merge``.
-        target: folder for the files.
-        model: folder of the base model; None = the run's own.
-        user: whose adapters, if each user has their own; empty = the sum of all.
+    ``model`` is the folder of the base model, None = the run's own; an empty ``user`` = the sum of all.
 
     Raises:
         RingTuneError: the error of the process.
@@ -86,9 +82,7 @@ _MAX_NAMED: Final = 20
 def require_user(run: SavedRun, user: str) -> None:
     """Refuse an unknown user, and an empty one if a user has to be named.
 
-    Args:
-        run: with the adapters.
-        user: whose adapters; empty = of all.
+    An empty ``user`` means the adapters of all.
 
     Raises:
         UsageError: lists the users.
@@ -147,6 +141,5 @@ def _adds_up(run: SavedRun) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Join at most ``_MAX_NAMED`` names."""
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more

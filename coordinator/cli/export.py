@@ -53,7 +53,6 @@ def export(
 
 
 def _as_model(out: Path) -> str:
-    """Return the call that loads an exported model with its head."""
     import json as json_module
 
     from coordinator.api.model_card import model_loader

@@ -96,7 +96,6 @@ def init(
 
 
 def _template(task: str, model: str, data: Path | None, eval_data: Path | None) -> str:
-    """Return the common keys of a task, with placeholders for missing values."""
     from ringtune.job.job_reference import job_template
     from ringtune.models.family import CLASSIFICATION
 
@@ -109,7 +108,6 @@ def _template(task: str, model: str, data: Path | None, eval_data: Path | None) 
 
 
 def _print_next_commands(file: Path) -> None:
-    """Print the commands that plan and train."""
     from ringtune.hints import hint
 
     typer.echo(f"wrote {file}; change it, then see what would happen, and train:")

@@ -84,7 +84,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    """Return the name of a file without its suffixes, in lower case."""
     return path.name.lower().partition(".")[0]
 
 
@@ -110,12 +109,9 @@ class Model:
     """An inspected model.
 
     Attributes:
-        path: as in the job.
-        model_type: its family.
         tasks: for which the family has a head.
         made_for: task of the class that saved it; empty if unknown.
         dimensions: blocks, width, longest row.
-        config: its allowed keys.
     """
 
     path: str
@@ -182,7 +178,6 @@ class Images:
     """Inspected images.
 
     Attributes:
-        path: of the file or folder.
         classes: number of images of each class.
         columns: key of ``[data]`` -> name of an array; empty for a folder.
         left_out: a sentence for each reason why files of a folder are left out.
@@ -256,9 +251,6 @@ class Tagged:
     """Inspected tagged texts.
 
     Attributes:
-        path: of the file.
-        rows: number of texts.
-        words: number of their words.
         text: lengths of the texts, words joined by blanks.
         tags: names of the tags, sorted.
     """
@@ -279,10 +271,7 @@ class Tagged:
 def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
     """Read every text of a jsonl or CoNLL file once.
 
-    Args:
-        path: of the file.
-        words: column of the words; unused for CoNLL.
-        tags: column of the tags.
+    ``words`` and ``tags`` are names of columns; CoNLL has no column of words.
 
     Raises:
         DataError: a row is invalid, there are none, or more than ``_MAX_TAGS`` tags; says where.

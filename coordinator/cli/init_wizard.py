@@ -123,12 +123,9 @@ class JobFacts:
     """Facts from which the settings are chosen.
 
     Attributes:
-        task: of the job.
         rows: number of training rows, before any is held out.
         texts: columns that become tokens; empty for images and plain text.
         longest: most tokens that the model accepts.
-        blocks: of the model.
-        hidden: width of the model.
         has_eval: whether there is a file of evaluation rows.
     """
 
@@ -216,10 +213,7 @@ class WizardOptions:
 
     Attributes:
         folder: of the job file, to which its paths are relative.
-        task: of the job.
         model: folder, or id on a hub.
-        data: file or folder of rows.
-        eval_data: the same for evaluation.
         columns: key of ``[data]`` -> column.
     """
 
@@ -236,8 +230,6 @@ class WrittenJob:
     """A written job.
 
     Attributes:
-        text: of the job file.
-        task: of the job.
         saw: lines on rows, model, task and unused columns.
         chosen: values with their reasons, by key.
         problems: the error that training would raise for invalid rows; empty if all are valid.
@@ -326,7 +318,6 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
 
 
 def _labels(rows: _Rows, task: str, columns: Mapping[str, str], tagged: Tagged | None) -> Sequence[str]:
-    """Return the names of classes or tags in the rows."""
     if tagged is not None:
         return tagged.tags
     return tuple(rows.table.columns[columns["label"]].values) if rows.table and task == CLASSIFICATION else ()
@@ -343,7 +334,6 @@ def _account(path: Path, job: Job) -> RowAccount | None:
 
 
 def _pictures_left_out(evaluate: Path | None) -> list[str]:
-    """Return sentences on pictures left out of an evaluation folder."""
     return list_pictures(evaluate).lines_left_out() if evaluate is not None and evaluate.is_dir() else []
 
 
@@ -355,7 +345,6 @@ def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Mo
 
 
 def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:
-    """Name the columns that the job does not read."""
     names = [repr(name) for name in table.columns if name not in columns.values()] if table else []
     more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
     return [f"Columns not used: {', '.join(names[:_SHOWN_COLUMNS])}{more}."] if names else []

@@ -153,7 +153,6 @@ def _show_sweep(
     plot: Path | None,
     json: bool,
 ) -> None:
-    """Print the cells, then write them."""
     import json as json_module
 
     from coordinator.api.prediction_text import sweep_csv, sweep_lines, write_plot

@@ -49,9 +49,7 @@ class Draft:
         velora: VeLoRA that ``auto`` may give to slices; None if the course has it already, or no layer can have it.
         state_on_disk: whether the optimizer state of units that do not train now lies in files.
         copies: whether hosts keep the state at the end of the last turns, and copies of another host's.
-        may_project: whether ``auto`` may choose VeLoRA.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
-        manner: settings of all helpers.
     """
 
     course: Course
@@ -224,9 +222,8 @@ def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Dra
 def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
     """Place the first course that fits.
 
-    Args:
-        ways: variants of a course in the order of preference.
-        place: makes the plan of a course; raises ``CapacityError`` if it does not fit.
+    ``ways`` are variants of a course in the order of preference; ``place`` raises ``CapacityError`` for one that does
+    not fit.
 
     Returns:
         The plan, and each course before it with the reason why it does not fit.

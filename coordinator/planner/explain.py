@@ -35,12 +35,9 @@ class SliceReason:
     """How one slice saves activations, and why.
 
     Attributes:
-        node: its host.
         policy: one of ``activation_checkpointing.POLICIES``.
         says: the policy in words; empty if everything is kept.
-        needed_bytes: of the node with this policy.
         keeping_bytes: of the node if everything were kept.
-        budget_bytes: memory of the node.
         longer: share by which its forwards and backwards take longer; below 0 if they are shorter.
         projected_bytes: of the node with VeLoRA, if that fits but ``auto`` may not choose it; else 0.
     """
@@ -60,7 +57,6 @@ class ActivationsReason:
     """What blocks keep for their backwards, and the bytes that the policy saves.
 
     Attributes:
-        asked: ``memory.activations`` of the job.
         slices: of the hosts in ring order; empty if everything is kept.
         block_bytes: kept by one block of one micro-batch.
         velora_bytes: the same with VeLoRA; 0 where that is not less.
@@ -160,8 +156,6 @@ class NodeCounts:
     """Number of micro-batches of a batch for which each subnet of a node may be full, and forward-only.
 
     Attributes:
-        full: forward and backward.
-        forward_only: the forward only.
         forward_share: seconds of a forward over those of a full operation on this node.
     """
 
@@ -178,12 +172,9 @@ class OperationsReason:
     Attributes:
         policy: that chooses them; empty if tables are given.
         is_assumed: whether the run will choose the tables.
-        microbatches: of a batch.
         counts: of each host in ring order; empty if tables are given.
         compute: seconds of blocks.
         sent: bytes between blocks.
-        paper_compute: compute as the paper counts it.
-        paper_sent: communication as the paper counts it.
         score_passes: how often scores are gathered.
         score_s: seconds of each pass, by the simulator.
         paid_after: steps after which one pass is repaid, by the formula; None if never.
@@ -307,10 +298,8 @@ class NodeReason:
 
     Attributes:
         start: first block; ``start == stop`` for a node without blocks.
-        stop: one past the last.
         is_owner: whether it owns rows, with or without blocks.
         needed_bytes: at most, during the run.
-        budget_bytes: memory of the node.
         reason: why it has no blocks; empty for a host.
         helps: hosts and blocks of which it fits the adapters, in words; empty for no helper.
     """
@@ -340,8 +329,6 @@ class Runner:
 
     Attributes:
         slices: (node, start, stop) in ring order.
-        job_s: by the formula.
-        simulated_s: by the simulator; None if it was not simulated.
     """
 
     slices: tuple[tuple[str, int, int], ...]
@@ -356,13 +343,9 @@ class Explanation:
 
     Attributes:
         nodes: hosts in ring order, then the others by name.
-        depths: predicted times.
         job_s: of all steps, by the formula.
         simulated_s: by the simulator; None if it was not simulated.
         initiators: owners in the order of their turns.
-        microbatches: of a step.
-        credits: hidden states in flight per link and boundary.
-        wire_dtype: of hidden states and gradients.
         proven: whether no ring with these micro-batches is faster by the formula.
         even: whether the nodes are alike and have even slices.
         second: the best other plan; None if there is none.
@@ -374,9 +357,6 @@ class Explanation:
             no operations depend on the slices.
         equal: seconds of all steps with each node's own counts, and with equal counts; None without operations.balance.
         frozen: dtype of the frozen weights, and why, if the planner chose it; else empty.
-        helping: trials of helpers; None if the job does not leave them to the planner.
-        replicas: trials of stages with several hosts; None if there were none.
-        phases: trials of several placements; None if there were none.
         lowest_of: number of blocks, if a step may train fewer than all blocks above the lowest trained one; else None.
     """
 
@@ -422,16 +402,8 @@ def explain(
 ) -> Explanation:
     """Explain a choice of the planner.
 
-    Args:
-        choice: result of the search.
-        relative: whether times were assumed.
-        plan: the plan after its operations were settled.
-        profile: that the plan was made with; needed to explain operations.
-        optimizer: of the job.
-        dropout: of the job.
-        helping: trials of helpers.
-        replicas: trials of stages with several hosts.
-        phases: trials of several placements.
+    ``plan`` is the plan after its operations were settled; ``profile`` is needed to explain operations. With
+    ``relative`` times were assumed.
     """
     operations, given = None, plan
     if plan is not None and profile is not None:

@@ -84,9 +84,7 @@ def require_profile_place(path: Path) -> None:
 def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
     """Merge the present facts of nodes with the times and links of a given profile.
 
-    Args:
-        facts: of every node that takes part, not measured.
-        given: profile of at least these nodes.
+    ``facts`` are of every node that takes part, not measured.
 
     Raises:
         PlanError: a node is missing.

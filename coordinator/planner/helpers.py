@@ -104,13 +104,7 @@ def with_needed_helpers(
 ) -> Planned:
     """Place drafts with a helper for every host of trainable blocks.
 
-    Args:
-        job: in which users have adapters of their own.
-        drafts: to be placed.
-        profile: of all nodes.
-        effort: limits of the search.
-        placed: places drafts.
-        refuse: checks the memory of a plan; raises ``CapacityError`` if a node has too little.
+    ``placed`` places drafts; ``refuse`` checks the memory of a plan.
 
     Raises:
         JobError: there is only one node.
@@ -263,7 +257,6 @@ class _Trials:
     Attributes:
         best: the plan with the helpers that were taken.
         best_s: its seconds of all steps by the simulator; None if it could not be simulated.
-        trials: made so far.
         is_cut: whether the clock or the simulator's limit ended them.
     """
 
@@ -276,7 +269,6 @@ class _Trials:
         self.is_cut = self.best_s is None
 
     def slowest_first(self, hosts: Iterable[str]) -> list[str]:
-        """Sort hosts by the seconds of their blocks, longest first."""
         return sorted(hosts, key=lambda name: (-self._block_s[name], name))
 
     def run(self, host: str, *, worth: float, first: str = "") -> None:

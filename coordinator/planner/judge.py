@@ -90,11 +90,9 @@ class ItemEnds:
     """An observer that notes the end of the last action of every item.
 
     Args:
-        granted: gets the items of granted turns.
         last: last item that counts; None = all count.
 
     Attributes:
-        ends_s: of each item by its number.
         is_over: whether it has called ``stop``.
         stop: called at the first head of an item after ``last + 1``: its forward saw the update of ``last + 1``, so
             ``last`` is complete.
@@ -163,14 +161,7 @@ def simulated_step_s(
     Where all parameters train it is the mean step of a sweep, whatever ``units`` is, and other owners update their
     copies. Results are cached, so a rough judgement makes the next one cheaper.
 
-    Args:
-        plan: with slices.
-        profile: of its nodes.
-        units: that train.
-        optimizer: of the job.
-        owner: the initiator of all steps.
-        burn_in: steps before the measured ones.
-        measured: number of measured steps.
+    ``owner`` is the initiator of all steps; the ``burn_in`` steps before the ``measured`` ones are not counted.
 
     Raises:
         DeadlineError: the virtual run does not end; names each node and what it waits for.
@@ -213,13 +204,6 @@ def simulated_step_s(
 
 def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, observer: ItemEnds) -> None:
     """Run a short plan on the virtual clock with the times of a profile.
-
-    Args:
-        plan: of the probe.
-        profile: of its nodes.
-        costs: of its course.
-        granted: gets the items from ``observer``.
-        observer: notes the ends of items.
 
     Raises:
         DeadlineError: the virtual run does not end; names each node and what it waits for.
@@ -264,15 +248,8 @@ def simulated_job_s(
 ) -> float | None:
     """Seconds of all steps of a job: by the formula, times the ratio of the simulator to it at some probed depths.
 
-    Args:
-        plan: with the ring's slices.
-        profile: of its nodes.
-        costs: tables of the job.
-        ring: the same slices.
-        optimizer: of the job.
-        max_actions: limit of all probes together.
-        is_rough: probe at most two depths, with one owner at each.
-        is_over: whether the time is used up; asked before each probed depth.
+    ``ring`` has the slices of ``plan``. ``max_actions`` limits all probes together; ``is_over`` is asked before each
+    probed depth. With ``is_rough`` at most two depths are probed, with one owner at each.
 
     Returns:
         None if ``max_actions`` is too low for one probe, or the time is used up.
@@ -316,7 +293,6 @@ def simulated_job_s(
 
 
 def _of_owners(costs: RingCosts, chosen: Sequence[int]) -> RingCosts:
-    """Return the tables of the chosen owners alone, with equal weights."""
     return dataclasses.replace(
         costs,
         owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),

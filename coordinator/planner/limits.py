@@ -92,9 +92,6 @@ class Effort:
 
     Attributes:
         seconds: of searching and judging together, on ``now_s``.
-        now_s: a monotonic clock.
-        is_cancelled: whether the caller no longer waits for the plan.
-        seed: of the local search.
         evaluations: most rings that a search with the mean owner evaluates; at most half of it among few nodes.
         judged_actions: most actions that the simulator may run; 0 = the formula decides alone.
         ends_s: end of the seconds, on ``now_s``; None = each search has ``seconds`` of its own.
@@ -125,10 +122,7 @@ class Effort:
 class PlanningClock:
     """Deadline of planning, or of a part of it.
 
-    Args:
-        seconds: from now on.
-        now_s: a monotonic clock.
-        is_cancelled: whether the caller no longer waits for the plan.
+    Over after ``seconds`` from now on; ``is_cancelled`` says whether the caller no longer waits for the plan.
     """
 
     def __init__(

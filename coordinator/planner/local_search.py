@@ -249,14 +249,9 @@ def search_local(
 ) -> LocalResult:
     """Search for a ring with a short predicted time.
 
-    Args:
-        costs: of the job; fewer depths and one mean owner make evaluations cheap.
-        lacking: (node, start, stop, hosts above) -> bytes that the node lacks.
-        budget: limits.
-        seed: of the order of moves and of the kicks.
-        known: rings to begin with, besides the constructed ones.
-        max_hosts: most stages; 0 = no limit.
-        construct: also begin with constructed rings.
+    ``lacking``: (node, start, stop, hosts above) -> bytes that the node lacks. The search begins with the ``known``
+    rings and, with ``construct``, with constructed ones. ``max_hosts`` = 0: no limit. Fewer depths and one mean owner
+    in ``costs`` make evaluations cheap.
     """
     return _Local(costs, lacking, budget, seed, max_hosts or costs.num_nodes).run(known, construct=construct)
 

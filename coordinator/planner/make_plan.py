@@ -189,7 +189,6 @@ def no_split_error(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "
 def _lacking(
     caps: MemoryCaps, node: str, start: int, stop: int, more: str = "", *, remedy: str
 ) -> CapacityError | StorageError:
-    """Make the error for a node that lacks room on its disk, or else memory."""
     if caps.lacking_disk(node, start, stop):
         return disk_refusal(caps.facts[node], start, stop, caps.disk_needs(node, start, stop))
     return refusal(caps, node, start, stop, more, remedy=remedy)
@@ -217,11 +216,7 @@ def _fits(job: Job, setting: tuple[str, Any], planned: Callable[[Job], object]) 
 def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:
     """Give a run several placements if its job allows that and they are predicted to be faster.
 
-    Args:
-        job: of the run.
-        planned: with one placement.
-        effort: limits; unchanged if the simulator may not run.
-        check: returns the memory of a plan, or raises an error if it does not fit.
+    ``check`` returns the memory of a plan, or raises an error if it does not fit.
     """
     if job.placement.follow == NEVER or not effort.judged_actions:
         return planned
@@ -376,7 +371,6 @@ def _placed(
 def _with_replicas(
     job: Job, planned: Planned, drafts: Sequence[Draft], facts: Mapping[str, NodeFacts], effort: Effort
 ) -> Planned:
-    """Give blocks several hosts if the job allows that and it is predicted to be faster than the ring."""
     if job.placement.replicas == NEVER or not effort.judged_actions:
         return planned
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
@@ -508,11 +502,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
 def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes_on: bool = False) -> Planned:
     """Return an existing plan with the memory that its nodes need now.
 
-    Args:
-        job: of the run.
-        plan: of the run.
-        facts: of every node of the plan, by name.
-        goes_on: whether the run has begun, so that its checkpoints may be on the disks already.
+    With ``goes_on`` the run has begun, so that its checkpoints may be on the disks already.
 
     Raises:
         CapacityError: a node has less memory than it needs, or a helper's parcel is larger than a link takes.

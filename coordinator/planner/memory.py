@@ -40,7 +40,6 @@ class SliceSaving(NamedTuple):
     Attributes:
         start: first of the blocks that run again.
         stop: one past the last; ``stop == start`` if none does.
-        is_projected: whether linear layers keep projections of their inputs.
     """
 
     start: int = 0
@@ -78,14 +77,8 @@ def slice_saving(
 ) -> SliceSaving:
     """Choose how a slice saves activations under a job's policy.
 
-    Args:
-        activations: ``memory.activations`` of the job.
-        kept: the blocks of the slice that keep activations for their backward.
-        needs: bytes for a saving.
-        facts: of the node.
-        may_project: whether ``auto`` may choose VeLoRA.
-        gain: as for ``extra_share``.
-        first_is_small: whether the first of these blocks keeps less than the others.
+    ``kept`` are the blocks of the slice that keep activations for their backward; ``first_is_small``: the first of them
+    keeps less than the others. ``gain`` is that of ``extra_share``.
 
     Returns:
         With ``auto`` the saving with the least extra time that fits; if none fits, the one that needs least.
@@ -111,11 +104,8 @@ def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: flo
 
     Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
 
-    Args:
-        saving: of the slice.
-        kept: its blocks that keep activations for their backward.
-        facts: of the node.
-        gain: seconds that VeLoRA takes off a backward, over a forward (``activation_costs.projected_gain``).
+    ``kept`` are the blocks of the slice that keep activations for their backward. ``gain`` is the seconds that VeLoRA
+    takes off a backward, over those of a forward (``activation_costs.projected_gain``).
     """
     if kept.start >= kept.stop:
         return 0.0
@@ -159,14 +149,7 @@ _GROWING = ("weights", "adapters", "head", "data", "device")
 
 
 class MemoryCaps:
-    """Memory that each node needs for each slice of one draft.
-
-    Args:
-        draft: to be placed.
-        facts: of every candidate node, by name.
-        optimizer: of the job.
-        dtype: of the computation.
-    """
+    """Memory that each node needs for each slice of one draft."""
 
     def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str) -> None:
         self.draft = draft

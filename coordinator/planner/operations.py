@@ -36,12 +36,6 @@ _BATCH_BYTES = 100
 def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile) -> Draft:
     """Give a draft with training steps the operations of its job.
 
-    Args:
-        job: with ``operations``.
-        draft: with its micro-batches.
-        model: of the nodes.
-        profile: their times.
-
     Raises:
         JobError: subnets do not divide the model's heads, or counts do not fit the draft's micro-batches.
         PlanError: given tables do not fit the course.

@@ -41,10 +41,7 @@ class Phase:
     """One placement of a run that moves.
 
     Attributes:
-        first_step: step at which it begins.
         depth: number of blocks that train there.
-        slices: in words.
-        move_s: predicted seconds of the move to it.
         gain_s: seconds that its steps take less than on the best placement for all steps.
     """
 
@@ -61,9 +58,7 @@ class PhasesReason:
 
     Attributes:
         fixed_s: seconds of all steps on the best single placement, by the simulator.
-        moving_s: seconds of all steps and moves.
         phases: the placements of the best moving run; one, or none, if none is better.
-        is_taken: whether the run moves.
         why_not: why nothing was tried; empty if something was.
     """
 
@@ -125,14 +120,7 @@ def choose_phases(
 ) -> tuple[Plan | None, PhasesReason]:
     """Find the best sequence of placements for the depths of a job.
 
-    Args:
-        plan: the best one with one placement.
-        profile: nodes with times, and links.
-        optimizer: of the job.
-        dtype: of the computation.
-        activations: ``memory.activations`` of the job.
-        with_replicas: whether stages may have several hosts.
-        clock: of the planning.
+    ``plan`` is the best one with one placement.
 
     Returns:
         The plan with several placements, None if it is not enough faster (``WORTH``); and the reasons.
@@ -169,8 +157,6 @@ class _Stretch(NamedTuple):
 
 
 class _Moves:
-    """Seconds of moves between candidates."""
-
     def __init__(self, profile: Profile, caps: MemoryCaps) -> None:
         self._profile, self._caps = profile, caps
 
@@ -261,7 +247,6 @@ def _phases(way: Sequence[_Candidate], starts: Sequence[_Stretch], fixed: _Candi
 
 
 def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
-    """Make the plan with one placement for each phase."""
     placements: list[Placement] = []
     for one, stretch in zip(way, starts, strict=True):
         if placements and placements[-1].slices == one.plan.placement.slices:
@@ -275,15 +260,7 @@ def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
 def candidates(
     draft: Draft, costs: RingCosts, caps: MemoryCaps, *, with_replicas: bool, clock: PlanningClock
 ) -> Iterator[Plan]:
-    """Yield the best placements for stretches of depths that fit the nodes' memory.
-
-    Args:
-        draft: to be placed.
-        costs: of it; depths without steps do not count.
-        caps: of it.
-        with_replicas: whether stages may have several hosts.
-        clock: ends the search.
-    """
+    """Yield the best placements for stretches of depths that fit the nodes' memory."""
     rooms = [caps.max_blocks(name) for name in costs.names] if with_replicas else ()
     classes = [numeric_class(caps.facts[name]) for name in costs.names]
     for masked in _masked(costs):

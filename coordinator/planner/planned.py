@@ -35,16 +35,11 @@ class Planned:
     """A plan with the memory that each of its nodes needs.
 
     Attributes:
-        memory: peak of each node of the plan.
         choice: of the search; None for a plan that was made before.
         profile: that the plan was made with; times of alike nodes are equal.
         left_out: settings of the job that the plan does not have, each with its reason, for example helpers of hosts
             without trainable blocks.
-        helping: trials of helpers; None if the job does not leave them to the planner.
-        replicas: trials of stages with several hosts; None if there were none.
-        phases: trials of several placements; None if there were none.
         num_searched: number of layouts searched; 0 for a plan that was made before.
-        search_s: seconds of the search.
     """
 
     plan: Plan
@@ -99,7 +94,6 @@ class JobTime:
 
     Attributes:
         steps_s: without evaluations, scores, checkpoints and start.
-        by: ``simulator``, ``formula`` or ``rough guess``.
         scores_s: of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
         lacks_helpers: whether the plan has helpers that the prediction leaves out: only the simulator knows helpers.
@@ -202,11 +196,7 @@ def with_copies(
 ) -> Planned:
     """Return a plan with the copies that its job asks for, or without them and with the reason.
 
-    Args:
-        job: of the run.
-        planned: as planned or given.
-        facts: of every node of the plan, by name.
-        fitting: returns a plan with its memory; raises ``CapacityError`` if a node has too little.
+    ``fitting`` returns a plan with its memory; raises ``CapacityError`` if a node has too little.
 
     Raises:
         PlanError: the job requires copies, and the run can't move from its placement.

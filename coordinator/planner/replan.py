@@ -36,12 +36,7 @@ from ringtune.schedule.stages import no_replicas
 def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str], effort: Effort) -> Placement:
     """Return the best ring of the nodes that are not lost.
 
-    Args:
-        part: the run's plan on its last placement.
-        job: of the run.
-        profile: of its nodes and links, with or without the lost ones.
-        lost: names of nodes.
-        effort: limits of the search.
+    ``part`` is the run's plan on its last placement.
 
     Raises:
         CapacityError: the others have no memory for the model.
@@ -80,11 +75,7 @@ CERTAIN_SHARE: Final = 0.1
 class PlacementProposal(NamedTuple):
     """Another placement for the remaining steps, compared with the present one.
 
-    Attributes:
-        text: its stages in words.
-        stays_s: predicted seconds of the remaining steps on the present placement.
-        moves_s: on the other one.
-        cost_s: of the move.
+    Seconds are those of the remaining steps, on the present placement and on the other one, and of the move.
     """
 
     placement: Placement
@@ -119,14 +110,9 @@ def replanned(
     If the losses decide what trains, seconds are predicted as if nothing more were unfrozen, and memory must suffice
     for all that may be.
 
-    Args:
-        part: the run's plan on its present placement.
-        job: of the run.
-        profile: of its nodes and links, with present times.
-        step: optimizer steps done.
-        move_s: seconds in which nodes build their slices at a move.
-        effort: limits of the search.
-        unfreeze_at: the run's decisions so far (``Turn.unfreeze_at``).
+    ``part`` is the run's plan on its present placement, ``step`` the number of optimizer steps done, ``move_s`` the
+    seconds in which nodes build their slices at a move, ``unfreeze_at`` the run's decisions so far
+    (``Turn.unfreeze_at``).
 
     Returns:
         None if no step remains, or no other placement fits.
@@ -179,7 +165,6 @@ def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: Ring
 
 
 def _fits(part: Plan, other: Placement, job: Job, profile: Profile) -> bool:
-    """Whether every node has memory and disk for the other placement, and for the move."""
     try:
         refuse_if_full(job, part.extended(other, part.placement.first_turn + 1), profile.by_name, goes_on=True)
     except (CapacityError, StorageError, PlanError):

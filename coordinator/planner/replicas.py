@@ -37,7 +37,6 @@ class ReplicasReason:
         ring_s: seconds of all steps on the best ring, by the simulator.
         judged: (slices in words, seconds) of each finalist, fastest first.
         num_rough: number of layouts that were simulated at few depths, finalists included.
-        is_taken: whether the first finalist was taken.
         why_not: why none was judged; empty if some were.
     """
 
@@ -105,7 +104,6 @@ class Stage:
     Attributes:
         nodes: indices of its hosts.
         shares: micro-batches of a step that each of them takes.
-        count: number of blocks.
     """
 
     nodes: tuple[int, ...]
@@ -323,8 +321,6 @@ _FINALISTS: Final = 2
 
 
 class _Tables(NamedTuple):
-    """A draft with the seconds and bytes of its layouts."""
-
     draft: Draft
     costs: RingCosts
     caps: MemoryCaps
@@ -358,13 +354,7 @@ def choose_replicas(
     Nearly all seconds of planning are the simulator's, so all layouts are judged at few depths, and the best few at
     more.
 
-    Args:
-        plan: the best ring.
-        drafts: to be placed: one per number of micro-batches and wire dtype.
-        profile: nodes with times, and links.
-        optimizer: of the job.
-        dtype: of the computation.
-        is_over: whether the time for planning is used up.
+    ``plan`` is the best ring; there is a draft for each number of micro-batches and wire dtype.
 
     Returns:
         The plan with replicas, None if it is not enough faster (``WORTH``); and the reasons.

@@ -205,7 +205,6 @@ class OwnerCosts:
 
     Attributes:
         node: index of the owner; -1 stands for the mean of all.
-        weight: its share of the steps.
         embed_s: embedding of one micro-batch, private blocks included.
         head_s: head, loss and the head's backward of one micro-batch.
         update_s: optimizer step of the head.
@@ -233,10 +232,7 @@ class RingCosts:
     Seconds of blocks are those of one block and one micro-batch.
 
     Attributes:
-        names: of the nodes, sorted.
         first: lowest block that is not private.
-        stop: one past the highest.
-        num_micro: micro-batches of a step.
         stale_steps: steps of a turn if they overlap (PipeAdapter); 0 if weights are never stale.
         steps_at: ``steps_at[d]`` steps train ``d`` blocks.
         forward_s: per node, without graph.
@@ -249,8 +245,6 @@ class RingCosts:
         uplink_s: per node, seconds that one tensor takes on its uplink; ``downlink_s`` on its downlink.
         sending_s: per node, compute seconds lost by sending a tensor if no core is left for it; ``receiving_s``
             likewise.
-        owners: in initiator order.
-        owner_of: index of a node -> index in ``owners``.
         weights: cumulative block weights as of ``PatternShares.weights``, from block ``first`` on; empty: all are
             alike.
         visits: ``[start][stop]``: share of micro-batches that do something in these blocks; empty: all do.
@@ -312,10 +306,7 @@ class RingCosts:
 def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     """Compute the tables of a job on all nodes of a profile.
 
-    Args:
-        draft: to be placed, with its micro-batches and wire dtype.
-        profile: every node with measured times; every link between them, or no links at all.
-        optimizer: of the job.
+    ``profile`` has measured times of every node, and every link between them or none.
 
     Raises:
         PlanError: a node was not measured, or a link is missing; names it.
@@ -436,7 +427,6 @@ def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
 
 
 def _mean_s(node: NodeCosts, op: Op, loads: PatternShares | None, *, size: float, lowest: bool) -> float:
-    """Seconds of the mean block on a node."""
     if loads is None:
         return pattern_s(node, op, "", size=size, lowest=lowest)
     return loads.mean_s(lambda pattern: pattern_s(node, op, pattern, size=size, lowest=lowest))

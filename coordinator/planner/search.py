@@ -180,8 +180,6 @@ class Task(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """A draft with the seconds and bytes of its rings, and the clock of its search."""
-
     draft: Draft
     costs: RingCosts
     caps: MemoryCaps
@@ -189,7 +187,6 @@ class _Places(NamedTuple):
     counts: Counter[str]
 
     def lacking(self, node: int, start: int, stop: int, above: int) -> int:
-        """Bytes that a node lacks for a slice."""
         return self.caps.lacking(self.costs.names[node], start, stop, above)
 
 
@@ -199,8 +196,6 @@ class SearchResult:
 
     Attributes:
         draft: with the credits that fit.
-        costs: tables of the draft.
-        caps: memory of the draft.
         pool: (predicted seconds of the job, ring), best first.
         proven: whether every ring was evaluated, so that none is better by the formula.
     """
@@ -327,11 +322,7 @@ _SHARE_OF_SEARCHES = 0.7
 class Candidate:
     """A ring for a draft, with the predicted seconds of the job.
 
-    Attributes:
-        ring: hosts and counts.
-        draft: with micro-batches, credits and wire dtype.
-        job_s: seconds of all steps, by the formula.
-        simulated_s: by the simulator; None if it was not simulated.
+    ``job_s`` is by the formula, ``simulated_s`` by the simulator, None if it was not simulated.
     """
 
     ring: Ring
@@ -344,10 +335,7 @@ class Candidate:
 class Settled:
     """The chosen ring, judged again with the operations settled for its slices.
 
-    Attributes:
-        best: with these operations.
-        costs: tables with them.
-        equal: with equal counts for all nodes; None without ``operations.balance``.
+    ``equal`` has equal counts for all nodes; None without ``operations.balance``.
     """
 
     best: Candidate
@@ -360,10 +348,7 @@ class Choice:
     """The chosen ring and its runners-up.
 
     Attributes:
-        best: the chosen one.
         others: the runners-up, best first.
-        costs: tables of the chosen micro-batches and dtype.
-        caps: memory of the chosen credits.
         proven: whether no ring with these micro-batches is faster by the formula.
         even: whether alike nodes got even slices.
         cut_after_s: seconds after which the clock ended the planning; None if it did not.
@@ -399,13 +384,8 @@ def choose_plan(
 ) -> Choice | None:
     """Choose one of ``drafts`` and a ring for it, for the least predicted seconds of the job.
 
-    Args:
-        drafts: to be placed: one per number of micro-batches and wire dtype.
-        profile: nodes with times, and links.
-        optimizer: of the job.
-        dtype: of the computation.
-        effort: limits of the search.
-        alike: prefer the even split in name order, unless it is predicted to be much slower.
+    There is a draft for each number of micro-batches and wire dtype. With ``alike`` the even split in name order is
+    taken unless it is predicted to be much slower.
 
     Returns:
         None if nothing fits the nodes' memory.

@@ -50,8 +50,6 @@ class PlacedStages:
 
     Attributes:
         node: of the lowest one; -1 if none is placed.
-        placed: number of blocks of all of them.
-        hosts: number of stages.
         path_s: forwards, backwards and transfers of one micro-batch, without what depends on the owner.
         slowest_s: the slowest single action or transfer.
         ends_s: per owner, its head and the transfers from and to the top node.
@@ -206,13 +204,8 @@ def _saved(
 
     Blocks that run again add a forward with graph to their backward; see ``ringtune.costs.activation_costs``.
 
-    Args:
-        costs: tables of the job.
-        node: of the stage.
-        trained: its trained blocks [first, stop).
-        saving: of the stage.
-        times_s: its forwards and backwards if it keeps everything.
-        is_lowest: whether the first of these blocks is the lowest trained one of the run.
+    ``trained`` are its trained blocks [first, stop), ``times_s`` its forwards and backwards if it keeps everything.
+    With ``is_lowest`` the first of these blocks is the lowest trained one of the run.
     """
     longer = 1 + VELORA_EXTRA * saving.is_projected
     forward_s, back_s = longer * times_s[0], times_s[1]
@@ -328,7 +321,6 @@ class Ring:
 
     Attributes:
         nodes: indices into ``RingCosts.names``.
-        counts: blocks of each, at least 1.
     """
 
     nodes: tuple[int, ...]

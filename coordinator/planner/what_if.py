@@ -50,10 +50,8 @@ class RunRecording:
     """A recording of a run.
 
     Attributes:
-        recording: its compute actions.
         plan: of the recorded run, or assumed for it.
         is_of_plan: whether the recording matches the plan action by action.
-        seed: of the draws of times for another plan.
     """
 
     recording: Recording
@@ -64,11 +62,8 @@ class RunRecording:
     def options(self, plan: Plan, before: Profile, after: Profile, added: Sequence[tuple[str, str]]) -> Times:
         """Return the recorded times as arguments of a prediction.
 
-        Args:
-            plan: to be predicted.
-            before: the profile of the recorded nodes.
-            after: the profile for the prediction; times are scaled by the ratio of speeds.
-            added: (name, like): a new node takes the times of node ``like``.
+        Times are scaled by the ratio of a node's speeds in ``after`` and ``before``. ``added``: (name, like): a new
+        node takes the times of node ``like``.
 
         Raises:
             PlanError: the micro-batches have another size.
@@ -173,7 +168,6 @@ class PredictedPlan:
         }
 
     def _moves(self) -> list[dict[str, Any]]:
-        """Return the later placements, each with its first step."""
         course = self.plan.course
         return [
             {
@@ -189,10 +183,7 @@ class CellResult:
     """The result of one cell of a sweep.
 
     Attributes:
-        values: of the axes, as text.
         wall_s: predicted; None if the plan is not possible, like the next ones.
-        bubble_share: idle share of the hosts.
-        rows_per_s: trained rows per second.
         trained_rows: of all steps; times of equal numbers can be compared.
         fullest_node: node that needs the largest share of its memory budget.
         fullest_share: that share.
@@ -214,13 +205,8 @@ class WhatIf:
     """A question: how does a plan run after some changes?
 
     Attributes:
-        plan: before the changes.
-        profile: before the changes.
-        optimizer: of the job.
-        dtype: of the computation.
         shape: of the batches for which the profile was timed.
         changes: ``KEY=VALUE``, for every answer.
-        drop: nodes that leave.
         add: (name, like) of nodes that join.
         job: plan again for it; None = keep the plan.
         move_s: measured seconds of a move; None = by the planner's formula.
@@ -301,7 +287,6 @@ class WhatIf:
         )
 
     def _joined(self) -> Profile:
-        """Return the profile with the nodes that join."""
         if self.add and self.job is None:
             raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
         profile = self.profile

@@ -142,11 +142,7 @@ class Register:
     def redeem(self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party], bytes]) -> bytes:
         """Return the certificate for a token; earlier certificates of its party are revoked.
 
-        Args:
-            secret_sha256: of the presented token.
-            key_sha256: of the public key for the certificate.
-            now_unix_s: the clock of this machine.
-            issue: makes the certificate, PEM.
+        ``key_sha256`` is the hash of the public key for the certificate; ``issue`` makes the certificate, PEM.
 
         Raises:
             TokenError: the token is wrong, used or expired; only the log says which.
@@ -318,11 +314,7 @@ class Authority:
     def issue(self, party: Party, key: ec.EllipticCurvePublicKey, now_unix_s: float, *, days: float = DAYS) -> bytes:
         """Issue a certificate, PEM.
 
-        Args:
-            party: named in it.
-            key: public key of the party.
-            now_unix_s: the clock of this machine.
-            days: validity, at most that of the authority.
+        Valid for ``days``, but at most as long as the authority.
 
         Raises:
             TrustError: the authority has expired.
@@ -462,7 +454,6 @@ class TrustKeeper:
 
     Args:
         folder: made by ``init_trust``.
-        clock: this machine's wall clock.
 
     Attributes:
         speaker: the coordinator's own identity, and the revoked certificates.

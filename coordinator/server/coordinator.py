@@ -83,8 +83,6 @@ class RunLogger:
         what: kind of work: run, measurement, plan, evaluation.
         who: submitter; empty = not known.
         model: name of its folder.
-        say: gets the lines.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -123,10 +121,6 @@ _LOG = logging.getLogger(__name__)
 
 class Coordinator:
     """Keeps the members and drives at most one run or measurement; safe for threads.
-
-    Args:
-        lease_s: a node without a heartbeat for so long is lost.
-        insecure: whether nodes may be on other machines.
 
     Attributes:
         links: measured between members, in this process's life.
@@ -191,10 +185,7 @@ class Coordinator:
     def remove(self, node: str, reason: str, *, forever: bool) -> bool:
         """Remove a member; a driven run treats it as lost.
 
-        Args:
-            node: its name.
-            reason: for the node and the run.
-            forever: whether the name is refused as long as this coordinator runs.
+        With ``forever`` its name is refused as long as this coordinator runs.
 
         Returns:
             Whether it was a member.
@@ -492,14 +483,12 @@ class ShutdownSignals:
         self._hearing = handled(self._on_signal)
 
     def __enter__(self) -> ShutdownSignals:
-        """Install the handlers."""
         self._hearing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Restore the earlier handlers."""
         self._hearing.__exit__(kind, error, traceback)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

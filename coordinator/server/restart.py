@@ -50,10 +50,7 @@ def last_of(records: Mapping[str, RunRecord], run_id: str) -> str:
 def run_to_resume(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s: float) -> RunRecord | None:
     """Return the newest run if it is interrupted and was not resumed in vain ``MAX_IN_VAIN`` times; else None.
 
-    Args:
-        records: of all runs, by id.
-        now_unix_s: wall clock.
-        within_s: longest time since the interruption.
+    An interruption more than ``within_s`` seconds ago is left to the user.
     """
     open_ends = in_order(record for record in records.values() if resumed_by(records, record.run_id) is None)
     last = open_ends[-1] if open_ends else None
@@ -73,10 +70,7 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
 def resume_request(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
     """Make the request that resumes an interrupted run.
 
-    Args:
-        request: with which the run began.
-        record: of the run.
-        events: of the run, without those of the runs that it resumes.
+    ``request`` began the run; ``events`` are its own, without those of the runs that it resumes.
 
     Returns:
         A request to resume from the last turns and checkpoints, or to begin again with the same nodes.

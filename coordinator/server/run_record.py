@@ -33,19 +33,13 @@ class RunRecord:
     """State of a run.
 
     Attributes:
-        run_id: of the run.
         first_run: id under which nodes store its shards: its own, or that of the run that it resumes.
-        model: last part of the model's path.
-        method: ``train.method``.
         submitted_by: ``user@host``; empty = not known.
-        started_unix_s: wall clock.
-        state: one of ``STATES``.
         ended_unix_s: wall clock; 0 = it has not ended.
         num_steps: of the whole run; 0 = there is no plan yet.
         steps_done: reported optimizer steps, those of the resumed runs included.
         saved_step: of the newest checkpoint; -1 = none.
         kept_step: last step of the newest turn whose end all nodes keep in memory; -1 = none.
-        message: why it did not end well.
         is_fetched: whether a user has all of its events.
         size_bytes: of its events on the disk.
         nodes: that take part or were inspected for it; empty before that.

@@ -54,9 +54,6 @@ _MAX_BYTES: Final = 1 << 30
 class EventLog:
     """Appends events to a new file; makes its folder.
 
-    Attributes:
-        size_bytes: of the complete events.
-
     Raises:
         StorageError: it can't be made.
     """
@@ -115,11 +112,8 @@ class Entry(NamedTuple):
 def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False) -> Iterator[Entry]:
     """Yield the complete events of a file; an incomplete last one is left out.
 
-    Args:
-        path: of the file.
-        start: position of the first event.
-        stop: position behind the last event; None = the end of the file.
-        to_damage: end at a damaged event, with a warning, instead of an error.
+    ``start`` and ``stop`` are positions in the file. With ``to_damage`` a damaged event is the end, with a warning, and
+    no error.
 
     Raises:
         IntegrityError: the file can't be read, or an event is damaged.
@@ -154,9 +148,6 @@ class StoredRun:
     """A run on the disk; one thread writes, any thread reads.
 
     Args:
-        record: of the run.
-        record_path: its file.
-        events_path: file of the events.
         log: to append to; None = the run is over.
         on_saved: called with the step when the manifest of a checkpoint is on disk.
     """
@@ -300,7 +291,6 @@ class StoredRun:
 
 
 def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
-    """Return the record of a run after its complete events."""
     size_bytes = 0
     if events_path.exists():
         written_unix_s = events_path.stat().st_mtime
@@ -379,10 +369,8 @@ class RunStore:
     def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> StoredRun:
         """Begin to store a run.
 
-        Args:
-            record: of the run.
-            request: serialized ``RunRequest`` with which it began.
-            on_saved: called with the step when the manifest of a checkpoint is on disk.
+        ``request`` is the serialized ``RunRequest``; ``on_saved`` is called with the step when the manifest of a
+        checkpoint is on disk.
 
         Raises:
             StorageError: no room.
@@ -437,11 +425,8 @@ class RunStore:
     ) -> Iterator[control_pb2.RunEvent]:
         """Yield the events of a run.
 
-        Args:
-            run_id: of the run.
-            wait: yield until the run is over; else end with the present events.
-            whole: first yield the events of the runs that it resumes.
-            is_over: asked regularly while there are no new events; true ends the wait.
+        With ``wait`` until the run is over, or ``is_over`` returns true; with ``whole`` first those of the runs that it
+        resumes.
 
         Raises:
             UsageError: there is no such run.

@@ -320,7 +320,6 @@ class CoordinatorServer:
         before: called with the coordinator and the bound address before the first call is answered.
 
     Attributes:
-        coordinator: that is served.
         address: ``host:port`` where it listens.
 
     Raises:
@@ -357,7 +356,6 @@ class CoordinatorServer:
                 raise
 
     def __enter__(self) -> CoordinatorServer:
-        """Return the server, which listens already."""
         return self
 
     def __exit__(
@@ -371,7 +369,6 @@ class CoordinatorServer:
 
 
 def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
-    """Start the server for callers without a certificate."""
     host, port = split_address(bind, option="--bind")
     address = join_address(host, join_port or (port + 1 if port else 0))
 

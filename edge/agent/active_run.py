@@ -278,16 +278,9 @@ def build_slice(
 ) -> None:
     """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
 
-    Args:
-        active: the run; executor and saver are set.
-        job: with the model's folder on this machine.
-        options: of the agent.
-        backend: builds the executor.
-        ring: receives the run's frames from now on.
-        dataset: loaded for this run before; None = load it.
-        goes_on: the shard to resume from; None = the run begins, or moves.
-        taken: trained state of the last placement, or from disks; None = there is none.
-        deadline_s: for the lock of the folder for shards, monotonic seconds.
+    ``goes_on`` is the shard to resume from, ``taken`` the trained state of the last placement or from disks; both None
+    for a new run. ``dataset`` was loaded for this run before; None = load it. ``deadline_s`` is monotonic seconds, for
+    the lock of the folder for shards.
 
     Raises:
         InterruptedRunError: the run was released meanwhile.

@@ -51,9 +51,7 @@ class Agent:
     Args:
         attach_ring: registers the ring's servicer with the server after its load.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        load_workshop: loads the torch backend.
         models: fetches missing base weights; None = the model's folder has to exist.
-        clock: the coordinator's, for times in reports.
     """
 
     def __init__(

@@ -47,14 +47,10 @@ class Membership:
     """Keeps one node a member of one coordinator.
 
     Args:
-        coordinator: returns the stub for the next call.
-        where: the coordinator's address, for messages.
         identity: the node's facts in its request to join.
-        current_run: the id of the run that the node works on, empty = none.
         on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
             runs: another one may have begun while a heartbeat was under way) and the reason.
         on_gone: called once if the coordinator is gone for good (``rejoin`` is false).
-        rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
         on_answer: called at every answered heartbeat with the removed certificates, serial -> reason.

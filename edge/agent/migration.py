@@ -61,10 +61,8 @@ class NextPlacement(NamedTuple):
     """Arguments of a move to the next placement.
 
     Attributes:
-        plan_json: the part of the plan.
         addresses: ``host:port`` of the nodes of both placements.
         shards_run: run id under which shards of checkpoints are kept.
-        start: the item from which the run continues.
         from_placement_number: of the placement in which the sources hosted the blocks.
         sources: nodes with the trained blocks that this node needs.
         from_step: the run recovers from the copies after so many steps; None = it moves.
@@ -431,14 +429,8 @@ def load_from_disks(
 ) -> MigratedState:
     """Fetch blocks from other nodes' disks, and read those on this node's disk.
 
-    Args:
-        options: of this node.
-        goes_on: step, and holder of the head.
-        saved: sources of the blocks.
-        addresses: ``host:port`` by node.
-        deadline_s: monotonic seconds.
-        check: called with node and address; raises if a node may not be reached there.
-        lease_s: seconds for which a node without an answer is retried.
+    ``check`` is called with node and address, and raises an error if the node may not be reached there. A node without
+    an answer is retried for ``lease_s`` seconds.
 
     Raises:
         UsageError: this node has to read from its disk, and has no folder.

@@ -33,8 +33,6 @@ class NodeMetrics(NamedTuple):
     """Current figures of a node.
 
     Attributes:
-        run_id: of the active run; empty = none.
-        rss_bytes: resident memory.
         budget_bytes: memory that a run may use.
         actions: computed in the run.
         busy_s: seconds of these.
@@ -102,12 +100,7 @@ class MetricsServer:
 
     Args:
         bind: ``host:port``; port 0 = any free one.
-        figures: returns the current figures.
         token_file: has the token for other machines; None = a new one.
-
-    Attributes:
-        address: ``host:port`` of the listener.
-        guard: refuses requests without the token.
 
     Raises:
         UsageError: the library is missing, or ``bind`` is no address.
@@ -167,7 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "ringtune", ""
 
     def do_GET(self) -> None:
-        """Answer a request: ``/metrics``, or 404."""
         headers = self.headers
         refusal = self.server.guard.refuse(headers.get("host"), headers.get("authorization"), None)
         if refusal is not None:

@@ -65,7 +65,6 @@ class _ExitReason:
     error: RingTuneError | None = None
 
     def ask(self, code: int, reason: str, error: RingTuneError | None = None) -> None:
-        """Ask the process to end with exit code ``code``."""
         if not self.wanted.is_set():
             self.code, self.reason, self.error = code, reason, error
             self.wanted.set()
@@ -75,9 +74,7 @@ class _ExitReason:
 def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lambda address: None) -> int:
     """Run an agent until a signal, its parent's end or its membership ends it.
 
-    Args:
-        options: of the command line.
-        on_joined: called once it is a member, with the address at which it is reached.
+    ``on_joined`` is called once it is a member, with its address for other nodes.
 
     Returns:
         The exit code: 143 after SIGTERM, 130 after SIGINT, 129 after SIGHUP, 0 if the parent has ended.
@@ -98,15 +95,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
 
 
 class CoordinatorCalls:
-    """The calls of a node to its coordinator, over a channel that is reopened with a renewed certificate.
-
-    Args:
-        options: address of the coordinator, folder of the certificate.
-        channels: closes the channels; running calls keep theirs.
-
-    Attributes:
-        stub: for the next call.
-    """
+    """The calls of a node to its coordinator, over a channel that is reopened with a renewed certificate."""
 
     def __init__(self, options: AgentOptions, channels: contextlib.ExitStack) -> None:
         self._options, self._channels = options, channels
@@ -183,8 +172,6 @@ def _serve(
 
 
 def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> MetricsServer:
-    """Serve the figures of this node."""
-
     def now() -> NodeMetrics:
         totals = agent.totals
         return NodeMetrics(
@@ -211,7 +198,6 @@ def _exit_now(ending: _ExitReason) -> None:
 
 
 def _watch_parent(ending: _ExitReason) -> None:
-    """End the process when its parent ends."""
     while True:
         try:
             if not os.read(0, 4096):
@@ -262,10 +248,7 @@ _SAVE_S: Final = 60.0
 def give_up(agent: Agent, run_id: str, reason: str) -> None:
     """Stop a run, save the ends of its last turns on this node's disk, and release it.
 
-    Args:
-        agent: of this node.
-        run_id: of the run; empty = any.
-        reason: for the log.
+    An empty ``run_id`` means any run; ``reason`` is for the log.
     """
     active = agent.current()
     if active is not None and run_id in ("", active.run_id):
@@ -284,9 +267,7 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
 
     Example: part 1 of 4 of 10 rows has the rows [2, 5), which are 3. A job with another split changes these rows.
 
-    Args:
-        path: of the file; None = there is none.
-        share: part of the rows: (index, number of parts).
+    ``share`` is (index, number of parts).
 
     Raises:
         DataError: the file is not readable.

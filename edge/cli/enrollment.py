@@ -234,7 +234,6 @@ def _listens(address: str) -> bool:
 
 
 def _authority_of(folder: Path, party: Party) -> str:
-    """Return the hash of the authority that issued this party's certificate."""
     from ringtune.transport.identity import fingerprint, read_identity
 
     identity = read_identity(folder, time.time())
@@ -247,10 +246,7 @@ def announced(
 ) -> list[Announcement]:
     """Return the announced coordinators, at most ``MAX_FOUND``.
 
-    Args:
-        look_s: seconds to listen.
-        interfaces: addresses of the interfaces to listen on; empty = all.
-        enough: whether an announcement ends the search.
+    Listens for ``look_s`` seconds on ``interfaces`` (empty = all), until ``enough`` accepts an announcement.
 
     Raises:
         UsageError: the library is not installed, or the network can't be used.

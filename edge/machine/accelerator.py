@@ -104,10 +104,7 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
     other processes may not exist yet, and are subtracted. Example: two nodes on a card with 8 GiB free have 4 GiB less
     half a context each.
 
-    Args:
-        memory_bytes: of the host, or the user's limit.
-        device: ``cpu`` or ``cuda``.
-        sharing: number of processes that compute on the device.
+    ``memory_bytes`` is the host's or the user's limit; ``sharing`` processes compute on the device.
     """
     found = device_memory(device)
     if found is None:
@@ -120,10 +117,7 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
 def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
     """Turn torch's error for missing memory on an accelerator into a ``CapacityError``.
 
-    Args:
-        node: that computes.
-        device: ``cpu`` or ``cuda``.
-        what: the computation, for the message; converted to text only for an error.
+    ``what`` is the computation, converted to text only for an error.
 
     Raises:
         CapacityError: with requested and free bytes, and remedies.

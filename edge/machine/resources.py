@@ -128,11 +128,7 @@ def has_cuda_device(*, dev: Path = Path("/dev")) -> bool:
 def describe_hardware(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
     """Describe processor, cores, quota and threads on one line; nodes with equal lines have comparable timings.
 
-    Args:
-        threads: number of compute threads.
-        accelerator: name of the device that computes; empty = the processor.
-        proc: mount point of procfs.
-        cgroup: mount point of the control groups.
+    ``accelerator`` is the name of the device that computes; empty = the processor.
     """
     quota = cpu_quota(proc=proc, cgroup=cgroup)
     parts = [
@@ -209,15 +205,8 @@ def set_up_heap(
 ) -> None:
     """Let the heap keep freed memory if the node has room for that; otherwise return it at once.
 
-    Args:
-        plan: of the run.
-        node: this one.
-        job: of the run.
-        model: sizes of the model.
-        memory_bytes: the node's budget.
-        data_bytes: of its rows and tokenizer.
-        besides_bytes: of weights that ``model`` leaves out. If these train, their needs are unknown, and the heap keeps
-            freed memory.
+    ``besides_bytes`` are weights that ``model`` leaves out. If these train, their needs are unknown, and the heap keeps
+    freed memory. ``data_bytes`` are rows and tokenizer.
     """
     if besides_bytes and job.method.full_parameters:
         keep_freed_memory()

@@ -36,7 +36,6 @@ class RunExpectation:
 
     Attributes:
         digest: of the plan; a peer with another one is refused.
-        node: the receiving node.
         compute_dtype: element type of the tensors passed to the sink.
         start: item from which the run continues; None = from its first.
         max_blob_bytes: size limit of a head or of a unit's gradient.
@@ -94,8 +93,6 @@ class FrameCheck:
     Safe for threads: the link's reader admits, the compute thread returns credits.
 
     Args:
-        expectation: of the run.
-        source: node that sends the frames.
         turns: shared by all links of the node.
     """
 
@@ -273,8 +270,7 @@ class KnownTurn(NamedTuple):
 
     Before the turn's grant it is a plan in which every unit trains that any decision could let train.
 
-    Attributes:
-        is_open: whether the operations of its items are not decided yet.
+    ``is_open``: the operations of its items are not decided yet.
     """
 
     turn: Turn

@@ -76,13 +76,7 @@ DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """The sending node of a link, with its run and plan.
-
-    Attributes:
-        source: node that sends.
-        digest: of the plan.
-        wire_dtype: of its tensors.
-    """
+    """The sending node of a link, with its run and plan."""
 
     run_id: str
     placement_number: int
@@ -112,9 +106,7 @@ class Ack(NamedTuple):
 
     Attributes:
         credits: number of hidden states taken out of the receiver's inbox.
-        boundary: of these credits.
         refusal: why a frame was refused and dropped; empty = none.
-        error: class name of ``ringtune.errors`` for the refusal.
     """
 
     credits: int
@@ -247,9 +239,7 @@ def messages(header: ring_pb2.FrameHeader, parts: Iterable[Piece], chunk_bytes: 
 class Received(NamedTuple):
     """A whole payload with its header; its bytes are not shared.
 
-    Attributes:
-        payload: of a tensor.
-        blob: of any other kind, in the received pieces; empty for a tensor.
+    A tensor has a ``payload``; any other kind a ``blob`` in the received pieces.
     """
 
     header: ring_pb2.FrameHeader
@@ -261,7 +251,6 @@ class FeedResult(NamedTuple):
     """The outcome of one message.
 
     Attributes:
-        received: a whole payload.
         error: a refusal; with ``received`` it is of the previous payload, which was cut short.
         is_goodbye: whether the sender ends the link in order.
     """

@@ -59,7 +59,6 @@ class _Tensor:
     sent_unix_s: float
 
     def action(self, target: str) -> Action:
-        """The send action."""
         return message(Op.SEND, self.key, target)
 
 
@@ -69,7 +68,6 @@ class _Parcel:
     data: Pieces
 
     def action(self, target: str) -> Action:
-        """The send action."""
         return message(Op.SEND, self.key, target)
 
 
@@ -91,8 +89,6 @@ class OutLink:
     """The sending end of a link to the node ``target``.
 
     Args:
-        target: node at the other end.
-        address: its ``host:port``.
         hello: this node, its run and its plan.
         on_ack: called with (target, ack) for every credit and refusal, by the link's reader thread.
         on_broken: called with (target, reason) once if the link breaks before ``close``, by a thread of the link.

@@ -97,7 +97,6 @@ class _Received:
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
-        """Count a message."""
         with self._lock:
             self.num_bytes += num_bytes
 
@@ -138,7 +137,6 @@ def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Itera
 
 
 def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
-    """Answer the messages of one probe that request it."""
     wants_busy = _BUSY in context.invocation_metadata()
     with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # the caller ends the probe by cancelling
         if wants_busy:
@@ -154,13 +152,7 @@ def measure_link(
 ) -> LinkRate:
     """Measure one direction of one link.
 
-    Args:
-        source: this node, for error messages.
-        target: the other one.
-        address: its ``host:port``.
-        message_bytes: of a hidden state.
-        timeout_s: for the whole measurement.
-        brief: with fewer messages.
+    ``message_bytes`` is the size of a hidden state; with ``brief`` fewer messages are sent.
 
     Raises:
         ConnectionFailedError: nothing answers there.
@@ -218,10 +210,7 @@ class Probe:
     """One stream of messages to the target, with the thread that reads the answers.
 
     Args:
-        address: of the target, ``host:port``.
         message_bytes: of a long message.
-        timeout_s: for the whole probe.
-        effort: amounts of messages.
         busy_target: whether the target computes meanwhile.
         peer: the target in its certificate; None = any member.
 
@@ -369,7 +358,6 @@ class Probe:
 
 
 def _asking(num_bytes: int) -> bytes:
-    """Return a message that requests its arrival time."""
     return control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(num_bytes)).SerializeToString()
 
 
@@ -384,11 +372,8 @@ class ProbePlan(NamedTuple):
     """Amounts of messages of a measurement.
 
     Attributes:
-        pings: number of small messages.
         alone: number of long messages sent one by one.
         alone_s: about the most seconds of one of them; on slower links they are shorter.
-        min_windows: of a stream.
-        min_s: of all windows together.
         window_s: about the most seconds of a window.
     """
 
@@ -410,7 +395,6 @@ class Windows:
 
     Args:
         latency_s: of the link; with a long one both ends need some round trips to reach full speed.
-        effort: number of windows, and seconds of all.
         rate_bytes_per_s: estimate; infinite if the link is not known to be slow.
 
     Attributes:
@@ -464,13 +448,7 @@ def computing_lost_s_per_byte(
 ) -> float:
     """Compute for ``computing_s``, the last two thirds of it while messages are sent and received.
 
-    Args:
-        source: this node, for error messages.
-        target: the node to send to.
-        address: its ``host:port``.
-        message_bytes: of a hidden state.
-        computing_s: seconds; all nodes of the ring are asked at the same moment.
-        timeout_s: for the whole measurement.
+    All nodes of the ring are asked at the same moment. ``message_bytes`` is the size of a hidden state.
 
     Returns:
         Seconds of computing lost per byte sent or received.
@@ -512,11 +490,7 @@ _BURNER_JOIN_S = 5.0
 
 
 class CpuLoad:
-    """A thread that hashes zeros outside the interpreter's lock while a ``with`` block runs.
-
-    Attributes:
-        pieces: number of hashed pieces.
-    """
+    """A thread that hashes zeros outside the interpreter's lock while a ``with`` block runs."""
 
     def __init__(self) -> None:
         self.pieces = 0
@@ -524,7 +498,6 @@ class CpuLoad:
         self._thread = threading.Thread(target=self._burn, name="probe-burner", daemon=True)
 
     def __enter__(self) -> CpuLoad:
-        """Start hashing."""
         self._thread.start()
         return self
 

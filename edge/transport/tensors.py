@@ -55,7 +55,6 @@ class EncodedTensor:
     Attributes:
         dtype: a key of ``WIRE_TYPES``.
         parts: flat byte views in the order of the wire; they keep their tensors alive.
-        payload_bytes: of all parts together.
         mask_bytes: bytes of the mask at the end; 0 = no mask.
         exponent: the receiver multiplies the elements by ``2 ** exponent``; float16 only, else 0.
     """
@@ -78,10 +77,8 @@ def wire_bytes(shape: Sequence[int], dtype: str, mask_bytes: int = 0) -> int:
 def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> EncodedTensor:
     """Encode a tensor and its mask as the bytes of the wire.
 
-    Args:
-        tensor: (B, T, D) or any other shape with at least one element; any float type, any device.
-        mask: (B, T) of zeros and ones, or None.
-        dtype: a key of ``WIRE_TYPES``.
+    ``tensor`` is (B, T, D) or any other shape with at least one element, of any float type on any device; ``mask`` is
+    (B, T) of zeros and ones, or None; ``dtype`` a key of ``WIRE_TYPES``.
 
     Returns:
         Views on memory: of the tensor itself if type and layout already match, so it must not change before the bytes

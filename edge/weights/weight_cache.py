@@ -179,7 +179,6 @@ class CheckedFile:
 
     Args:
         what: for messages: ``tensor 'x'``.
-        sha256: of its content, hex.
         header: before the content; not part of the digest.
 
     Attributes:

@@ -65,7 +65,6 @@ class ModelFetcher:
         find_sources: returns ``host:port`` of the other nodes, with or without a copy; may raise ``grpc.RpcError``.
 
     Attributes:
-        offers: model folders that other nodes may fetch.
         fetched_bytes: bytes of tensors received since this node started.
     """
 
@@ -236,8 +235,7 @@ _CALL_ERRORS = (grpc.RpcError, grpc.FutureCancelledError, RingTuneError)
 class Sources:
     """Peers that may have the model; as a context manager it closes their channels.
 
-    Args:
-        addresses: ``host:port``, asked in this order.
+    ``addresses``, ``host:port``, are asked in their order.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -397,7 +395,6 @@ class PendingFetch(NamedTuple):
     """The run that waits for a fetch.
 
     Attributes:
-        deadline_s: monotonic seconds.
         stop: set when the run is released.
         idle_s: a stream without bytes for this long is cancelled.
     """
@@ -442,10 +439,7 @@ class SourceRotation:
     def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
         """Choose the next source after a stream ended, or give up; return the seconds to wait first.
 
-        Args:
-            error: of the stream; None if the source ended it.
-            what: names the missing data in messages.
-            is_further: whether any bytes arrived.
+        ``error`` = None: the source ended the stream. ``is_further``: bytes have arrived.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
