@@ -235,7 +235,7 @@ def export_run(
         base_model: id of the base model, ``name`` or ``owner/name``; default: the name of its folder.
         merge: write a whole model with the adapter merged into its weights, instead of the adapter.
         model: folder of the base model for the merge; None = the run's own.
-        user: whose adapters, if each user has their own; empty: see ``require_user``.
+        user: of the adapters, if each user has their own; empty: see ``require_user``.
 
     Returns:
         SHA-256 of every file, by name.

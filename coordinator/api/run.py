@@ -276,7 +276,7 @@ def evaluate(
         model: folder of the base model on this machine; None = the job's ``model.path``.
         columns: names of columns by key of ``[data]``, if the file has others than the job.
         missing: ``skip`` leaves rows with an empty cell out, ``error`` refuses them; empty = as in the job.
-        user: whose adapters, if each user has their own.
+        user: of the adapters, if each user has their own.
         join_s: seconds for the started process to join.
         insecure: whether the coordinator may be on another machine without encryption.
         tell: gets a line with result, rows and nodes of the evaluation.

@@ -220,7 +220,7 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
     by_id = {record.run_id: record for record in records}
     found = [record for record in records if may(record) and resumed_by(by_id, record.run_id) is None]
     if not found:
-        raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists what it keeps")
+        raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists its runs")
     if len(found) > 1:
         names = ", ".join(record.run_id for record in found)
         raise UsageError(f"there is more than one {what} at this coordinator: {names}; name one")

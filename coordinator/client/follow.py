@@ -340,7 +340,7 @@ def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
     """
     path = folder / LOG
     if not path.is_file():
-        raise UsageError(f"{path} is not there: the run was not detached, so it speaks in its own terminal")
+        raise UsageError(f"{path} is not there: the run was not detached, so its output is in its own terminal")
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             goes_on = follow and is_running(place.pid)

@@ -473,7 +473,7 @@ def require_inputs_elsewhere(folder: Path, job: Job) -> None:
     for key, text in inputs.items():
         path = Path(text).resolve()
         if text and any(path == place or place in path.parents for place in places):
-            raise UsageError(f"{key} = {text!r} lies where the run writes its own files; give another --out")
+            raise UsageError(f"{key} = {text!r} is where the run writes its own files; give another --out")
 
 
 def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:

@@ -265,7 +265,7 @@ class Client(Connection):
         except RingTuneError as error:
             self.goes_on = True
             come_back = self._reattach_hint(run_id)
-            raise InterruptedRunError(f"stopped here, but not there: {error}. {come_back}") from error
+            raise InterruptedRunError(f"stopped here, but not at the coordinator: {error}. {come_back}") from error
 
     def _reattach_hint(self, run_id: str) -> str:
         words = [hint(*words, coordinator=self.address) for words in (("logs", run_id, "--follow"), ("fetch", run_id))]

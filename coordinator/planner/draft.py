@@ -47,7 +47,7 @@ class Draft:
         credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
         velora: VeLoRA that ``auto`` may give to slices; None if the course has it already, or no layer can have it.
-        state_on_disk: whether the optimizer state of units that do not train now lies in files.
+        state_on_disk: whether the optimizer state of units that do not train now is in files.
         copies: whether hosts keep the state at the end of the last turns, and copies of another host's.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
     """
@@ -137,7 +137,7 @@ class Draft:
 
 
 def drafts_of(part: Plan) -> tuple[Draft, ...]:
-    """Return the drafts with which the rest of a run is placed anew.
+    """Return the drafts for another placement of the rest of a run.
 
     The first keeps all activations. If blocks of the present placement run again, a second draft recomputes all trained
     blocks of a slice, so that more may fit. The caller checks memory with the blocks that really run again.

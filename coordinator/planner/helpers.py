@@ -82,7 +82,7 @@ def _text(helper_of: object) -> str:
 
 
 MAX_TRIED: Final = 3
-"""Most nodes that are tried as the helper of one host: those whose blocks take the least time."""
+"""Most nodes that are tried as the helper of one host: those with the fastest blocks."""
 
 
 def chosen_with(choice: Choice | None, taken: Mapping[str, str], seconds: float | None) -> Choice | None:

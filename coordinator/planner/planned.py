@@ -131,7 +131,7 @@ class JobTime:
 def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
     """Predict the steps of a plan from measured times; None if a node has none, or the plan's moves were not judged."""
     if planned.plan.moves:
-        is_known = planned.phases is not None and planned.phases.is_taken  # else nobody has judged the moves
+        is_known = planned.phases is not None and planned.phases.is_taken  # else the moves were not judged
         return JobTime(steps_s=planned.phases.moving_s, by="simulator") if planned.phases and is_known else None
     scores_s = _scores_s(planned.plan, profile, optimizer)
     lacks = bool(planned.plan.placement.helpers)

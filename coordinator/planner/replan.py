@@ -1,4 +1,4 @@
-"""Another placement for a run under way: without lost nodes, or after nodes and links have changed their speed.
+"""Another placement for a running run: without lost nodes, or after nodes and links have changed their speed.
 
 Candidates are the present placement, and the best rings and stages with several hosts for all steps and for stretches
 of the remaining ones. The simulator judges them with the times of the newest turns, for the remaining steps.

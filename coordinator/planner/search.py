@@ -108,7 +108,7 @@ def split_blocks(
 ) -> tuple[int, ...] | None:
     """Split blocks into contiguous slices: the slowest slice is fast, and the counts are even.
 
-    Of the splits whose slowest slice is at most 15 % slower than the best one, the most even is taken. Remaining blocks
+    Of the splits with a slowest slice at most 15 % slower than the best one, the most even is taken. Remaining blocks
     go to earlier nodes, which train last: 10 blocks on four equal nodes are 3, 3, 2, 2.
 
     Args:

@@ -200,9 +200,9 @@ def _counted(
         block = None if path == HEAD_FILE else block_of(name)
         where = f"node {node} sent {path} with tensor {shown(name)}"
         if block is None and not (is_holder and (is_whole or path == HEAD_FILE)):
-            raise _refused(f"{where}, which is not its to send")
+            raise _refused(f"{where}, which it may not send")
         if block is not None and block not in blocks:
-            raise _refused(f"{where} of a block that it does not answer for")
+            raise _refused(f"{where} of a block that it may not send")
         if info.dtype != dtype and not (block is None and is_whole):
             raise _refused(f"{where} in numbers of type {info.dtype} instead of {dtype}")
         if block is not None:

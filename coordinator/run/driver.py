@@ -81,7 +81,7 @@ class AbsentNodes:
         if self._job.recovery.owners != SKIP_OWNER:
             return f"no other node has the rows of {', '.join(owners)}; or set recovery.owners = 'skip'"
         if len(owners) == len(course.owners):
-            return "no other node than they owns rows"
+            return "no other node owns rows"
         return wait_reason(course, owners[0])
 
     def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:

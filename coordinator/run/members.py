@@ -156,7 +156,7 @@ class Registry:
             TrustError: the node was removed.
         """
         if member.node in self._refused:
-            raise TrustError(f"{self._refused[member.node]}; it may join when the coordinator was started again")
+            raise TrustError(f"{self._refused[member.node]}; it may join after a restart of the coordinator")
         self._forget_ghosts(now_s)
         present = self._members.get(member.node)
         if present and present.instance != member.instance and self._is_alive(present, now_s):

@@ -151,7 +151,7 @@ class Reports:
             copies.append(CopyDigest(message.unit, message.sha256))
             if len(copies) > _MAX_COPIES or len(self._copies) > _MAX_TURNS:
                 raise IntegrityError(
-                    f"node {request.node} reports digests of copies without end; use one version on all machines"
+                    f"node {request.node} reports too many digests of copies; use one version on all machines"
                 )
 
     def _turn_reported(self, node: str, turn: int) -> rd.TurnReported:

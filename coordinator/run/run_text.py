@@ -107,7 +107,7 @@ def fetched_text(command: LogFetched) -> str:
     if not count:
         return ""
     return (
-        f"{format_bytes(count)} of base weights came for placement {command.placement_number} in"
+        f"{format_bytes(count)} of base weights were fetched for placement {command.placement_number} in"
         f" {format_seconds(command.seconds)}, while the run trained"
     )
 

@@ -200,7 +200,7 @@ class Coordinator:
         if was_member:
             self.tell(reason)
         if driver is not None and node in driver.nodes:
-            driver.node_failed(node, PeerLostError(f"{reason}; the run can't have it any more"))
+            driver.node_failed(node, PeerLostError(f"{reason}; the run can't use it any more"))
         return was_member
 
     def drain_node(self, node: str, *, undo: bool) -> str:
@@ -510,7 +510,7 @@ class ShutdownSignals:
             coordinator.drain(run_id, "the coordinator was stopped")
         except FrameError:  # it has ended by itself
             return
-        coordinator.tell(f"stopping {run_id} with a checkpoint; the same again stops at once")
+        coordinator.tell(f"stopping {run_id} with a checkpoint; the same signal again stops at once")
         deadline_s = time.monotonic() + SAVE_S
         while coordinator.driven() and self._count < 2 and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)

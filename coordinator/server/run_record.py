@@ -39,7 +39,7 @@ class RunRecord:
         num_steps: of the whole run; 0 = there is no plan yet.
         steps_done: reported optimizer steps, those of the resumed runs included.
         saved_step: of the newest checkpoint; -1 = none.
-        kept_step: last step of the newest turn whose end all nodes keep in memory; -1 = none.
+        kept_step: last step of the newest turn of which all nodes keep the end in memory; -1 = none.
         is_fetched: whether a user has all of its events.
         size_bytes: of its events on the disk.
         nodes: that take part or were inspected for it; empty before that.

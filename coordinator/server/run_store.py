@@ -337,8 +337,8 @@ class RunStore:
             make_folder(folder / _RUNS)
         self._held = FileLock(
             folder / _LOCK,
-            busy=f"another coordinator, {{holder}}, keeps its runs in {folder}; end it or give this one its own folder "
-            "with --state",
+            busy=f"another coordinator, {{holder}}, stores its runs in {folder}; end it or give this one its own "
+            "folder with --state",
         )
         self._held.acquire()
         self._find()

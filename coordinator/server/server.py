@@ -201,7 +201,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def _begin_upload(self) -> None:
         if not self._uploads.acquire(blocking=False):
-            raise BusyError(f"{_MAX_UPLOADS} results are sent here, or evaluated, already; try again soon")
+            raise BusyError(f"{_MAX_UPLOADS} results are already being uploaded or evaluated; try again soon")
 
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request
@@ -379,7 +379,7 @@ def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
         server = Server(address, add, max_workers=_MAX_JOINING, max_calls=2 * _MAX_JOINING, is_public=True)
     except ConnectionFailedError as error:
         raise ConnectionFailedError(
-            f"can't listen on {address}, where those with a token are answered; take another --join-port"
+            f"can't listen on {address}, the port for joining with a token; take another --join-port"
         ) from error
     keeper.serves_at(server.port)
     return server

@@ -115,7 +115,7 @@ class ActiveRun:
             InterruptedRunError: there was a later call.
         """
         if number != self._num_loads:
-            raise InterruptedRunError(f"node {self.node} was given the saved result once more")
+            raise InterruptedRunError(f"node {self.node} got the saved result again")
 
     def figures(self) -> dict[str, Any]:
         """Return this node's figures of the current run, for JSON."""

@@ -50,8 +50,8 @@ class Membership:
         identity: the node's facts in its request to join.
         on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
             runs: another one may have begun while a heartbeat was under way) and the reason.
-        on_gone: called once if the coordinator is gone for good (``rejoin`` is false).
-        rejoin: whether to join again after the coordinator was gone.
+        on_gone: called once if the coordinator is lost and ``rejoin`` is false.
+        rejoin: whether to join again after the coordinator was lost.
         clock: is compared with the coordinator's at every answer.
         on_answer: called at every answered heartbeat with the removed certificates, serial -> reason.
     """
@@ -101,7 +101,7 @@ class Membership:
             give_up: set to return without having joined.
 
         Raises:
-            ConnectionFailedError: nobody answers within ``timeout_s``, or not in time.
+            ConnectionFailedError: nothing answers within ``timeout_s``, or not in time.
             BusyError: the name stays taken.
             TrustError: one side does not take the other's certificate.
             RingTuneError: the coordinator refuses for another reason.
@@ -129,7 +129,7 @@ class Membership:
             _LOG.warning("node %s can't join yet, %s: %s", self._identity.node, what_now, error)
 
     def leave(self, *, timeout_s: float = 2.0) -> None:
-        """Stop the heartbeats and tell the coordinator; a coordinator that is gone is no error."""
+        """Stop the heartbeats and notify the coordinator; one that does not answer is no error."""
         self._leaving.set()
         if not self._thread.is_alive():
             return

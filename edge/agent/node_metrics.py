@@ -71,7 +71,7 @@ def figures_text(figures: NodeMetrics) -> bytes:
             of_node: dict[str, Any] = {"labels": ["node"]}
             for name, text, value in (
                 ("ringtune_node_rss_bytes", "Resident memory of the node.", figures.rss_bytes),
-                ("ringtune_node_budget_bytes", "What the node lets a run use.", figures.budget_bytes),
+                ("ringtune_node_budget_bytes", "Memory that a run may use.", figures.budget_bytes),
                 ("ringtune_node_running", "1 = it works on a run, 0 = it does not.", int(bool(figures.run_id))),
             ):
                 gauge = GaugeMetricFamily(name, text, **of_node)

@@ -278,7 +278,7 @@ def announced(
         network = Zeroconf(interfaces=list(interfaces) or InterfaceChoice.All)
     except OSError as error:
         raise UsageError(
-            f"can't look for a coordinator on this network ({error}); give --coordinator HOST:PORT"
+            f"can't search for a coordinator on this network ({error}); give --coordinator HOST:PORT"
         ) from error
     with contextlib.closing(network):
         browser = ServiceBrowser(network, SERVICE, Listener())

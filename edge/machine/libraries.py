@@ -1,6 +1,6 @@
 """The numeric libraries of an agent: loaded while it is idle, with limited threads, used on one thread.
 
-Loaded unprepared, the first run of an agent is slow and its slice looks large: ``transformers`` imports every optional
+Loaded unprepared, the first run of an agent is slow and its slice seems large: ``transformers`` imports every optional
 package that it finds, and torch's compiler and distributed tensors (seconds and a hundred megabytes that no slice
 uses), and the code of torch's kernels is read from the disk page by page at their first use.
 

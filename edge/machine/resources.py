@@ -4,7 +4,7 @@ glibc allocates blocks of some MiB from the kernel and returns them when freed, 
 thousand page faults: a third of the receiver's CPU time for 4 MiB tensors (measured: 1.7 ms instead of 2.9 ms each). So
 an agent keeps freed memory, up to ``KEPT_BYTES`` of resident memory.
 
-By default glibc gives each thread a heap of its own (an arena), whose free memory other threads can't use; an agent has
+By default glibc gives each thread a heap (an arena), with free memory that other threads can't use; an agent has
 a dozen threads. With one arena for all the demo's nodes peak 4 to 18 MiB lower, at the same speed of the channel
 (``python -m tests.bench.channel``).
 

@@ -77,12 +77,12 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
 def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> None:
     if header.run_id != expectation.run_id:
         raise FrameError(
-            f"a frame of run {header.run_id!r} came from node {header.source!r}, node {expectation.node} works on "
+            f"a frame of run {header.run_id!r} arrived from node {header.source!r}, node {expectation.node} works on "
             f"run {expectation.run_id!r}; end the other run"
         )
     if header.placement_number != expectation.placement_number:
         raise FrameError(
-            f"a frame of placement {header.placement_number} came from node {header.source!r}, now is "
+            f"a frame of placement {header.placement_number} arrived from node {header.source!r}, the current one is "
             f"{expectation.placement_number}; it is dropped"
         )
 
@@ -116,7 +116,9 @@ class FrameCheck:
             raise FrameError(f"a frame has the source node {header.source!r}, the link is node {self._source}'s")
         kind = NAMES.get(header.kind)
         if kind is None:
-            raise FrameError(f"a frame of kind {header.kind} came from node {self._source}; use one version everywhere")
+            raise FrameError(
+                f"a frame of kind {header.kind} arrived from node {self._source}; use one version everywhere"
+            )
         if kind in PARCELS:
             self._admit_parcel(header, kind)
         elif kind in (Payload.HEAD, PROBE):
@@ -170,9 +172,7 @@ class FrameCheck:
             raise self._far(header, "a turn")
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
-            raise FrameError(
-                f"{as_text(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
-            )
+            raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
         self._check_new(known.turn, header)  # a duplicate takes no credit
         most = max_waiting(known.plan, kind, self._source, self._expectation.node)
         self._take_credit(header, credit_boundary(self._course, kind), most)
@@ -188,7 +188,7 @@ class FrameCheck:
         before = self._turns.holder_before(known.turn)
         if (before, known.turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
-                f"{as_text(header)} came to node {self._expectation.node}, but that turn's head goes from node "
+                f"{as_text(header)} arrived at node {self._expectation.node}, but that turn's head goes from node "
                 f"{before or 'none'} to node {known.turn.owner}; it is dropped"
             )
         self._remember(known.turn, header)
@@ -202,9 +202,7 @@ class FrameCheck:
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         rows = self._rows(header, item)
         if (header.boundary, kind) not in self._receives(known, item, header.micro):
-            raise FrameError(
-                f"{as_text(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
-            )
+            raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
         self._check_shape(header, rows, kind)
         self._check_new(known.turn, header)  # a duplicate takes no credit
         if kind == Payload.HIDDEN:

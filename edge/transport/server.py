@@ -339,7 +339,7 @@ class RingServicer:
             run.turns.done_before(index)
 
     def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
-        """Return credits for hidden states of ``source`` at ``boundary``; ignored if its link is gone.
+        """Return credits for hidden states of ``source`` at ``boundary``; ignored if its link has ended.
 
         Credits are returned in batches of a quarter of the plan's credits, so the sender always has the rest.
         """

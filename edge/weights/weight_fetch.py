@@ -204,7 +204,7 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
                 file.write(data, "an equal tensor")
             file.finish()
     _LOG.info(
-        "run %s: %d of %d tensors were in the cache; %s came in %.1f s",
+        "run %s: %d of %d tensors were in the cache; %s were fetched in %.1f s",
         wanted.run_id,
         len(tensors) - len(missing),
         len(tensors),
@@ -354,7 +354,7 @@ class Sources:
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     """Finish a file if all of its bytes are there.
 
-    A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched anew.
+    A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched again.
 
     Raises:
         IntegrityError: ``address`` sent other bytes than the manifest says.
@@ -367,7 +367,7 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     except IntegrityError as error:
         if origins == {address}:
             raise
-        _LOG.warning("%s; it is fetched anew", error)
+        _LOG.warning("%s; it is fetched again", error)
 
 
 def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
@@ -382,7 +382,7 @@ def _as_error(error: Exception, address: str) -> RingTuneError:
         return error
     if isinstance(error, grpc.RpcError):
         return error_of_call(error, peer=f"the source {address}")
-    return ConnectionFailedError(f"the source {address} brought nothing for too long")
+    return ConnectionFailedError(f"the source {address} sent nothing for too long")
 
 
 _IDLE_S = 15.0

@@ -223,7 +223,7 @@ def test_run_waits_for_any_node_with_room_where_nothing_fits(comer: str) -> None
     assert result.finish == rd.Finish("", "")
     (waited,) = waits(result)
     assert waited.nodes == ("b",)
-    assert waited.why == "node b is lost, and nothing fits any more; another node with room does as well"
+    assert waited.why == "node b is lost, and nothing fits any more; another node with room can take its place"
     (recovery,) = recoveries(result)
     assert comer in recovery.part.nodes
     assert story(result) == story(wanted)

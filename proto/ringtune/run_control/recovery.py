@@ -276,7 +276,7 @@ class AwaitedNodes:
 
     def told(self) -> AwaitNodes:
         """Make the command that shows the wait."""
-        others = "; another node with room does as well" if self._problem else ""
+        others = "; another node with room can take its place" if self._problem else ""
         return AwaitNodes(self.awaited, self.why + others, self.until_s)
 
     def late(self) -> tuple[str, str]:

@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_run(tmp_path: Path) -> None:
         with (
             Client(f"127.0.0.1:{tap.port}") as client,
             RunFolder(tmp_path / "out") as folder,
-            pytest.raises(InterruptedRunError, match="stopped here, but not there"),
+            pytest.raises(InterruptedRunError, match="stopped here, but not at the coordinator"),
         ):
             client.run(
                 RunRequest(job=JOB, num_nodes=2),

@@ -119,11 +119,11 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
         ({"placement_number": 0}, "placement 0"),
         ({"source": "c"}, "has the source node 'c'"),
         ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
-        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
+        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not in the plan"),
         ({"kind": 99}, "kind 99"),
         ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
         ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
-        ({"boundary": 1}, "not foreseen"),
+        ({"boundary": 1}, "not in the plan"),
         ({"micro": 2}, "has 2 micro-batches"),
         ({"micro": 2**32 - 1}, "micro-batches"),
         ({"shape": (3, 6, 8)}, "shape [3, 6, 8], expected [2, 1..6, 8]"),
@@ -201,7 +201,7 @@ def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
     for header in late:
         check.admit(header)
     too_soon = next(_sent(of.decided((8, 10, 16)), "a", "b"))
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         _check(of, "b", "a").admit(too_soon)
 
 
@@ -359,7 +359,7 @@ def test_checks_admit_what_any_table_brings_before_the_grant_and_only_its_own_af
     for turn in sent[: first.index + 1]:
         turns.granted(dataclasses.replace(turn, operations=table if turn is first else None))
     FrameCheck(expectation(of, node), owner, turns).admit(header(owner))
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         FrameCheck(expectation(of, node), before, turns).admit(header(before))
 
 
@@ -458,7 +458,7 @@ def test_window_goes_by_what_a_grant_says() -> None:
     check.admit(tensor_header(of, "b", unfrozen, 2))
     for turn in turn_sequence(of.course):
         turns.granted(dataclasses.replace(turn, unfreeze_at=(8, 14) if turn.first_step >= 8 else ()))
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         check.admit(tensor_header(of, "b", unfrozen._replace(micro=1), 2))
     check.admit(tensor_header(of, "b", unfrozen._replace(seq=14), 2))
 
