@@ -47,8 +47,7 @@ _LOOK_S = 0.2
 class RowPrediction(NamedTuple):
     """A row and its prediction.
 
-    Attributes:
-        said: ``predicted`` and further fields of the task.
+    ``said`` has ``predicted`` and further fields of the task.
     """
 
     row: Mapping[str, Any]

@@ -30,7 +30,7 @@ class SimulatedPlan:
     measured: MeasuredRun | None
 
     def lines(self) -> list[str]:
-        """Return the whole run as lines, then tables of nodes, links and depths."""
+        """Return the whole run, then tables of nodes, links and depths."""
         return prediction_lines(self.as_run, self.prediction, self.measured)
 
     def to_json(self) -> dict[str, Any]:

@@ -145,13 +145,17 @@ def coordinator(
             metavar="DIR", help="Folder for runs until they are fetched. Default: in the user's state folder."
         ),
     ] = None,
-    keep_days: Annotated[float, typer.Option(metavar="DAYS", min=0, help="How long a fetched run is kept.")] = 7.0,
+    keep_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="Days that a fetched run is kept after its end.")
+    ] = 7.0,
     keep_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Disk space for all runs; only fetched ones are deleted for it.")
     ] = "10GiB",
     keep_unfetched_days: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", min=0, help="How long a run that was not fetched is kept. Default: for ever."),
+        typer.Option(
+            metavar="DAYS", min=0, help="Days that a run that was not fetched is kept after its end. Default: for ever."
+        ),
     ] = None,
     take_up_hours: Annotated[
         float,

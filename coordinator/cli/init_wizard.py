@@ -213,8 +213,6 @@ class WizardOptions:
 
     Attributes:
         folder: of the job file, to which its paths are relative.
-        model: folder, or id on a hub.
-        columns: key of ``[data]`` -> column.
     """
 
     folder: Path

@@ -87,10 +87,7 @@ class Ranking(Generic[Option]):
 
 
 class ItemEnds:
-    """An observer that notes the end of the last action of every item.
-
-    Args:
-        last: last item that counts; None = all count.
+    """An observer that notes the end of the last action of every item, up to item ``last`` if given.
 
     Attributes:
         is_over: whether it has called ``stop``.

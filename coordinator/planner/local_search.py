@@ -222,8 +222,6 @@ class LocalResult:
     """Result of a local search.
 
     Attributes:
-        ring: the best ring; None if none fits.
-        value_s: its predicted seconds under the costs of the search.
         pool: the best ring of every set of hosts that was evaluated, best first.
         was_cut: whether the clock ended the search before its evaluations were used up.
         is_complete: whether every ring was evaluated, so that none is better.

@@ -101,9 +101,7 @@ Exchange = Callable[[Sequence[int], int], float]
 class Stage:
     """A stage of a layout.
 
-    Attributes:
-        nodes: indices of its hosts.
-        shares: micro-batches of a step that each of them takes.
+    ``nodes`` are indices of its hosts, ``shares`` the micro-batches of a step of each.
     """
 
     nodes: tuple[int, ...]
@@ -439,7 +437,7 @@ def _of_interest(ranked: Sequence[tuple[float, Layout]]) -> list[tuple[float, La
 
 
 def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
-    """Return ``_JUDGED`` options, the first of each draft and of each number of stages among them."""
+    """Return the first option of each draft and of each number of stages, and others up to ``_JUDGED``."""
     firsts: dict[tuple[str, int, str], _Option] = {}
     for one in options:
         course = one.plan.course

@@ -588,9 +588,9 @@ def judged_again(
 
 
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return at most ``_CANDIDATES`` candidates within ``_NEAR`` of the best predicted seconds.
+    """Return ``_CANDIDATES`` candidates within ``_NEAR`` of the best predicted seconds, or more for more kinds.
 
-    The best of each pair of micro-batches and wire dtype is always among them.
+    A kind is a pair of micro-batches and wire dtype; the best candidate of each kind is always returned.
     """
     near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
     kinds = list(dict.fromkeys((one.draft.course.microbatches, one.draft.course.wire_dtype) for one in near))

@@ -186,8 +186,6 @@ class CellResult:
         wall_s: predicted; None if the plan is not possible, like the next ones.
         trained_rows: of all steps; times of equal numbers can be compared.
         fullest_node: node that needs the largest share of its memory budget.
-        fullest_share: that share.
-        error: why the plan is not possible; else empty.
     """
 
     values: tuple[str, ...]

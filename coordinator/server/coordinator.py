@@ -77,13 +77,7 @@ def lost_line(member: Member, silent_s: float) -> str:
 
 
 class RunLogger:
-    """An event sink that passes a line to ``say`` when a run begins and when it ends.
-
-    Args:
-        what: kind of work: run, measurement, plan, evaluation.
-        who: submitter; empty = not known.
-        model: name of its folder.
-    """
+    """An event sink that passes a line to ``say`` when a run begins and when it ends."""
 
     def __init__(
         self, what: str, *, who: str, model: str, say: Callable[[str], None], clock: Callable[[], float]

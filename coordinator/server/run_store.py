@@ -148,7 +148,6 @@ class StoredRun:
     """A run on the disk; one thread writes, any thread reads.
 
     Args:
-        log: to append to; None = the run is over.
         on_saved: called with the step when the manifest of a checkpoint is on disk.
     """
 

@@ -88,7 +88,7 @@ class MigratingAgent(Protocol):
     options: AgentOptions
 
     def current(self) -> ActiveRun | None:
-        """Return the prepared or active run; None if there is none."""
+        """Return the prepared or active run, if any."""
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop."""

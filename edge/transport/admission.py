@@ -264,11 +264,9 @@ class FrameCheck:
 
 
 class KnownTurn(NamedTuple):
-    """A turn with its plan.
+    """A turn with its plan; ``is_open``: the operations of its items are not decided yet.
 
     Before the turn's grant it is a plan in which every unit trains that any decision could let train.
-
-    ``is_open``: the operations of its items are not decided yet.
     """
 
     turn: Turn

@@ -89,7 +89,6 @@ class OutLink:
     """The sending end of a link to the node ``target``.
 
     Args:
-        hello: this node, its run and its plan.
         on_ack: called with (target, ack) for every credit and refusal, by the link's reader thread.
         on_broken: called with (target, reason) once if the link breaks before ``close``, by a thread of the link.
         on_sent: called by the sender thread with each sent message: from the start of its encoding until the connection
