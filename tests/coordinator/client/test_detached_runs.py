@@ -519,7 +519,7 @@ def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> 
     after = replace(one, run_id="r20260102-030406-00000000", takes_up=run_id)
     assert only_run([one, after], lambda _: True, "run") is after, "it goes on with the other one"
     interrupted = replace(one, state="interrupted", message="the coordinator ended before the run did")
-    assert run_table([interrupted, after])[-1].endswith(f"ended before the run did; {after.run_id} goes on with it")
+    assert run_table([interrupted, after])[-1].endswith(f"ended before the run did; {after.run_id} resumes it")
     with pytest.raises(UsageError, match="there is no new run"):
         only_run([one], lambda record: record.is_fetched, "new run")
     with pytest.raises(UsageError, match=f"more than one run at this coordinator: {run_id}, {run_id}; name one"):
