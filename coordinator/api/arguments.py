@@ -1,4 +1,4 @@
-"""Arguments of commands and functions: a job with changes, a run by its folder, errors that name Python arguments."""
+"""Arguments of commands and functions: jobs with changes, runs by folder, errors that name Python arguments."""
 
 from __future__ import annotations
 
@@ -46,13 +46,11 @@ def _value(text: str) -> object:
 
 
 JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
-"""A job file, its sections as a mapping, a job, or nothing where keywords say it all."""
+"""A job file, its sections as a mapping, a ``Job``, or None if all keys are given as keywords."""
 
 
 def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
-    """Read a job that is to be carried out; arguments as ``read_job``.
-
-    A model that it names by its id on a hub is a folder of this machine from here on.
+    """Read a job that will run, with arguments as for ``read_job``; a model id of a hub becomes a local folder.
 
     Raises:
         JobError, UsageError: as ``read_job``.
@@ -64,14 +62,14 @@ def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
 
 
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
-    """Make a job from what was given; keywords win.
+    """Make a job from a file or sections, and keywords, which take precedence.
 
     Args:
-        job: a file (its paths are relative to its folder), or the sections of one as a mapping.
-        keys: ``train__rounds``, or ``train.rounds`` of ``--set``; relative paths are relative to the current folder.
+        job: a file (its paths are relative to its folder), or sections as a mapping.
+        keys: ``train__rounds``, or ``train.rounds`` as in ``--set``; relative paths are relative to the current folder.
 
     Raises:
-        JobError: the job is wrong; names the key.
+        JobError: the job is invalid; names the key.
         UsageError: a keyword is neither an option nor a key of a job, or there is no job.
     """
     overrides = {_dotted(name): _plain(value) for name, value in keys.items()}
@@ -87,10 +85,10 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
 
 
 def _dotted(keyword: str) -> str:
-    """The key of a job that a keyword names: ``train__rounds`` is ``train.rounds``, as is ``train.rounds`` itself.
+    """Return the job key of a keyword: ``train.rounds`` for ``train__rounds`` and for ``train.rounds``.
 
     Raises:
-        UsageError: it names none; with the nearest that does.
+        UsageError: it is none; names the nearest.
     """
     if "." in keyword:
         return keyword
@@ -107,7 +105,7 @@ def _keywords() -> list[str]:
 
 
 def _tables(job: Mapping[str, Any]) -> dict[str, object]:
-    """The sections of a mapping with plain values.
+    """Return the sections of a mapping with plain values.
 
     Raises:
         JobError: a section is no mapping.
@@ -121,7 +119,7 @@ def _tables(job: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """The sections that dotted keys make up."""
+    """Group values by the section of their dotted key."""
     tables: dict[str, dict[str, object]] = {}
     for name, value in values.items():
         section, _, key = name.partition(".")
@@ -130,7 +128,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def _plain(value: object) -> object:
-    """The value as a TOML reader would give it: a path is text, a tuple a list."""
+    """Return the value in the types of a TOML reader: a path as text, a tuple as a list."""
     if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, tuple | list):
@@ -145,26 +143,26 @@ _COMMAND: Final = "ringtune "
 
 
 class HasFolder(Protocol):
-    """What a ``Run`` is to those who only want its files."""
+    """An object with the folder of a run, as ``Run``."""
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """The folder."""
 
 
 RunLike: TypeAlias = HasFolder | str | PathLike[str]
 
 
 def folder_of(run: RunLike) -> Path:
-    """Return the folder of a run, or the path that was given for one."""
+    """Return the folder of a run, or the given path."""
     return Path(run) if isinstance(run, str | PathLike) else run.folder
 
 
 @contextmanager
 def python_words() -> Iterator[None]:
-    """Say errors with arguments of Python: ``--data FILE`` is ``data=FILE``, ``--column`` an entry of ``columns``.
+    """Reword errors of a block for Python: ``--data FILE`` is ``data=FILE``, ``--column`` an entry of ``columns``.
 
-    A command that a message tells to type stays as it is.
+    A command line in a message stays unchanged.
     """
     with reworded(_in_python):
         yield
@@ -172,7 +170,7 @@ def python_words() -> Iterator[None]:
 
 @contextmanager
 def reworded(words: Callable[[str], str]) -> Iterator[None]:
-    """Let errors of a block say what ``words`` makes of their messages."""
+    """Apply ``words`` to the messages of errors raised in the block."""
     try:
         yield
     except RingTuneError as error:
@@ -188,7 +186,7 @@ def _in_python(text: str) -> str:
 
 
 def for_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function of the Python API: its errors name arguments, and an identity on connections ends with it."""
+    """Make a function of the Python API: its errors name arguments, and it speaks with the user's identity."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -199,5 +197,5 @@ def for_python(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of the Python API as a command calls it: its errors name options, and the identity stays."""
+    """Return the function without the wrapper of ``for_python``, for commands: errors name options."""
     return cast(Callable[P, R], inspect.unwrap(function))

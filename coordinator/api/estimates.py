@@ -1,11 +1,11 @@
 """Facts of nodes that do not exist yet, estimated from the model folder and the data files of a job.
 
-Images and rows of tables are counted, rows by the reader of a node, so an error inside a row is found before any node
-starts. Only the tokenizer, which is not here, knows the tokens of a text: where the number of examples depends on them
-(windows of a question's context, blocks of a plain text) it is estimated from characters.
+Rows are counted by the reader that nodes use, so an error in a row is found before a node starts. The number of tokens
+is not known, because the tokenizer is not loaded: windows of a question's context and blocks of a plain text are
+estimated from characters.
 
-Sizes are read from the model's config and safetensors header. Equal speeds are assumed, and the bytes that a forward
-keeps for its backward are computed instead of measured.
+Sizes are read from the model's config and safetensors header. Speeds are assumed equal; bytes that a forward keeps for
+its backward are computed, not measured.
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ class RowCounts:
     """The rows of one file, in file order.
 
     Attributes:
-        examples: how many examples each row becomes.
-        labels: class name of each; empty for a task without classes.
-        users: the user of each row; empty where the job names no column of users.
-        tags: names of the tags of each, each name once; empty for a task without tags.
-        left_out: rows of the file that are left out, by why.
-        columns: of the file; empty where it has none.
-        notes: what a person has to know of how the file was read.
-        left_out_lines: sentences on ``left_out``, with the first lines of the file.
+        examples: number of examples that each row becomes.
+        labels: class name of each row; empty for a task without classes.
+        users: user of each row; empty without a column of users.
+        tags: names of the tags of each row, each once; empty for a task without tags.
+        left_out: reason -> number of rows left out.
+        notes: sentences on how the file was read.
+        left_out_lines: sentences on ``left_out``, with the first line numbers.
     """
 
     examples: tuple[int, ...]
@@ -71,11 +70,11 @@ class RowCounts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all classes or tags, sorted."""
+        """All classes or tags, sorted."""
         return tuple(sorted({*self.labels, *(name for names in self.tags for name in names)}))
 
     def taken(self, rows: Iterable[int]) -> RowCounts:
-        """Count these rows alone."""
+        """Return the counts of these rows alone, by index."""
         chosen = list(rows)
         return RowCounts(
             examples=tuple(self.examples[row] for row in chosen),
@@ -86,7 +85,7 @@ class RowCounts:
 
     @property
     def by_user(self) -> list[tuple[str, int]]:
-        """User and number of examples of each row; none where the job names no column of users."""
+        """(user, number of examples) of each row; empty without a column of users."""
         return list(zip(self.users, self.examples, strict=True)) if self.users else []
 
 
@@ -94,8 +93,7 @@ def count_rows(file: str, job: Job) -> RowCounts:
     """Count the rows of a file as the job's task reads it.
 
     Raises:
-        DataError: there is no such file, it is not readable, has another form, lacks a column, has rows that can't be
-            used, or none.
+        DataError: the file is missing, unreadable or of another form, lacks a column, has invalid rows, or none.
     """
     path, task = Path(file), job.model.task
     if task == IMAGE_CLASSIFICATION:
@@ -120,7 +118,7 @@ def count_rows(file: str, job: Job) -> RowCounts:
 
 
 def rows_text(counts: Sequence[RowCounts], job: Job) -> list[str]:
-    """Say what is learned from which columns, what is not used, left out, and to be known of the files."""
+    """Return sentences on the rows: columns used and unused, rows left out, notes."""
     task, data = job.model.task, job.data
     if task == IMAGE_CLASSIFICATION:
         lines = [f"{task} of pictures"]
@@ -136,7 +134,7 @@ def rows_text(counts: Sequence[RowCounts], job: Job) -> list[str]:
 
 
 def estimate_note(job: Job) -> str:
-    """Say in words which counts are only estimates; empty if every row is counted."""
+    """Return a sentence on counts that are estimates; empty if every row is counted."""
     what = ""
     if job.model.task == QUESTION_ANSWERING:
         what = "windows of the questions' contexts"
@@ -151,7 +149,7 @@ def estimate_note(job: Job) -> str:
 
 
 def _count_blocks(path: Path, job: Job) -> RowCounts:
-    """Estimate the blocks of ``max_length`` tokens, with the rest as one more if it has two tokens at least.
+    """Estimate the blocks of ``max_length`` tokens; a shorter rest counts if it has at least two tokens.
 
     Example: 3,800 characters are 1,000 tokens, which are 8 blocks of at most 128.
     """
@@ -206,12 +204,11 @@ _DEFAULT_NODES = 2
 
 
 class Estimated(NamedTuple):
-    """What is known of nodes that do not exist yet.
+    """Estimated facts of nodes.
 
     Attributes:
-        facts: by node name.
-        rows: what is to be said of the files of rows, a sentence each.
-        notes: of these what a person has to know of how the files were read.
+        rows: sentences on the rows of all files.
+        notes: those of them on how the files were read.
     """
 
     facts: dict[str, NodeFacts]
@@ -222,10 +219,7 @@ class Estimated(NamedTuple):
 def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     """Estimate the facts of equal nodes, as ``--local N`` would start them.
 
-    Args:
-        job: names model and data.
-        num_nodes: how many; 0 = as many as own data, or two.
-        memory_bytes: budget of each; 0 = a share of this machine.
+    ``num_nodes`` = 0: the number of owners in the job, or two. ``memory_bytes`` = 0: a share of this machine.
 
     Raises:
         ModelError, DataError, JobError, CapacityError: as training would.
@@ -278,7 +272,7 @@ def _counted(job: Job) -> list[RowCounts]:
     """Count the rows of the job's files.
 
     Raises:
-        DataError: as ``count_rows``, of both files at once.
+        DataError: as ``count_rows``, for both files at once.
     """
     counts, problems = [], list[str]()
     for file in filter(None, (job.data.train, job.data.eval)):
@@ -292,7 +286,7 @@ def _counted(job: Job) -> list[RowCounts]:
 
 
 def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[SkippedRows, ...]:
-    """A node's share of the rows that are left out."""
+    """Return a node's share of the rows left out."""
     if index >= num_owners:
         return ()
     total = sum((Counter(counts.left_out) for counts in counted), Counter[str]())
@@ -301,7 +295,6 @@ def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tupl
 
 
 def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCounts]:
-    """Count the rows that are trained on, and those that are evaluated."""
     train = counted[0]
     if job.data.eval:
         return train, counted[1]
@@ -310,7 +303,6 @@ def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCoun
 
 
 def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:
-    """Count the training and evaluation rows that a node would own; a node that is no owner has none."""
     if index >= num_owners:
         return RowCounts(examples=()), RowCounts(examples=())
     mine = split_rows(

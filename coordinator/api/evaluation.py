@@ -1,7 +1,7 @@
-"""Evaluation of a finished run's adapter or model on a file: in one process, or on the nodes of a coordinator.
+"""Evaluation of a finished run's result on a file: in one process, or on the nodes of a coordinator.
 
-Both start an agent here, beside the file. It is the only owner, so the rows stay on this machine. In one process it is
-also the only host; on a ring it is one of the hosts.
+Both start an agent on this machine as the only owner, so the rows stay here. In one process it is also the only host;
+on a ring it is one of the hosts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _STOP_S = 8.0
 
 
 def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path | None:
-    """Choose the file of an evaluation: the one given, or that of the run's job.
+    """Choose the file of an evaluation: the given one, or that of the run's job.
 
     Returns:
-        None for the rows of a ring's nodes, or those that the job holds out of its training rows.
+        None for rows of a ring's nodes, or rows that the job holds out of its training rows.
 
     Raises:
-        DataError: the file is not there.
+        DataError: the file does not exist.
         UsageError: none is given, and the job has none.
     """
     if given is None and (on_ring or of_job.held_out):
@@ -49,19 +49,16 @@ def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path
 
 
 def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Path | None) -> dict[str, Any]:
-    """Evaluate in one process on this machine, and leave nothing behind.
+    """Evaluate in one process on this machine; all files of the evaluation are temporary.
 
-    Args:
-        run: the one with the adapter or model.
-        data: rows, as the job's columns name them; None = those that the job holds out of its training rows.
-        join_s: how long the process may take to start, seconds.
-        model: folder that replaces the job's.
+    ``data`` = None: rows that the job holds out of its training rows. ``model`` replaces the job's; the process has
+    ``join_s`` seconds to start.
 
     Returns:
-        ``count``, ``loss``, ``accuracy`` and what else the task counts.
+        ``count``, ``loss``, ``accuracy`` and further figures of the task.
 
     Raises:
-        RingTuneError: whatever it failed with.
+        RingTuneError: the error of the evaluation.
     """
     job = evaluation_job(run, data, model=model)
     check_rows(job.model.task, job.data)
@@ -81,27 +78,22 @@ def evaluate_on_ring(
     model: Path | None,
     insecure: bool,
 ) -> dict[str, Any]:
-    """Evaluate on the nodes of a running coordinator, with one more node here that owns the rows.
+    """Evaluate on the nodes of a running coordinator, and one more node on this machine that owns the rows.
 
-    Args:
-        run: the one with the adapter or model.
-        data: rows; they stay on this machine. None = those that the nodes have for evaluation.
-        address: ``host:port`` of the coordinator.
-        join_s: how long the node here may take to join, seconds.
-        model: folder that replaces the job's, on this machine; other nodes use their own.
-        insecure: whether the coordinator may be on another machine, without encryption.
+    ``data`` stays on this machine; None = the evaluation rows of the nodes. ``model`` replaces the job's, on this
+    machine only; the node here has ``join_s`` seconds to join.
 
     Returns:
         As ``evaluate_alone``.
 
     Raises:
-        RingTuneError: whatever it failed with.
+        RingTuneError: the error of the evaluation.
     """
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
             came = client.evaluate(evaluation_job(run, None), owner="", saved=run.saved, progress=Progress())
         return _figures(came)
-    options = ["--guest"]  # rows to evaluate on: no training run may take them
+    options = ["--guest"]  # a guest's rows are never used for training
     options += ["--insecure"] if insecure else []
     if model is not None:
         options += ["--model", str(model.resolve())]
@@ -156,7 +148,7 @@ def _figures(came: Outcome) -> dict[str, Any]:
 
 
 def _invitation(client: Client, node: str, file: Path) -> list[str]:
-    """Get a token for the node of this machine, where the coordinator takes nobody without; return its options."""
+    """Get a token for the node of this machine if the coordinator is encrypted; return the node's options."""
     if not is_encrypted():
         return []
     write_durably(file, client.invite(node).encode(), mode=0o600)
@@ -164,7 +156,7 @@ def _invitation(client: Client, node: str, file: Path) -> list[str]:
 
 
 def _free_coordinator(address: str, *, insecure: bool | None) -> Client:
-    """Connect to a coordinator that drives nothing now; refuse a busy one before an agent starts, which takes seconds.
+    """Connect to an idle coordinator; refuse a busy one before an agent is started, which takes seconds.
 
     Raises:
         BusyError: the coordinator drives a run.
@@ -183,7 +175,7 @@ def _free_coordinator(address: str, *, insecure: bool | None) -> Client:
 
 
 def _await_member(client: Client, name: str, ended: list[RingTuneError], join_s: float) -> None:
-    """Wait until the agent ``name`` has joined; raise why it did not."""
+    """Wait until the agent ``name`` has joined; raise its error if it ends before."""
     deadline_s = time.monotonic() + join_s
     while name not in {entry.joined.node for entry in client.nodes()}:
         if ended:

@@ -1,6 +1,6 @@
 """Export of a run's adapter or model: its folder with a model card, checked, and without paths of this machine.
 
-The folder is written under another name and renamed when it is complete, so a full disk leaves no half of one.
+The folder is written under a temporary name and renamed when complete, so a full disk leaves no incomplete folder.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
     """Refuse an adapter with other tensors than config and plan say.
 
-    Args:
-        run: the one with the adapter.
-        config: content of the file that describes it.
-        where: name of that file: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
+    ``config`` is the content of the file ``where``: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
 
     Raises:
         IntegrityError: a file is damaged, or blocks lack tensors.
@@ -77,7 +74,7 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
 
 
 def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out: bool) -> None:
-    """Refuse adapters of the library of which a block lacks tensors that others have."""
+    """Refuse adapters of the library if a block lacks tensors that others have."""
     expected = set().union(*blocks.values())
     for block in range(num_blocks):
         missing = sorted(expected - blocks.get(block, set()))
@@ -90,7 +87,7 @@ def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out:
 
 
 def _check_own(blocks: Mapping[int, set[str]], num_blocks: int, facts: AdapterDescription) -> None:
-    """Refuse auxiliary models of which a block has not as many tensors as their description says."""
+    """Refuse auxiliary models if a block has another number of tensors than their description says."""
     for block in range(num_blocks):
         count, wanted = len(blocks.get(block, ())), own_tensors(facts.parts, block)
         if count != wanted:
@@ -109,11 +106,7 @@ def _leaves_blocks_out(value: Any) -> bool:
 
 
 def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
-    """Refuse a head that is damaged or has other classes than the plan.
-
-    Args:
-        run: the one with the head.
-        config: content of ``head_config.json``.
+    """Refuse a head that is damaged or has other classes than the plan; ``config`` is that of ``head_config.json``.
 
     Raises:
         IntegrityError: a file is damaged, or the classes differ.
@@ -148,7 +141,7 @@ def checked_id(base_model: str) -> str:
 
 
 def private_paths(run: SavedRun) -> tuple[str, ...]:
-    """List the paths of this machine that an export must not name: of model, data, run and home."""
+    """Return the paths that an export must not contain: of model, data, run and home."""
     data = run.job.data
     named = [run.job.model.path, data.train, data.eval]
     parents = [str(Path(path).parent) for path in named if path]
@@ -158,10 +151,10 @@ def private_paths(run: SavedRun) -> tuple[str, ...]:
 
 
 def check_private(name: str, text: str, paths: Iterable[str]) -> None:
-    """Refuse a text that names one of these paths.
+    """Refuse a text with one of these paths.
 
     Raises:
-        IntegrityError: the text names one; says which.
+        IntegrityError: names the path.
     """
     for path in paths:
         if path in text:
@@ -171,13 +164,10 @@ def check_private(name: str, text: str, paths: Iterable[str]) -> None:
 def model_contents(
     run: SavedRun, base_model: str, *, saved: Path | None = None, what: str = "all parameters"
 ) -> tuple[dict[str, Pieces], str]:
-    """Check the model, and return the content of its files by name, and of its card.
+    """Check the model; return the content of its files by name, and its card.
 
-    Args:
-        run: the one with the model.
-        base_model: id of the model that it was trained from; empty = the name of its folder.
-        saved: folder of the model; None = the run's own result.
-        what: trained, in words.
+    ``base_model`` is the id of the model that it was trained from, empty = the name of its folder; ``saved`` = None:
+    the run's own result; ``what`` names the trained part on the card.
 
     Raises:
         UsageError: ``base_model`` is no id.
@@ -199,7 +189,7 @@ def model_contents(
 
 
 def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a model that lacks a tensor, or has another size or other classes than the plan."""
+    """Refuse a model that lacks a tensor, or has other sizes or classes than the plan."""
     known = read_config(saved)
     base_tensors(saved, known)
     size, course = model_dimensions(known), run.plan.course
@@ -214,14 +204,13 @@ def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
 
 
 def _head_classes(config: Mapping[str, Any]) -> object:
-    """Return the classes of AdapterHub's head, if the model has one."""
     heads = config.get("prediction_heads")
     found = [head.get("label2id") for head in heads.values()] if isinstance(heads, dict) else []
     return found[0] if found else None
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """List the files that have the weights, with their index if there is one."""
+    """Return the names of the weight files, with their index if there is one."""
     files = {stored.path.name for stored in read_headers(folder).values()}
     return sorted(files) + ([INDEX_FILE] if len(files) > 1 or (folder / INDEX_FILE).is_file() else [])
 
@@ -238,23 +227,23 @@ def export_run(
     model: Path | None = None,
     user: str = "",
 ) -> dict[str, str]:
-    """Write the adapter or model of a run with a model card to the folder ``target``.
+    """Write the adapter or model of a run, with a model card, to the folder ``target``.
 
     Args:
         folder: of the run.
-        target: has to be absent or empty.
-        base_model: id of the base model, ``name`` or ``owner/name``; by default the name of its folder.
-        merge: write a whole model, with the adapter merged into its weights, instead of the adapter.
-        model: folder of the base model, to merge into; None = the run's own.
-        user: the one with the adapters, where each user has their own; empty = see ``require_user``.
+        target: absent or empty.
+        base_model: id of the base model, ``name`` or ``owner/name``; default: the name of its folder.
+        merge: write a whole model with the adapter merged into its weights, instead of the adapter.
+        model: folder of the base model for the merge; None = the run's own.
+        user: of the adapters, if each user has their own; empty: see ``require_user``.
 
     Returns:
         SHA-256 of every file, by name.
 
     Raises:
-        UsageError: there is no result, or the blocks' own weights trained instead of one; the target is taken, or
-            ``base_model`` is no id; or the adapter can't be merged; or a user is missing or unknown.
-        IntegrityError: the result is damaged, or would tell a local path.
+        UsageError: the run has no result, or no adapter; the target exists; ``base_model`` is no id; the adapter can't
+            be merged; or a user is missing or unknown.
+        IntegrityError: the result is damaged, or contains a local path.
         StorageError: it can't be written.
     """
     run = read_run(folder)
@@ -269,7 +258,7 @@ def export_run(
 
 
 def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None, user: str) -> dict[str, str]:
-    """Let a process write the merged model beside the target, and export that."""
+    """Start a process that writes the merged model beside the target, and export that."""
     try:
         merged = _beside(target)
     except OSError as error:
@@ -286,7 +275,7 @@ def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | N
 
 
 def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
-    """Write the files beside the target, check them, and give the folder its name; return their digests."""
+    """Write the files to a folder beside the target, check them, and rename the folder; return their digests."""
     try:
         part = _beside(target)
     except OSError as error:
@@ -310,7 +299,6 @@ def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
 
 
 def _beside(target: Path) -> Path:
-    """Make a folder of a name that nobody has, beside the target."""
     make_folder(target.parent)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     part.mkdir()
@@ -331,24 +319,23 @@ def _check_target(target: Path) -> None:
 
 
 def _contents(run: SavedRun, base_model: str) -> dict[str, Pieces]:
-    """Check the result, and return the content of every file of the export by name."""
     make = model_contents if run.result.is_model else _adapter_contents
     contents, card = make(run, base_model)
     return _checked(run, contents, card, is_model=run.result.is_model)
 
 
 def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_model: bool) -> dict[str, Pieces]:
-    """Add the card, and refuse files that name a path of this machine."""
+    """Add the card, and refuse files that contain a path of this machine."""
     contents = {**contents, _CARD: Pieces.of(card.encode())}
     paths = private_paths(run)
     for name, content in contents.items():
-        if not (is_model and name.endswith(".safetensors")):  # their headers are checked, their numbers not
+        if not (is_model and name.endswith(".safetensors")):  # weights of a model have no paths
             check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
     return contents
 
 
 def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
-    """Check the adapter, and return the content of its files by name, and of its card."""
+    """Check the adapter; return the content of its files by name, and its card."""
     names = (*run.result.files, *(name for name in run.result.more if (run.saved / name).is_file()))
     configs = {name: read_run_file(run.saved / name) for name in names if name.endswith(".json")}
     adapter = configs[names[0]]

@@ -21,27 +21,23 @@ from ringtune.storage.durable import check_writable, write_durably
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Measurement:
-    """What the nodes and their links take for the work of a job.
-
-    Attributes:
-        profile: of the nodes.
-    """
+    """The measured profile of nodes and links for a job."""
 
     profile: Profile
 
     def lines(self) -> list[str]:
-        """Write the tables of nodes and links for people."""
+        """Return tables of nodes and links for people."""
         return profile_text(self.profile)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``profile.json`` holds."""
+        """Return the content of ``profile.json``."""
         return self.profile.to_json()
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write a file that ``train(profile=...)`` and ``plan(profile=...)`` take; return its path.
+        """Write a file for ``train(profile=...)`` and ``plan(profile=...)``; return its path.
 
         Raises:
-            UsageError: something else than an earlier profile is there.
+            UsageError: something other than an earlier profile is there.
             StorageError: it can't be written.
         """
         require_profile_place(Path(path))
@@ -69,30 +65,29 @@ def measure(
     insecure: bool = False,
     **keys: Any,
 ) -> Measurement:
-    """Let the nodes time every kind of work of a job, and their links; a node remembers its part.
+    """Measure every kind of work of a job on the nodes, and the links; nodes cache their times.
 
-    In the end the nodes train some steps of the job together and throw away what they trained: the times are corrected
-    by what a whole ring takes.
+    At the end the nodes train some steps together, which are discarded; the times are corrected to match a whole ring.
 
     Example: ``ringtune.measure("job.toml", local=3, save="profile.json")``.
 
     Args:
-        job: a job file, a mapping of its sections, or nothing where keywords say it all.
-        local: start so many nodes on this machine.
-        coordinator: ``host:port`` of the one with the nodes to ask, in place of ``local``.
-        save: write the profile there, over an earlier one only.
-        progress: whether it is shown, or what shows it.
-        links: whether the links are measured too; without them there is no rehearsal.
-        fresh: measure anew what nodes remember.
-        busy: nodes of one machine all at once, as they compute in a run; False = one after another.
+        job: a job file, or a mapping of its sections; None if all keys are given as keywords.
+        local: number of nodes to start on this machine.
+        coordinator: ``host:port`` of the coordinator with the nodes, in place of ``local``.
+        save: file for the profile; only an earlier profile is replaced.
+        progress: whether to show progress, or an object that shows it.
+        links: measure the links too; without them there is no rehearsal.
+        fresh: ignore cached times.
+        busy: measure all nodes of one machine at once, as in a run; False = one after another.
         rehearse: end with some steps of the job.
-        nodes: wait until so many nodes have joined the coordinator; 0 = take those that are there.
-        join_s: how long to wait for them, in seconds.
-        insecure: whether the coordinator may be on another machine, without encryption.
-        keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they win over ``job``.
+        nodes: number of joined nodes to wait for; 0 = use those that have joined.
+        join_s: seconds to wait for them.
+        insecure: whether the coordinator may be on another machine without encryption.
+        keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they take precedence over ``job``.
 
     Raises:
-        RingTuneError: the job is wrong, the file can't be written, or nodes can't measure it.
+        RingTuneError: the job is invalid, the file can't be written, or nodes can't measure it.
     """
     require_place(local, coordinator, nodes)
     wanted = job_here(job, keys)

@@ -1,4 +1,4 @@
-"""``ringtune.connect``: a handle to a coordinator, with its nodes and the runs that it keeps."""
+"""``ringtune.connect``: a handle to a coordinator, its nodes and its stored runs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """A handle to a coordinator; ``connect`` makes one. Each call connects anew, so nothing has to be closed.
-
-    Args:
-        address: ``host:port``.
-        insecure: whether it may be on another machine, without encryption.
-
-    Attributes:
-        address: as given.
-    """
+    """A handle to a coordinator, made by ``connect``. Each call opens a connection, so there is nothing to close."""
 
     def __init__(self, address: str, *, insecure: bool = False) -> None:
         self.address = address
@@ -50,17 +42,17 @@ class Coordinator:
         return plan(job, coordinator=self.address, insecure=self._insecure, **options)
 
     def nodes(self) -> Table:
-        """List the nodes that have joined: name, state, rows, cores, memory in bytes, address."""
+        """Return the joined nodes: name, state, rows, cores, memory in bytes, address."""
         from coordinator.screen.listing import node_lines
 
         with self._connected() as client:
             return Table([json.loads(line) for line in node_lines(client.nodes())])
 
     def runs(self) -> Table:
-        """List the runs that the coordinator keeps, oldest first.
+        """Return the stored runs, oldest first.
 
         Raises:
-            RingTuneError: it keeps none, or can't be asked.
+            RingTuneError: the coordinator stores none, or does not answer.
         """
         from coordinator.screen.listing import run_lines
 
@@ -68,19 +60,19 @@ class Coordinator:
             return Table([json.loads(line) for line in run_lines(client.runs())])
 
     def status(self) -> dict[str, Any]:
-        """Tell what the coordinator does now: the run with phase, step and loss, and every node with its state."""
+        """Return the present state: the run with phase, step and loss, and every node with its state."""
         from coordinator.screen.listing import status_json
 
         with self._connected() as client:
             return dict(json.loads(status_json(client.status())))
 
     def fetch(self, run_id: str = "", out: str | PathLike[str] | None = None, *, replace: bool = False) -> Run:
-        """Write the files of a run that the coordinator keeps into a folder, as ``ringtune fetch`` does.
+        """Write the files of a stored run into a folder, as ``ringtune fetch`` does.
 
         Args:
-            run_id: of the run; empty = the only one that is new.
-            out: folder for the run's files; None = one that is named by the id.
-            replace: remove an earlier run's files from the folder.
+            run_id: of the run; empty = the only one that was not fetched yet.
+            out: folder for the run's files; None = one named by the id.
+            replace: replace the files of an earlier run in the folder.
 
         Raises:
             RingTuneError: there is no such run, or the folder can't be used.
@@ -104,14 +96,13 @@ class Coordinator:
 def connect(address: str, *, insecure: bool = False) -> Coordinator:
     """Connect to a coordinator.
 
-    Args:
-        address: ``host:port``, as it was given to ``ringtune coordinator --bind``.
-        insecure: whether it may be on another machine, without encryption; trusted networks only.
+    ``address`` is ``host:port`` of its ``--bind``. With ``insecure`` it may be on another machine without encryption;
+    for trusted networks only.
 
     Raises:
-        UsageError: the address is none, or leaves this machine without ``insecure``; or the versions differ.
-        ConnectionFailedError: nobody answers there.
-        TrustError: one side does not take the other's certificate.
+        UsageError: the address is invalid, or leaves this machine without ``insecure``; or the versions differ.
+        ConnectionFailedError: nothing answers there.
+        TrustError: one side refuses the other's certificate.
     """
     made = Coordinator(address, insecure=insecure)
     with made._connected():

@@ -1,6 +1,6 @@
-"""The model card of an exported adapter or model: its content, its training and its use.
+"""The model card of an exported adapter or model: content, training and use.
 
-It names no machine and no person: owners are counted, paths and names of nodes are left out.
+It contains no name of a machine or person, and no path: owners are counted.
 
 Source: the metadata block of model cards, https://huggingface.co/docs/hub/model-cards.
 """
@@ -100,13 +100,9 @@ model = {loader}.from_pretrained("PATH_OF_THIS_FOLDER")
 
 
 def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Write the text of ``README.md`` beside an adapter.
+    """Return the text of ``README.md`` for an adapter.
 
-    Args:
-        run: what is exported.
-        base_model: id of the model that the adapter belongs to.
-        adapter: content of the file that describes it.
-        digests: SHA-256 of the other files, by name.
+    ``adapter`` is the content of the file that describes the adapter, ``digests`` the SHA-256 of the other files.
     """
     has_head = has_trained_head(run.job.model.task)
     loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
@@ -137,7 +133,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
 
 
 def _choices(run: SavedRun, model_type: str) -> str:
-    """Write the further arguments with which a model that is plugged in has to be loaded."""
+    """Return the further arguments for loading a plugged-in model."""
     labels = run.plan.course.labels
     outputs = len(labels) or (1 if run.job.model.task == REGRESSION else 0)
     found = [f"num_labels={outputs}"] if outputs else []
@@ -153,14 +149,10 @@ def whole_model_card(
     digests: Mapping[str, str],
     what: str = "all parameters",
 ) -> str:
-    """Write the text of ``README.md`` beside a whole model.
+    """Return the text of ``README.md`` for a whole model.
 
-    Args:
-        run: what is exported.
-        base_model: id of the model that it was trained from.
-        config: content of ``config.json``.
-        digests: SHA-256 of the other files, by name.
-        what: trained, in words.
+    ``config`` is the content of ``config.json``, ``digests`` the SHA-256 of the other files, ``what`` names the trained
+    part.
     """
     architecture, loader = architecture_of(config), model_loader(config)
     return _card(
@@ -176,12 +168,12 @@ def whole_model_card(
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Name the class that a model's ``config.json`` names first, such as ``BertForSequenceClassification``."""
+    """Return the first class named in a model's ``config.json``, such as ``BertForSequenceClassification``."""
     return str(next(iter(config.get("architectures") or ("AutoModel",))))
 
 
 def model_loader(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Name the package and the class that load a whole model with its head."""
+    """Return package and class that load a whole model with its head."""
     return (
         ("adapters", "AutoAdapterModel") if "prediction_heads" in config else ("transformers", architecture_of(config))
     )
@@ -216,7 +208,7 @@ def _card(
 
 
 def _of_transformers_5(config: Path) -> list[str]:
-    """Tell how transformers 4 loads a base model whose config only 5 reads; nothing of others, or if it is not here."""
+    """Return how transformers 4 loads a base model with a config of version 5; empty if not needed or not here."""
     values = read_json(config) if config.is_file() else {}
     if not isinstance(values, dict) or not values.get("rope_parameters"):
         return []
@@ -225,7 +217,7 @@ def _of_transformers_5(config: Path) -> list[str]:
 
 
 def _of_last_token(run: SavedRun, model_type: str) -> list[str]:
-    """Tell by which rule a decoder that classifies finds the token that its head reads; nothing for other models."""
+    """Return how a classifying decoder finds the token that its head reads; empty for other models."""
     family = FAMILIES.get(model_type)
     if family is None or CAUSAL_LM not in family.tasks or run.job.model.task not in PAIR_TASKS:
         return []
@@ -268,7 +260,7 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
 
 
 def _settings(name: str, value: Any) -> list[tuple[str, object]]:
-    """List the settings of a method, or of VeLoRA, which the result depends on; those that are off are left out.
+    """Return those settings of a method, or of VeLoRA, that are not off.
 
     Example: of HiFT ``hift, group size`` 1 and ``hift, order`` bottom2up.
     """

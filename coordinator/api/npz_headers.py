@@ -1,6 +1,6 @@
-"""Shape and type of the arrays of an npz file, and short arrays of labels, without reading the images.
+"""Shapes and types of the arrays of an npz file, and arrays of labels, without reading the images.
 
-Numpy is imported where a file is read: the library takes a tenth of a second to load.
+Numpy is imported when a file is read, because that takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ _UNREADABLE: Final = (OSError, ValueError, EOFError, MemoryError, KeyError, NotI
 class Archive:
     """An open npz file; a context manager.
 
-    Args:
-        path: of the file.
-
     Raises:
         DataError: it is no zip file, or can't be read.
     """
@@ -40,11 +37,9 @@ class Archive:
             raise self._damaged(error) from error
 
     def __enter__(self) -> Archive:
-        """Return the archive."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self._zip.close()
 
     @property
@@ -61,7 +56,7 @@ class Archive:
         return self._read(name, _header)
 
     def labels(self, name: str) -> list[str]:
-        """Read an array of whole numbers or names as text: numbers 3 and 1 are "3" and "1".
+        """Read a one-dimensional array of integers or names as text: 3 and 1 are "3" and "1".
 
         Raises:
             DataError: there is no such array, it is damaged, or of another type or shape.

@@ -1,4 +1,4 @@
-"""Progress for a terminal, a notebook or a file, and the tables of rows and pictures that functions return."""
+"""Progress for a terminal, a notebook or a file; tables of rows and plots that functions return."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from ringtune.texts import printable
 
 
 def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = None) -> Progress:
-    """Make the progress that suits the output: JSON lines, a redrawn terminal, or plain lines.
+    """Make the progress for an output: JSON lines, a redrawn terminal, or plain lines.
 
-    Args:
-        as_json: JSON lines, wherever it goes.
-        live: whether a terminal may be redrawn.
-        stream: the standard output if not given.
+    JSON lines with ``as_json``; a terminal is redrawn only if ``live``. Default of ``stream``: the standard output.
     """
     stream = sys.stdout if stream is None else stream
     if as_json:
@@ -36,28 +33,24 @@ def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = N
 
 
 def choose_progress(wanted: bool) -> Progress:
-    """Make the progress that suits the standard output.
-
-    Args:
-        wanted: False = nothing is shown.
-    """
+    """Make the progress for the standard output; with ``wanted=False`` one that shows nothing."""
     if not wanted:
         return Progress()
     return NotebookProgress(sys.stdout) if is_notebook() else make_progress(as_json=False)
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; IPython is asked only if it is loaded already."""
+    """Whether this process is the kernel of a notebook; never loads IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookProgress(PlainProgress):
-    """Shows a run below the cell of a notebook: one line for the steps, written over, and others above it.
+    """Shows a run below a notebook cell: one line of steps that is overwritten, other lines above it.
 
-    A carriage return brings a notebook's output back to the line's begin, as on a terminal. Nothing is HTML, so the
-    saved notebook reads well everywhere.
+    A carriage return returns to the start of the line, as on a terminal. There is no HTML, so the saved notebook is
+    readable everywhere.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -65,14 +58,14 @@ class NotebookProgress(PlainProgress):
         self._width = 0
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Write the newest step over the one before; of an evaluation how far it is."""
+        """Overwrite the line with the newest step, or with the progress of an evaluation."""
         if self._last.take(step):
             self._over(step_line(step))
         elif step["kind"] != STEP_KIND:
             self._over(evaluating_line(step))
 
     def note(self, text: str) -> None:
-        """Write the text on a line of its own; the next step begins a new one."""
+        """Write the text on a line of its own; the next step begins a new line."""
         if self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._width = 0
@@ -90,12 +83,9 @@ _HALF: Final = _MAX_SHOWN // 2
 
 
 class Table(Sequence[Mapping[str, Any]]):
-    """Rows in their order.
+    """Rows in order: ``table["loss"]`` is a column, ``table[0]`` a row, ``table[-10:]`` a table of the last ten rows.
 
-    ``table["loss"]`` is a column, ``table[0]`` a row, ``table[-10:]`` a table of the last ten rows.
-
-    Args:
-        rows: a mapping each, from names of columns to values.
+    Each row is a mapping from names of columns to values.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -103,7 +93,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns that a row has, in the order of their first occurrence."""
+        """Names of all columns, in the order of their first occurrence."""
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     @overload
@@ -113,10 +103,10 @@ class Table(Sequence[Mapping[str, Any]]):
     @overload
     def __getitem__(self, wanted: str) -> list[Any]: ...
     def __getitem__(self, wanted: int | slice | str) -> Mapping[str, Any] | Table | list[Any]:
-        """Return a row by its place, a column by its name, or the rows of a slice.
+        """Return a row by index, a column by name, or the rows of a slice.
 
         Raises:
-            UsageError: no row has such a column; lists those that there are.
+            UsageError: no row has this column; names those that exist.
             IndexError: there is no such row.
         """
         if isinstance(wanted, str):
@@ -159,10 +149,9 @@ class Table(Sequence[Mapping[str, Any]]):
 
 
 class Metrics(Table):
-    """The training steps of a run, a row each, and beside them everything else that it noted.
+    """The training steps of a run, one row each, and separately its other rows.
 
     Args:
-        rows: of the steps.
         others: rows of other kinds, such as ``evaluation`` and ``unfreeze``.
     """
 
@@ -172,11 +161,11 @@ class Metrics(Table):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of rows beside the steps, sorted."""
+        """The kinds of the other rows, sorted."""
         return tuple(sorted({str(row["kind"]) for row in self._others}))
 
     def of(self, kind: str) -> Table:
-        """Return the rows of another kind, e.g. ``run.metrics.of("evaluation")``; a run may have none."""
+        """Return the rows of another kind, e.g. ``run.metrics.of("evaluation")``; may be empty."""
         return Table([row for row in self._others if row["kind"] == kind])
 
 
@@ -193,14 +182,10 @@ _HEAD_BYTES: Final = 4096
 
 
 class Plot:
-    """A picture that a notebook shows and ``save`` writes.
+    """A plot that a notebook shows and ``save`` writes.
 
     Args:
-        figure: of matplotlib.
-        summary: what it shows, in words.
-
-    Attributes:
-        figure: the ``matplotlib.figure.Figure``, to be changed at will.
+        figure: a ``matplotlib.figure.Figure``, which may be changed.
     """
 
     def __init__(self, figure: Any, summary: str) -> None:
@@ -211,7 +196,7 @@ class Plot:
         return f"{self._summary}\n(a picture; save('loss.png') writes it, a notebook shows it)"
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture as ``.png`` or ``.svg``, over an earlier one only; return its path.
+        """Write ``.png`` or ``.svg``; only an earlier plot is replaced. Return the path.
 
         Raises:
             UsageError: the name has another ending, or something else is there.
@@ -223,12 +208,12 @@ class Plot:
         return target
 
     def _repr_png_(self) -> bytes:
-        """Return what a notebook shows."""
+        """Return the picture for a notebook."""
         return self._drawn("png")
 
     def _drawn(self, ending: str) -> bytes:
         picture = io.BytesIO()
-        # neither a date nor random names inside: the same run gives the same file
+        # no date and no random names: the same run gives the same file
         with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "ringtune", "svg.fonttype": "none"}):
             metadata = {"Date": None, "Creator": _DRAWN_BY} if ending == "svg" else {"Software": _DRAWN_BY}
             self.figure.savefig(picture, format=ending, dpi=_DPI, metadata=metadata)
@@ -236,7 +221,7 @@ class Plot:
 
 
 def require_plot_place(path: Path) -> None:
-    """Refuse to draw a picture over anything but an earlier one, which names its program as both formats can.
+    """Refuse a path that has anything but an earlier plot, recognised by its program's name.
 
     Raises:
         UsageError: something else is there, or the name has another ending.

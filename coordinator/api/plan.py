@@ -1,4 +1,4 @@
-"""``ringtune.plan``: plan without training, for assumed nodes, for those of a profile or for those of a coordinator."""
+"""``ringtune.plan``: plan without training, for assumed nodes, those of a profile, or those of a coordinator."""
 
 from __future__ import annotations
 
@@ -35,18 +35,16 @@ from ringtune.texts import printable
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class PlannedJob:
-    """A plan with all that is to be said of it.
+    """A plan with its memory, seconds and reasons.
 
     Attributes:
-        plan: who hosts what, and everything that the result depends on.
-        memory: what each node holds at most.
-        profile: of the nodes that it was made for.
-        is_measured: whether they were measured, or equal ones assumed.
-        note: what of it is only an estimate, and what else is to be known; mostly empty.
-        effort: how many layouts were searched, and how long; empty where another machine planned.
-        time: predicted or guessed; None where nothing can be said.
-        why: the planner's reasons, if they were asked for.
-        rows: what is learned from which columns, and what of the files is not used, left out or cut.
+        memory: peak of each node.
+        is_measured: whether the profile was measured; else equal nodes are assumed.
+        note: estimates in it, and other notes; mostly empty.
+        effort: number of layouts searched and seconds; empty if another machine planned.
+        time: predicted or guessed; None if neither is possible.
+        why: the planner's reasons, if requested.
+        rows: sentences on the rows: columns used and unused, rows left out or cut.
     """
 
     plan: Plan
@@ -61,16 +59,11 @@ class PlannedJob:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes that the plan reserves on each node, beside the libraries."""
+        """Bytes that the plan reserves on each node, without the libraries."""
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
     def lines(self, *, at_step: int = 0, num_steps: int = 0) -> list[str]:
-        """Write the plan for people.
-
-        Args:
-            at_step: first step of a table of what every node does when.
-            num_steps: steps of that table; 0 = none.
-        """
+        """Return the plan as lines, with a table of all actions of ``num_steps`` steps from ``at_step`` on."""
         found = plan_text(
             self.plan,
             self.memory,
@@ -89,22 +82,22 @@ class PlannedJob:
 
     @property
     def given(self) -> GivenPlan:
-        """The plan as a run is given it."""
+        """The plan with version and model digest, as a run takes it."""
         return GivenPlan(plan=self.plan, version=__version__, model_digest=self.profile.nodes[0].model.digest)
 
     def text(self) -> str:
-        """Write the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
+        """Return the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
         return plan_json(self.given, self.memory, note=self.note, why=self.why, time=self.time, rows=self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``text`` writes, as dictionaries, lists, numbers and strings."""
+        """Return the content of ``text`` as dictionaries, lists, numbers and strings."""
         return dict(json.loads(self.text()))
 
     def save(self, path: str | Path) -> Path:
-        """Write a file that ``train(plan=...)`` and ``ringtune train --plan`` take; return its path.
+        """Write a file for ``train(plan=...)`` and ``ringtune train --plan``; return its path.
 
         Raises:
-            UsageError: a file is there that is no earlier plan, or one that was edited by hand.
+            UsageError: a file is there that is no earlier plan, or was edited by hand.
             StorageError: it can't be written.
         """
         require_plan_place(Path(path))
@@ -116,7 +109,7 @@ class PlannedJob:
 
 
 def _plan_assumed(job: Job, num_nodes: int, memory: str, choices: Choices, *, why: bool) -> PlannedJob:
-    """Plan for equal nodes that are not there; nothing is started."""
+    """Plan for equal assumed nodes; nothing is started."""
     from coordinator.api.estimates import estimate, estimate_note
 
     if max(map(len, choices)) > 1:
@@ -130,7 +123,6 @@ def _plan_assumed(job: Job, num_nodes: int, memory: str, choices: Choices, *, wh
 
 
 def _plan_measured(job: Job, profile: Path, choices: Choices, *, why: bool) -> PlannedJob:
-    """Plan for the nodes of a profile."""
     from coordinator.planner.given_plan import read_profile
 
     found = read_profile(profile)
@@ -182,7 +174,7 @@ def _with_words(
 
 
 def _classifier_lines(job: Job, num_classes: int) -> list[str]:
-    """Say that a run does not use the classifier in its model folder; nothing where the folder can't be read here."""
+    """Say that the classifier in the model folder is not used; empty if there is none, or the folder can't be read."""
     there = 0
     with contextlib.suppress(RingTuneError):
         there = classes_of_head(job.model.path)
@@ -215,26 +207,26 @@ def plan(
     Example: ``ringtune.plan("job.toml", assume=3, memory="512MiB", train__batch_size=32)``.
 
     Args:
-        job: a job file, a mapping of its sections, or nothing where keywords say it all.
-        assume: plan for so many equal nodes that are not there; 0 = as many as the job has owners.
-        memory: budget of each assumed node, such as ``512MiB``; empty = they share what is free here.
-        coordinator: ``host:port`` of the one with the nodes to ask.
-        profile: file of times that were measured before.
-        explain: whether the reasons are wanted too.
+        job: a job file, or a mapping of its sections; None if all keys are given as keywords.
+        assume: number of equal nodes to assume; 0 = as many as the job has owners.
+        memory: budget of each assumed node, such as ``512MiB``; empty = a share of the free memory of this machine.
+        coordinator: ``host:port`` of a coordinator with the nodes.
+        profile: file of measured times.
+        explain: whether to return the reasons too.
         microbatches: numbers for the planner to choose from in place of the job's, such as ``2,4`` or ``auto``.
         wire: types for the planner to choose from in place of the job's, such as ``float32,bfloat16``.
-        nodes: wait until so many nodes have joined the coordinator; 0 = take those that are there.
-        join_s: how long to wait for them, in seconds.
-        insecure: whether the coordinator may be on another machine, without encryption.
-        keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they win over ``job``.
+        nodes: number of joined nodes to wait for; 0 = use those that have joined.
+        join_s: seconds to wait for them.
+        insecure: whether the coordinator may be on another machine without encryption.
+        keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they take precedence over ``job``.
 
     Raises:
-        RingTuneError: the job is wrong, or can't be planned for these nodes.
+        RingTuneError: the job is invalid, or can't be planned for these nodes.
     """
     wanted = job_here(job, keys)
     choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
     if coordinator and profile:
-        raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
+        raise UsageError("give one of --coordinator and --profile: nodes of a coordinator, or nodes measured before")
     if (profile or coordinator) and (assume or memory):
         raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
     if nodes and not coordinator:

@@ -1,8 +1,8 @@
-"""``Run.predict``: predictions of a run's result beside their rows, and the text sample after a training.
+"""``Run.predict``: predictions of a run's result for rows, and the text sample after a training.
 
 A process with torch computes on this machine, as for ``ringtune predict``. The sample continues the user's prompt
-(``train.sample_prompt``) with the language model that was just trained. It never fails a run: without the base model
-on this machine there is no sample, and a line says why.
+(``train.sample_prompt``) with the trained language model. It never fails a run: without the base model on this machine
+a line says why there is no sample.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ _LOOK_S = 0.2
 
 
 class RowPrediction(NamedTuple):
-    """A row and what is predicted for it.
+    """A row and its prediction.
 
-    Attributes:
-        row: as its file has it.
-        said: ``predicted`` and what else the task says.
+    ``said`` has ``predicted`` and further fields of the task.
     """
 
     row: Mapping[str, Any]
@@ -57,7 +55,7 @@ class RowPrediction(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a language model chooses tokens: most new ones, 0 or the temperature of draws, and their seed."""
+    """How a language model chooses tokens: most new ones, temperature (0 = the likeliest token), and seed."""
 
     max_new_tokens: int = 50
     temperature: float = 0.0
@@ -67,18 +65,14 @@ class Sampling(NamedTuple):
 def predictions_of(
     run: SavedRun, data: Path, how: Sampling, *, model: Path | None, tell: Callable[[str], object]
 ) -> Iterator[RowPrediction]:
-    """Yield every row of a file with what the result of a run predicts for it.
+    """Yield every row of a file with the prediction of a run's result.
 
-    Args:
-        run: the one with the adapter or model.
-        data: rows, with the columns that the job names, but for those of targets.
-        how: for a language model.
-        model: folder that replaces the job's.
-        tell: gets a sentence on rows that were cut, and on settings of the model that are not used.
+    ``tell`` gets sentences on rows that were cut, and on unused settings of the model. Targets may be missing in
+    ``data``; ``model`` replaces the job's.
 
     Raises:
-        RingTuneError: what went wrong in the process.
-        DeadlineError: no prediction arrived for ``runtime.wait_s`` seconds.
+        RingTuneError: the error of the process.
+        DeadlineError: no prediction for ``runtime.wait_s`` seconds.
     """
     job = evaluation_job(run, data, model=model)
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
@@ -91,7 +85,6 @@ def predictions_of(
 
 @contextmanager
 def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the process; it is gone when the context is left."""
     command = [sys.executable, "-P", "-m", "edge.runtime.inference", *words]
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(  # noqa: S603 - our own module
@@ -109,7 +102,7 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]
 def _read(
     process: subprocess.Popen[str], log: Path, *, wait_s: float, tell: Callable[[str], object] = str
 ) -> Iterator[RowPrediction]:
-    """Yield the lines of the process; a thread reads them, a bounded number ahead, so that waiting has an end."""
+    """Yield the predictions of the process; a thread reads its lines, so that waiting has a deadline."""
     lines: queue.Queue[str | None] = queue.Queue(_LINES_AHEAD)
     left = threading.Event()
     if process.stdout is None:
@@ -132,7 +125,7 @@ def _read(
 
 
 def _pass_on(output: IO[str], lines: queue.Queue[str | None], left: threading.Event) -> None:
-    """Put every line into the queue, and None at the end; stop where nobody reads any more."""
+    """Put every line into the queue, and None at the end; stop once ``left`` is set."""
     with contextlib.suppress(ValueError):  # the output was closed meanwhile
         for line in output:
             if not _put(line, lines, left):
@@ -163,14 +156,14 @@ MAX_TEMPERATURE: Final = 100.0
 
 
 def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[str]:
-    """Refuse what can't be predicted, before anything is started.
+    """Refuse invalid arguments and rows before anything is started.
 
     Returns:
-        What is to be known of how the file was read, and of rows that are left out.
+        Sentences on how the file was read, and on rows left out.
 
     Raises:
         UsageError: the run has no such user, or a number is out of range.
-        DataError: there are no rows, or some that can't be used: all of them at once.
+        DataError: there are no rows, or invalid ones: all of them at once.
     """
     require_user(run, user)
     if not data.exists():
@@ -185,7 +178,7 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[s
 
 
 def _check_rows(path: Path, job: Job) -> list[str]:
-    """Read a file once as the process that predicts will, so that all of its problems are named before it starts."""
+    """Read a file once as the predicting process will, so that all of its problems are reported first."""
     if job.model.task == IMAGE_CLASSIFICATION:
         return list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else []
     if job.model.task == CAUSAL_LM and is_plain_text(path):
@@ -209,35 +202,23 @@ def predict_rows(
     user: str = "",
     tell: Callable[[str], object] = str,
 ) -> Iterator[RowPrediction]:
-    """Yield every row of a file with what the result of a run predicts for it.
+    """Yield every row of a file with the prediction of a run's result; arguments as ``predictions_of``.
 
-    Args:
-        run: the one with the adapter or model.
-        data: rows, with the columns that the job names, but for those of targets.
-        how: for a language model.
-        model: folder that replaces the job's.
-        user: the one with the adapters, where each user has their own.
-        tell: gets a sentence on rows that were cut.
+    ``user`` selects the adapters if each user has their own.
 
     Raises:
-        RingTuneError: what went wrong in the process that predicts.
+        RingTuneError: the error of the predicting process.
     """
     with adapter_of(run, user) as chosen:
         yield from predictions_of(chosen, data, how, model=model, tell=tell)
 
 
 HOW: Final = Sampling(max_new_tokens=40)
-"""Always the likeliest token, so that two results can be compared by their samples."""
+"""Settings of the sample: always the likeliest token, so that samples can be compared."""
 
 
 def show_sample(job: Job, folder: Path, progress: Progress) -> None:
-    """Show what a trained language model says after the job's prompt, if it has one; the report gets it too.
-
-    Args:
-        job: of the run.
-        folder: of the run, which is done.
-        progress: where it is shown.
-    """
+    """Show how the trained language model continues the job's prompt, if it has one, and add that to the report."""
     if not job.train.sample_prompt:
         return
     try:
@@ -265,39 +246,30 @@ _MAX_COUNTED = 1000
 
 
 class Writer(Protocol):
-    """Takes one prediction after the other."""
+    """Writes predictions one by one."""
 
     def add(self, found: RowPrediction) -> None:
-        """Write a row with what is predicted for it.
+        """Write a row with its prediction.
 
         Raises:
-            DataError: the row has a column of that name already.
+            DataError: the row already has a column of that name.
         """
 
 
 class JsonWriter:
-    """Writes an object a line: the row's columns, then the predicted ones.
-
-    Args:
-        file: where to.
-        event: what each object is called; empty = it is not called anything.
-    """
+    """Writes one JSON object a line: the row's columns, then the predicted ones; ``event`` is added if not empty."""
 
     def __init__(self, file: IO[str], event: str = "") -> None:
         self._file, self._head = file, {"event": event} if event else {}
 
     def add(self, found: RowPrediction) -> None:
-        """Write a row; probabilities are a table."""
+        """Write a row; probabilities are an object."""
         self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
         self._file.flush()
 
 
 class CsvWriter:
-    """Writes lines with commas, the header before the first.
-
-    Args:
-        file: where to; opened with ``newline=""``.
-    """
+    """Writes comma-separated lines after a header; ``file`` is opened with ``newline=""``."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file, self._csv = file, csv.writer(file)
@@ -323,17 +295,14 @@ class CsvWriter:
 
 @contextmanager
 def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator[Writer]:
-    """Give the writer of a file, which is there once the context is left without an error, and not before.
+    """Yield the writer of a file, which appears at ``path`` only when the context ends without an error.
 
-    A file that is there is put aside unless it is the same: predictions may have been corrected by hand.
+    An existing file with other content is renamed, because predictions may have been corrected by hand.
 
-    Args:
-        path: of the file.
-        data: file of the rows.
-        tell: takes a line about the file that was put aside.
+    ``data`` is the file of the rows; ``tell`` gets a line about a renamed file.
 
     Raises:
-        UsageError: the name ends in neither .csv nor .jsonl, or the file is the rows' own.
+        UsageError: the name ends in neither .csv nor .jsonl, or the file is that of the rows.
         StorageError: it can't be written.
     """
     suffix = path.suffix.lower()
@@ -347,18 +316,15 @@ def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator
         try:
             yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
         finally:
-            file.detach()  # which writes what is left; the file is closed by whoever opened it
+            file.detach()  # flushes; ``replacing`` closes the file
         if aside := put_other_aside(path, content):
-            tell(f"what was in {path} is in {aside}")
+            tell(f"the earlier content of {path} is in {aside}")
 
 
 class Summary:
-    """Counts predictions, and those that are right where the rows say what is.
+    """Counts predictions by class or tag, and compares them with the targets of the rows if there are any.
 
-    Of rows with classes each is counted, of tagged texts each word; of numbers the errors are.
-
-    Args:
-        job: of the run.
+    Words are counted for tagged texts, rows otherwise; for regression the errors are averaged.
     """
 
     def __init__(self, job: Job) -> None:
@@ -408,7 +374,7 @@ class Summary:
             self._right += str(truth) == named
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as values; ``accuracy`` where rows or words have a class or tag."""
+        """Return the counts; with targets also ``accuracy``, or ``mse`` and ``mae``."""
         found: dict[str, Any] = {"rows": self._rows}
         found |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
         if self._column:
@@ -420,7 +386,7 @@ class Summary:
         return found
 
     def lines(self) -> Iterable[str]:
-        """The counts in words."""
+        """Yield the counts in words."""
         rows = f"{self._rows:,} row{'s' * (self._rows != 1)}"
         if self._column:
             counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
@@ -439,10 +405,10 @@ class Summary:
 
 
 def joined(found: RowPrediction) -> dict[str, Any]:
-    """Return a row's own columns and the predicted ones; probabilities are a table.
+    """Return a row's own columns and the predicted ones; probabilities are an object.
 
     Raises:
-        DataError: the row has a column of that name already.
+        DataError: the row already has a column of that name.
     """
     said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
     return _joined(found.row, said)
@@ -456,7 +422,7 @@ def _joined(row: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    """A cell: text as it is, nothing for null, lists and tables as JSON."""
+    """Return text unchanged, nothing for null, lists and objects as JSON."""
     if value is None:
         return ""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
@@ -485,10 +451,10 @@ def predict(
 ) -> Table:
     """Predict for rows with the adapter or model of a run, as ``ringtune predict`` does; see ``Run.predict``.
 
-    ``tell`` gets what is to be known of rows that are left out or cut; ``take`` gets each row in place of the table.
+    ``tell`` gets sentences on rows left out or cut; ``take`` gets each row in place of the returned table.
 
     Raises:
-        RingTuneError: whatever it failed with.
+        RingTuneError: the error of the prediction.
     """
     folder = folder_of(run)
     saved = with_data(read_run(folder), columns or {}, missing)
@@ -514,10 +480,10 @@ def predict(
 
 @contextmanager
 def _file_of(data: Rows, job: Job) -> Iterator[Path]:
-    """Give the file of rows; rows that are given lie in one of their own meanwhile, which no error names.
+    """Yield the file of rows; given rows are written to a temporary one, which errors do not name.
 
     Raises:
-        UsageError: what is given is neither.
+        UsageError: ``data`` is neither a file nor rows.
     """
     if isinstance(data, str | PathLike):
         yield Path(data)

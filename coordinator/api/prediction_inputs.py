@@ -30,17 +30,12 @@ _OPTIMIZER, _DTYPE = "adamw", "float32"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """A plan and a profile, with everything else that a prediction needs.
+    """Inputs of a prediction.
 
     Attributes:
-        plan: what to run.
-        profile: of its nodes.
-        run: the folder of a run, None if only a plan was given.
-        job: of that run.
-        shape: what the profile's timings have to belong to; None = not known.
-        optimizer: of the job.
-        dtype: of the computation.
-        move_s: the median seconds of the moves that the run has made; None = it has made none.
+        run: folder of a run; None if only a plan was given.
+        shape: of the batches for which the profile was timed; None = not known.
+        move_s: median seconds of the moves that the run has made; None without moves.
     """
 
     plan: Plan
@@ -55,15 +50,14 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRun:
-    """The times and bytes of a real run.
+    """Measured seconds and bytes of a real run.
 
     Attributes:
-        recording: its compute actions.
-        sent_bytes: of each link, by (source, target).
-        start: where that run began; None = it did all steps of the plan.
-        unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
-        tables: the operation tables that it chose, where the plan leaves that to the run.
-        stayed: numbers of placements of the plan to which the run did not move, because a move failed.
+        sent_bytes: (source, target) -> bytes.
+        start: where a resumed run began; None = it did all steps of the plan.
+        unfreeze_at: steps at which it unfroze, if the plan leaves that to the run; else None.
+        tables: operation tables that it chose, if the plan leaves that to the run.
+        stayed: placement numbers to which the run failed to move.
         steps_s: seconds of its steps alone; None in a report of an older version.
     """
 
@@ -80,13 +74,13 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     """Read a plan and a profile.
 
     Args:
-        plan: ``plan.json``, the line that ``ringtune plan --json`` printed, or a run's folder.
+        plan: ``plan.json``, the output of ``ringtune plan --json``, or a run's folder.
         profile: ``profile.json``; None = that of the run.
 
     Raises:
         UsageError: there is no profile, or no run in the folder.
         IntegrityError: a file is not readable.
-        InvalidInputError: a plan or profile that breaks a rule; names the file.
+        InvalidInputError: a plan or profile breaks a rule; names the file.
     """
     run = plan if plan.is_dir() else None
     plan_file = plan / "plan.json" if run else plan
@@ -125,7 +119,7 @@ def _move_s(report_file: Path) -> float | None:
 
 
 def _moves(report_file: Path) -> list[tuple[int, float, str]]:
-    """List placement number, seconds, and problem if it failed, of each move of a run; none without a report."""
+    """Return (placement number, seconds, problem or empty) of each move of a run; empty without a report."""
     entries = read_run_file(report_file).get("moves", []) if report_file.is_file() else []
     try:
         return [(int(one["to"]), float(one["seconds"]), str(one.get("problem", ""))) for one in entries]
@@ -161,7 +155,7 @@ def read_profile(path: Path) -> Profile:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Put the file's path before the message of an error that is raised inside."""
+    """Put the file's path before the message of an error raised in the block."""
     try:
         yield
     except InvalidInputError as error:
@@ -171,16 +165,14 @@ def _named(path: Path) -> Iterator[None]:
 def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
     """Read a recorded run, from which a prediction may draw its times.
 
-    Args:
-        trace: ``trace.json`` or a run's folder.
-        plan: to be predicted.
+    ``trace`` is a ``trace.json`` or a run's folder, ``plan`` the one to be predicted.
 
     Returns:
-        The recording, and whether it is of this very plan (taken as so if no ``plan.json`` lies beside it).
+        The recording, and whether it is of this very plan (also assumed without a ``plan.json`` beside it).
 
     Raises:
-        UsageError: there is no trace in that folder.
-        IntegrityError: it is cut off or damaged; says where.
+        UsageError: the folder has no trace.
+        IntegrityError: the trace is cut off or damaged; says where.
         PlanError: it is of other nodes, or of micro-batches of another size.
     """
     file = trace / "trace.json" if trace.is_dir() else trace
@@ -207,17 +199,14 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
 def read_recorded(trace: Path, plan: Plan, *, seed: int) -> RunRecording:
     """Read a recorded run for a what-if; see ``read_recording``.
 
-    Args:
-        trace: ``trace.json`` or a run's folder.
-        plan: as it is before the change.
-        seed: of draws where the plan is another than the recorded one.
+    ``plan`` is the one before the change; ``seed`` is for draws if another plan is predicted.
     """
     recording, is_of_plan = read_recording(trace, plan)
     return RunRecording(recording=recording, plan=plan, is_of_plan=is_of_plan, seed=seed)
 
 
 def read_measured(inputs: Inputs) -> MeasuredRun | None:
-    """Read what the run in the folder took; None without a run, or if it did not end.
+    """Read the times of the run in the folder; None without a run, or if it has not ended.
 
     Raises:
         IntegrityError: trace or report is damaged; says where.
@@ -247,7 +236,7 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
 
 
 def _resumed_at(plan: Plan, step: int, tables: Sequence[ScheduledTable]) -> StartPoint:
-    """Make the point where a run resumed; its trace lacks the first ``step`` steps of the plan."""
+    """Return the point where a run resumed; its trace lacks the first ``step`` steps of the plan."""
     course = plan.course
     operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
     placement_number = max(one.placement_number for one in plan.placements if first_step(course, one) <= step)
@@ -264,7 +253,6 @@ def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
 
 
 def _seconds(report: Mapping[str, Any], path: Path) -> float | None:
-    """Seconds of the steps that the report has; None in one of an older version."""
     steps_s = report.get("steps_s")
     if steps_s is not None and (isinstance(steps_s, bool) or not isinstance(steps_s, int | float)):
         raise IntegrityError(f"{path}: steps_s is no number; copy the run's folder again")
@@ -282,7 +270,7 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
 
 
 def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
-    """Put the steps at which a measured run unfroze into the plan; placements that it did not reach are left out."""
+    """Return the plan with the unfreezing steps of a measured run, and without placements that it did not reach."""
     if measured is None or (measured.unfreeze_at is None and not measured.stayed):
         return plan
     course = plan.course
@@ -292,10 +280,10 @@ def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
 
 
 def measured_json(measured: MeasuredRun, predicted: Prediction) -> dict[str, Any]:
-    """List the measured seconds, steps and bytes, and the errors of the predicted seconds.
+    """Return the measured seconds, steps and bytes, and the errors of the predicted seconds.
 
-    ``wall_s`` is from the first action to the last one, of the run as of its prediction, ``steps_s`` that of steps
-    alone; None if the run did not tell. Example: predicted 110 s, measured 100 s is an ``error_share`` of 0.1.
+    ``wall_s`` is from the first action to the last, ``steps_s`` of the steps alone, None if not reported. Example:
+    predicted 110 s, measured 100 s is an ``error_share`` of 0.1.
     """
     real_s, steps_s = measured.recording.wall_s, measured.steps_s
     return {

@@ -39,17 +39,14 @@ PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"
 
 
 def share_text(share: float | None) -> str:
-    """Write a share in percent: 0.375 is ``37.5 %``; None is an empty text."""
+    """Return a share in percent: 0.375 is ``37.5 %``; None is an empty text."""
     return "" if share is None else f"{100 * share:.1f} %"
 
 
 def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> list[str]:
-    """Write a prediction as lines for people: the whole run, then tables of nodes, links and depths.
+    """Return a prediction as lines: the whole run, then tables of nodes, links and depths.
 
-    Args:
-        plan: that was predicted.
-        found: the prediction.
-        measured: what a real run of it took.
+    ``measured`` are the times of a real run of ``plan``.
     """
     course = plan.course
     besides = "evaluations, checkpoints and scores" if gathers_scores(course) else "evaluations and checkpoints"
@@ -151,7 +148,7 @@ def check_out(folder: Path) -> None:
 
     Raises:
         StorageError: ``folder`` is no folder.
-        UsageError: it holds a real run.
+        UsageError: it has a real run.
     """
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"--out {folder} is no folder; choose another")
@@ -160,10 +157,10 @@ def check_out(folder: Path) -> None:
 
 
 def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
-    """Write ``prediction.json``, and ``trace.json`` in the form of a real run's.
+    """Write ``prediction.json``, and ``trace.json`` in the format of a real run.
 
     Raises:
-        StorageError: no room; what was there before still is.
+        StorageError: no room; earlier files are unchanged.
     """
     text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=0.0)
     pieces = [text.begin()]
@@ -180,14 +177,14 @@ _COLUMNS = ("wall_s", "ratio", "trained_rows", "rows_per_s", "bubble_share", "fu
 
 
 def ratio(after_s: float | None, before_s: float) -> float | None:
-    """Ratio of the time after to the time before: 150 s after 100 s is 1.5; None without a time."""
+    """Return after / before: 150 s after 100 s is 1.5; None without a time."""
     return after_s / before_s if after_s is not None and before_s else None
 
 
 def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
-    """Write before, after and their ratio as lines for people, then every node's idle share and memory.
+    """Return before, after and their ratio as lines, then every node's idle share and memory.
 
-    Where they do other work, their seconds have no ratio: what differs is said, and steps are compared by depth.
+    If the two do different work their seconds have no ratio: the differences are named, and steps compared by depth.
     """
     one, other = before.prediction, after.prediction
     is_same = is_same_work(before, after)
@@ -276,7 +273,7 @@ def _blocks(node: NodePrediction | None) -> str:
 
 
 def comparison_json(before: PredictedPlan, after: PredictedPlan) -> dict[str, Any]:
-    """Return before, after and the ratio of their seconds as a JSON object; no ratio where they do other work."""
+    """Return before, after and the ratio of their seconds as a JSON object; no ratio if they do different work."""
     wall_s, is_same = (after.prediction.wall_s, before.prediction.wall_s), is_same_work(before, after)
     return {
         "before": before.to_json(),
@@ -289,7 +286,7 @@ def comparison_json(before: PredictedPlan, after: PredictedPlan) -> dict[str, An
 
 
 def sweep_lines(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[str]:
-    """Write the time before, then a table with a line for each cell."""
+    """Return the time before, then a table with a line for each cell."""
     titles = [*(axis.key for axis in axes), "training", "ratio", "rows/s", "idle", "fullest", ""]
     rows = []
     for cell in cells:
@@ -315,11 +312,10 @@ def sweep_lines(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cel
 
 
 def _faster(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[str]:
-    """Name the cell that trains the same rows soonest, and how a job asks for it.
+    """Name the fastest cell that trains the same rows, and the job keys that set it.
 
-    Nothing where an axis is no key of a job, as a node's speed is no choice, or where less than 2 % is gained.
-
-    Example: ``soonest: microbatches = 2, 0.660 of the time; set train.microbatches = 2``.
+    Empty if an axis is no key of a job, as a node's speed, or if less than 2 % is gained. Example: ``soonest:
+    microbatches = 2, 0.660 of the time; set train.microbatches = 2``.
     """
     same = [cell for cell in cells if cell.wall_s is not None and cell.trained_rows == before.trained_rows]
     if not same or any(axis.key not in JOB_KEYS for axis in axes):
@@ -349,7 +345,7 @@ def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cell
 
 
 def require_sweep_place(path: Path) -> None:
-    """Refuse to write the cells of a sweep over anything but those of an earlier one, known by its titles.
+    """Refuse a path that has anything but an earlier sweep, recognised by its titles.
 
     Raises:
         UsageError: something else is there.
@@ -363,7 +359,7 @@ def _is_sweep(path: Path) -> bool:
 
 
 def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
-    """Write the cells as CSV with a line of titles; a figure that a cell lacks is empty."""
+    """Return the cells as CSV with a line of titles; missing figures are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [*(axis.key for axis in axes), *_COLUMNS], lineterminator="\n")
     writer.writeheader()
@@ -390,7 +386,7 @@ _UNITS = {
 
 
 def check_plot(path: Path) -> Any:
-    """Load the plotting library and check the picture's place, before anything is computed.
+    """Load matplotlib and check the path of the plot, before anything is computed.
 
     Raises:
         UsageError: something else is there, or the name has another ending.
@@ -404,14 +400,9 @@ def check_plot(path: Path) -> Any:
 
 
 def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequence[CellResult], *, title: str) -> None:
-    """Draw a sweep: numbers as points on a line, categories as bars side by side; cells without a time leave a gap.
+    """Draw a sweep: numbers as points on a line, categories as bars; cells without a time leave a gap.
 
-    Args:
-        path: of the picture, ``.png`` or ``.svg``.
-        axes: of the grid; the first one goes to the right.
-        before_s: seconds of training by the plan as it is, a dashed line.
-        cells: results in the order of the grid.
-        title: what was predicted.
+    The first axis is the x-axis; ``before_s``, the training seconds of the unchanged plan, is a dashed line.
 
     Raises:
         UsageError: something else is there, or the name has another ending.
@@ -432,7 +423,7 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
 
 
 def _series(axes: Sequence[Axis], cells: Sequence[CellResult]) -> dict[str, list[float]]:
-    """List the heights over the first axis by the label of the other axes' values; no time is not a number."""
+    """Return label of the other axes' values -> heights over the first axis; NaN without a time."""
     found: dict[str, dict[str, float]] = {}
     for cell in cells:
         others = zip(axes[1:], cell.values[1:], strict=True)
@@ -460,13 +451,13 @@ def _draw(plot: Any, axis: Axis, series: Mapping[str, Sequence[float]]) -> None:
 
 
 def axis_label(key: str) -> str:
-    """Name a key with its unit: ``microbatches (parts of a step)``, ``bob.compute (times as fast)``."""
+    """Return a key with its unit: ``microbatches (parts of a step)``, ``bob.compute (times as fast)``."""
     unit = _UNITS.get(key.rpartition(".")[2], "")
     return f"{key} ({unit})" if unit else key
 
 
 def _numbers(values: Sequence[str]) -> list[float] | None:
-    """Read the values as numbers, sizes as bytes; None if they are categories, as ``float32`` and ``int8``."""
+    """Return the values as numbers, sizes as bytes; None if they are categories, as ``float32`` and ``int8``."""
     for read in (float, lambda text: float(parse_bytes(text)), parse_rate):
         with contextlib.suppress(ValueError, UsageError):
             return [read(value) for value in values]

@@ -1,9 +1,9 @@
-"""A handle to a run by its folder: its state, metrics, results and evaluation, and a plot of its loss.
+"""A handle to a run by its folder: state, metrics, results, evaluation, and a plot of its loss.
 
 ::
 
-    a local run        a process of its own: its folder grows, and its coordinator answers while the process lives
-    any other run      a coordinator keeps it: its events are followed, its files are fetched at the end
+    a local run        a process of its own writes the folder; its coordinator answers while it lives
+    any other run      a coordinator stores it: its events are followed, its files fetched at the end
 """
 
 from __future__ import annotations
@@ -42,12 +42,9 @@ _SMOOTHED: Final = 10
 
 
 def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, title: str) -> Plot:
-    """Draw the loss of each step, its mean over some steps, evaluations, and a line wherever the depth grows.
+    """Draw the loss of each step, its moving mean, evaluations, and a line wherever the depth grows.
 
-    Args:
-        steps: rows with ``step``, ``loss`` and ``depth``.
-        evaluations: rows with ``step`` and ``loss``.
-        title: of the picture.
+    ``steps`` have ``step``, ``loss`` and ``depth``, ``evaluations`` have ``step`` and ``loss``.
 
     Raises:
         RingTuneError: matplotlib is not installed.
@@ -99,7 +96,7 @@ def _summary(title: str, steps: Sequence[Mapping[str, Any]], evaluations: Sequen
 
 
 def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """List (step, depth) of each step that trains more blocks than all before it; the first step is none."""
+    """Return (step, depth) of each step that trains more blocks than all before it, without the first step."""
     found: list[tuple[int, int]] = []
     deepest = steps[0]["depth"] if steps else 0
     for row in steps:
@@ -110,7 +107,7 @@ def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """Return for each loss the mean of it and of those before it, ten at most."""
+    """Return for each loss the mean of the last ten losses up to it."""
     windows = [losses[max(0, index + 1 - _SMOOTHED) : index + 1] for index in range(len(losses))]
     return [sum(window) / len(window) for window in windows]
 
@@ -122,27 +119,26 @@ _UNKNOWN_CODE: Final = 1
 
 
 def place_of(run: Run) -> RunLocation:
-    """Read where a run is driven.
+    """Read which process or coordinator drives a run.
 
     Raises:
-        UsageError: its folder does not tell.
+        UsageError: the folder has no record of it.
     """
     place = read_place(run.folder)
     if place is None:
-        raise UsageError(f"{run.folder} does not tell where its run is driven; it has not begun, or is old")
+        raise UsageError(f"{run.folder} has no record of where its run is driven; it has not begun, or is old")
     return place
 
 
 def _has_place(run: Run) -> bool:
-    """Whether the folder tells where the run is driven; one of 0.1 does not."""
     return (run.folder / PLACE).is_file()
 
 
 def state_of(run: Run) -> str:
-    """Tell whether a run is ``running``, ``done`` or ``stopped``.
+    """Return ``running``, ``done`` or ``stopped``.
 
     Raises:
-        RingTuneError: its coordinator can't be asked.
+        RingTuneError: the run's coordinator does not answer.
     """
     if not _has_place(run):
         return DONE if run.report else STOPPED
@@ -159,10 +155,10 @@ def state_of(run: Run) -> str:
 
 
 def follow(run: Run, *, progress: bool) -> None:
-    """Wait for the end of a run, and show what it does.
+    """Wait for the end of a run, and show its progress.
 
     Raises:
-        RingTuneError: whatever it ended with.
+        RingTuneError: the error of the run.
     """
     if not _has_place(run) and run.report:
         return
@@ -180,7 +176,7 @@ def stop(run: Run, *, now: bool, wait_s: float) -> None:
     """Stop a run, and wait until its files are written.
 
     Raises:
-        UsageError: it is not under way.
+        UsageError: it is not running.
         DeadlineError: it has not ended after ``wait_s`` seconds.
     """
     place, deadline_s = place_of(run), time.monotonic() + wait_s
@@ -198,12 +194,12 @@ def stop(run: Run, *, now: bool, wait_s: float) -> None:
 
 
 def _is_done(run: Run, place: RunLocation) -> bool:
-    """Whether the report in the folder is that of the run; one of an earlier part of it is another's."""
+    """Whether the report in the folder is of this run, and not of one that it resumes."""
     return run.report.get("run_id") == place.run_id
 
 
 def _follow_process(run: Run, place: RunLocation, shown: Progress) -> None:
-    """Show what a local run adds to its metrics, until its process has ended."""
+    """Show the new metrics of a local run until its process has ended."""
     plan = Plan.from_json(read_run_file(run.folder / "plan.json"))
     shown.plan(plan, {})
     num_shown, code = 0, None
@@ -222,7 +218,7 @@ def _follow_process(run: Run, place: RunLocation, shown: Progress) -> None:
 
 
 def _code_of(run: Run, place: RunLocation) -> int | None:
-    """Exit code of a local run's process; None while it runs. Of a process that is not ours it is not known."""
+    """Exit code of a local run's process; None while it runs; ``_UNKNOWN_CODE`` if another process started it."""
     if run._process is not None:
         return run._process.poll()
     return None if is_running(place.pid) else _UNKNOWN_CODE
@@ -232,7 +228,7 @@ def _follow_stored(run: Run, place: RunLocation, shown: Progress) -> None:
     with _connected(run, place) as client:
         if client is None:
             raise ConnectionFailedError(
-                f"coordinator {place.coordinator} does not answer; its run may go on: wait again"
+                f"coordinator {place.coordinator} does not answer; its run may continue: wait again"
             )
         run_id = last_of({record.run_id: record for record in client.runs()}, place.run_id)
         outcome = show_events(client, run_id, follow=True, progress=shown)
@@ -243,7 +239,7 @@ def _follow_stored(run: Run, place: RunLocation, shown: Progress) -> None:
 
 @contextmanager
 def _connected(run: Run, place: RunLocation) -> Iterator[Connection | None]:
-    """Connect to the coordinator of a run; None if a local one has ended."""
+    """Connect to the coordinator of a run; yield None if a local one has ended."""
     with speaking_as(None if place.is_local else speaker()):
         try:
             client = Connection(place.coordinator, insecure=None if place.is_local else run._insecure)
@@ -274,22 +270,22 @@ def evaluate(
 
     Args:
         run: a run, or its folder.
-        data: rows; they stay on this machine. None = the job's ``data.eval``, or with a coordinator what its nodes
-            have for evaluation.
-        coordinator: evaluate on the nodes of this one, ``host:port``; empty = in one process on this machine.
+        data: rows, which stay on this machine. None = ``data.eval`` of the job, or with a coordinator the evaluation
+            rows of its nodes.
+        coordinator: ``host:port``: evaluate on its nodes; empty = in one process on this machine.
         model: folder of the base model on this machine; None = the job's ``model.path``.
-        columns: names of columns by key of ``[data]``, where the file has others than the job.
-        missing: ``skip`` leaves rows with an empty cell out, ``error`` refuses them; empty = as the job has it.
-        user: the one with the adapters, where each user has their own.
-        join_s: how long the process that is started here may take to join, in seconds.
-        insecure: whether the coordinator may be on another machine, without encryption.
-        tell: gets a line with what is evaluated, on which rows and where.
+        columns: names of columns by key of ``[data]``, if the file has others than the job.
+        missing: ``skip`` leaves rows with an empty cell out, ``error`` refuses them; empty = as in the job.
+        user: of the adapters, if each user has their own.
+        join_s: seconds for the started process to join.
+        insecure: whether the coordinator may be on another machine without encryption.
+        tell: gets a line with result, rows and nodes of the evaluation.
 
     Returns:
-        ``count``, ``loss``, ``accuracy`` and whatever else the task counts.
+        ``count``, ``loss``, ``accuracy`` and further figures of the task.
 
     Raises:
-        RingTuneError: whatever it failed with.
+        RingTuneError: the error of the evaluation.
     """
     from coordinator.api.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
     from coordinator.api.user_adapters import adapter_of, require_user
@@ -315,17 +311,14 @@ STOP_S: Final = 300.0
 
 
 class Run:
-    """A handle to the folder of a run; what it tells is read from there each time.
+    """A handle to the folder of a run, which is read at each access.
 
-    ``train`` returns one, and ``Run("my-run")`` is one of any run that has a folder, from any machine.
+    ``train`` returns one; ``Run("my-run")`` is one of any run with a folder, from any machine.
 
     Args:
-        folder: of the run: the ``out`` of ``train``, the ``--out`` of ``ringtune train``.
-        insecure: whether its coordinator may be on another machine, without encryption.
-        process: that trains, where this one has started it.
-
-    Attributes:
-        folder: where the run's files are.
+        folder: ``out`` of ``train``, ``--out`` of ``ringtune train``.
+        insecure: whether its coordinator may be on another machine without encryption.
+        process: that trains, if this process has started it.
 
     Raises:
         UsageError: there is no such folder.
@@ -347,12 +340,12 @@ class Run:
 
     @property
     def job(self) -> Job:
-        """What was asked, with all defaults."""
+        """The submitted job, with all defaults."""
         return load_job(self._needed(_JOB))
 
     @property
     def plan(self) -> Plan:
-        """What was decided: slices, schedule, owners in order.
+        """The plan: slices, schedule, order of owners.
 
         Raises:
             InvalidInputError: there is no plan yet.
@@ -361,23 +354,23 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The totals of a run that is done; empty before."""
+        """The totals of a finished run; empty before."""
         path = self.folder / "report.json"
         return read_run_file(path) if path.is_file() else {}
 
     @property
     def metrics(self) -> Metrics:
-        """The training steps so far as a table; ``metrics.of("evaluation")`` and others have what else was noted."""
+        """The training steps so far; ``metrics.of("evaluation")`` and others are rows of other kinds."""
         lines = read_metrics(self.folder)
         return Metrics([line for line in lines if is_step(line)], [line for line in lines if not is_step(line)])
 
     @property
     def adapter(self) -> Path:
-        """The folder of the adapter, as AdapterHub loads it.
+        """The folder of the adapter, in AdapterHub's format.
 
         Raises:
-            InvalidInputError: the run has not left one yet; says how to resume it.
-            UsageError: its result is something else; names it.
+            InvalidInputError: there is none yet; says how to resume the run.
+            UsageError: the result is something else; names it.
         """
         run = read_run(self.folder)
         if run.users:
@@ -388,11 +381,11 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The folder of the model, of a run in which all parameters trained.
+        """The folder of the model, if all parameters trained.
 
         Raises:
-            InvalidInputError: the run has not left one yet; says how to resume it.
-            UsageError: its result is an adapter.
+            InvalidInputError: there is none yet; says how to resume the run.
+            UsageError: the result is an adapter.
         """
         run = read_run(self.folder)
         if run.users or run.result.folder != MODEL_FOLDER:
@@ -401,7 +394,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``; ``done``, with a report; or ``stopped``: it may have checkpoints to resume from."""
+        """``running``; ``done``, with a report; or ``stopped``, perhaps with checkpoints to resume from."""
         return state_of(self)
 
     def plot(self) -> Plot:
@@ -415,58 +408,50 @@ class Run:
         return draw_losses(metrics, metrics.of("evaluation"), title=self.folder.name)
 
     def evaluate(self, data: str | PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
-        """Evaluate what the run has trained; see ``ringtune.evaluate``."""
+        """Evaluate the result of the run; see ``ringtune.evaluate``."""
         return evaluate(self, data, **options)
 
     def predict(self, data: Rows, **options: Any) -> Table:
-        """Predict for rows with what the run has trained, as ``ringtune predict`` does: in a process of its own.
+        """Predict for rows with the result of the run, in a process of its own, as ``ringtune predict`` does.
 
         Example: ``run.predict(["a fine film"])["predicted"]``.
 
         Args:
-            data: a file with the columns that the job names, rows as mappings, or texts where the job has one column of
-                them; targets may be missing. They stay on this machine.
-            options: ``columns``, names of columns by key of ``[data]``, ``{"text": "review"}``, where the file has
-                others than the job; ``missing``, ``skip`` or ``error`` for rows with an empty cell; ``save``, a .csv or
-                .jsonl to write; ``model``, folder of the base model on this machine; ``user``, one of several; and of
-                a language model ``max_new_tokens`` (50), ``temperature`` (0 = always the likeliest token) and ``seed``.
+            data: a file with the job's columns, rows as mappings, or texts if the job has one column of them; targets
+                may be missing. Rows stay on this machine.
+            options: ``columns``, names of columns by key of ``[data]``, ``{"text": "review"}``, if the file has others
+                than the job; ``missing``, ``skip`` or ``error`` for rows with an empty cell; ``save``, a .csv or .jsonl
+                to write; ``model``, folder of the base model on this machine; ``user``, one of several; and for a
+                language model ``max_new_tokens`` (50), ``temperature`` (0 = the likeliest token) and ``seed``.
 
         Returns:
-            The rows, each with its own columns, ``predicted``, and what else the task says: ``probabilities`` of
-            classes, the ``score`` of an answer with its place.
+            The rows, each with its own columns, ``predicted``, and further fields of the task: ``probabilities`` of
+                classes, ``score`` and position of an answer.
 
         Raises:
-            RingTuneError: whatever it failed with, as the command.
+            RingTuneError: as the command.
         """
         return predict(self, data, **options)
 
     def wait(self, *, progress: bool = True) -> Run:
-        """Wait for the end of a detached run; Ctrl-C ends the waiting, not the run.
-
-        Args:
-            progress: whether it is shown.
-
-        Returns:
-            The run, which is done.
+        """Wait for the end of a detached run, and return it; Ctrl-C ends the waiting, not the run.
 
         Raises:
-            RingTuneError: whatever the run ended with; ``InterruptedRunError`` if it was stopped.
+            RingTuneError: the error of the run; ``InterruptedRunError`` if it was stopped.
         """
         follow(self, progress=progress)
         return self
 
     def stop(self, *, now: bool = False, wait_s: float = STOP_S) -> Run:
-        """Stop a run after the turns that are under way, with a checkpoint, and wait until it is over.
+        """Stop a run after the granted turns, with a checkpoint, and wait until it is over.
 
-        Args:
-            now: at once, without a further checkpoint.
-            wait_s: how long to wait for its end, in seconds.
+        With ``now`` at once, without a further checkpoint; waits ``wait_s`` seconds at most.
 
         Returns:
             The run; ``train`` with ``resume=True`` resumes it.
 
         Raises:
-            UsageError: it is not under way.
+            UsageError: it is not running.
             DeadlineError: it has not ended in time.
         """
         stop(self, now=now, wait_s=wait_s)
@@ -475,5 +460,5 @@ class Run:
     def _needed(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
-            raise InvalidInputError(f"{self.folder} has no {name} yet; its run has not got so far, wait for it")
+            raise InvalidInputError(f"{self.folder} has no {name} yet; its run has not written it so far, wait for it")
         return path

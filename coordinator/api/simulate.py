@@ -17,13 +17,11 @@ from sim.prediction import Prediction, check_fits, predict
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class SimulatedPlan:
-    """A plan and what the simulator says of it.
+    """A plan and its prediction.
 
     Attributes:
-        plan: as it was given.
-        as_run: the plan as the run in its folder carried it out; else ``plan`` itself.
-        prediction: seconds, idle shares, bytes and memory.
-        measured: of that run; None = there is none, or it did not end.
+        as_run: the plan as the run in its folder carried it out; else ``plan``.
+        measured: of that run; None without one, or if it has not ended.
     """
 
     plan: Plan
@@ -32,11 +30,11 @@ class SimulatedPlan:
     measured: MeasuredRun | None
 
     def lines(self) -> list[str]:
-        """Write it for people: the whole run, then tables of nodes, links and depths."""
+        """Return the whole run, then tables of nodes, links and depths."""
         return prediction_lines(self.as_run, self.prediction, self.measured)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``ringtune sim --json`` prints."""
+        """Return the output of ``ringtune sim --json``."""
         return prediction_json(self.plan, self.prediction, self.measured)
 
     def __repr__(self) -> str:
@@ -52,21 +50,21 @@ def simulate(
     out: str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> SimulatedPlan:
-    """Predict the time of training, idle shares, bytes and memory of a plan from measured times.
+    """Predict training time, idle shares, bytes and memory of a plan from measured times.
 
-    With the folder of a finished run, what it really took stands beside.
+    With the folder of a finished run its measured figures are shown too.
 
     Example: ``print(ringtune.simulate("plan.json", profile="profile.json"))``.
 
     Args:
         plan: a run, its folder, or a ``plan.json`` with ``profile``.
         profile: file of measured times; None = that of the run.
-        trace: take times from this recorded run, stragglers included, not medians.
-        out: write ``prediction.json`` and ``trace.json`` (for Perfetto) into this folder.
-        seed: of draws from recorded times, where the plan is another.
+        trace: draw times from this recorded run, stragglers included, instead of medians.
+        out: folder for ``prediction.json`` and ``trace.json`` (for Perfetto).
+        seed: of draws from recorded times of another plan.
 
     Raises:
-        RingTuneError: something can't be read or written, or the profile is not of the plan.
+        RingTuneError: a file can't be read or written, or the profile is not of the plan.
     """
     if out is not None:
         check_out(Path(out))

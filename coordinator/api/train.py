@@ -70,17 +70,12 @@ def local_ring(
     goes_on: Plan | None = None,
     page: tuple[str, Path | None] | None = None,
 ) -> Iterator[Client]:
-    """Start a coordinator, agents and a client, and end them all with the context.
+    """Start a coordinator, agents and a client; end them all with the context.
 
-    A run takes the same way as a remote one: over gRPC, from submitter to coordinator to agents.
+    The calls are those of a remote run: over gRPC, from submitter to coordinator to agents.
 
-    Args:
-        job: names the data, and how many nodes own it.
-        num_nodes: how many.
-        progress: where it is shown.
-        folder: of the run, for what they print and their parts of checkpoints; None = neither is kept there.
-        goes_on: the plan of the run to resume; None = begin.
-        page: ``host:port`` of a page that shows the run, and the file with its token; None = there is none.
+    ``folder`` is for logs and checkpoints; None = both are temporary. ``goes_on`` is the plan of the run to resume.
+    ``page`` is ``host:port`` of a web page, and the file with its token.
 
     Raises:
         RingTuneError: it can't be started here.
@@ -95,7 +90,7 @@ def local_ring(
         else:
             logs, states = folder.path / "logs", folder.checkpoints.node_states()
         server = stack.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s))
-        server.coordinator.awaits_nodes = False  # nobody would start one again
+        server.coordinator.awaits_nodes = False  # a local node that ends is not restarted
         if page is not None:
             stack.enter_context(_shown_on_page(server.coordinator, *page, progress))
         failed = server.coordinator.node_failed
@@ -112,7 +107,7 @@ def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
     """Refuse to resume with other local nodes than the run began with.
 
     Raises:
-        UsageError: names the nodes that are missing, or says how many owned data.
+        UsageError: names the missing nodes, or the number of owners.
     """
     names = [node_name(index, setup.num_nodes) for index in range(setup.num_nodes)]
     missing = [node for node in plan.nodes if node not in names]
@@ -131,13 +126,13 @@ def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Face:
-    """How a run is shown, and what is said of it, by whoever calls ``train``.
+    """How the caller of ``train`` shows a run.
 
     Attributes:
-        show: makes what shows the run, once what is printed is guarded against a closed terminal.
-        resume_hint: writes for the step of the newest checkpoint how to resume.
-        say: takes a line on a run that is left, or on files that were put aside.
-        words: arguments of the command that is typed, to start it anew in the background; none in Python.
+        show: makes the progress, once output is guarded against a closed terminal.
+        resume_hint: step of the newest checkpoint -> how to resume.
+        say: gets lines on a detached run, or on files that were renamed.
+        words: arguments of the typed command, to repeat it in the background; empty in Python.
     """
 
     show: Callable[[], Progress]
@@ -147,7 +142,7 @@ class Face:
 
 
 Ring: TypeAlias = Callable[[Progress], AbstractContextManager[Client]]
-"""Connects to the coordinator of a run; one of this machine is started, and says so."""
+"""Connects to the coordinator of a run; starts it first for a local run."""
 
 
 def _follow(
@@ -161,7 +156,6 @@ def _follow(
     coordinator_wait_s: float,
     log: str,
 ) -> None:
-    """Run a job and follow it to its end; in the main thread, signals end it in order."""
     out = folder.path
     with interrupts_handled(log=out / LOG) as interrupts, folder, face.show() as progress:
         folder.say = progress.note
@@ -195,13 +189,11 @@ _ONLY_A_FAULT: Final = "resuming helps only if that was a fault of a machine: th
 
 
 def _of_replaced(folder: RunFolder) -> list[str]:
-    """Say where the files of an earlier run are now, if there was one."""
     return [f"the files of the earlier run are in {folder.replaced}"] if folder.replaced else []
 
 
 @contextlib.contextmanager
 def _shown_on_page(coordinator: Coordinator, bind: str, token: Path | None, progress: Progress) -> Iterator[None]:
-    """Show a local run on a page while it is running."""
     from coordinator.web.feeds import watch
     from coordinator.web.server import PageServer
 
@@ -213,7 +205,7 @@ def _shown_on_page(coordinator: Coordinator, bind: str, token: Path | None, prog
 
 @contextlib.contextmanager
 def _log(log: str, out: Path) -> Iterator[list[EventSink]]:
-    """Write what else is asked for beside ``metrics.jsonl``."""
+    """Yield the event sinks beside ``metrics.jsonl``: that of ``tensorboard``, or none."""
     if not log:
         yield []
         return
@@ -236,12 +228,12 @@ def _write_place(out: Path, run_id: str, address: str, local: int) -> None:
 
 
 def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callable[[str], object]) -> None:
-    """Start a run on a coordinator that keeps it, and return as soon as it trains.
+    """Start a run on a coordinator that stores it, and return once it trains.
 
-    The folder gets nothing but where the run is driven.
+    Only the record of where the run is driven is written to the folder.
 
     Raises:
-        RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
+        RingTuneError: the coordinator stores no runs, or the run failed before it trained.
     """
     with client, folder:
         for line in _of_replaced(folder):
@@ -250,7 +242,7 @@ def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callabl
 
 
 def require_place(local: int, coordinator: str, nodes: int) -> None:
-    """Refuse a command for nodes of this machine and of a coordinator, or of neither.
+    """Refuse a command with both local nodes and a coordinator, or with neither.
 
     Raises:
         UsageError: names the options.
@@ -262,10 +254,10 @@ def require_place(local: int, coordinator: str, nodes: int) -> None:
 
 
 def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
-    """Refuse a page or a log that can't be had, before anything is started.
+    """Refuse an impossible page or log before anything is started.
 
     Raises:
-        UsageError: a page of a coordinator's run, an unknown log, or libraries that are missing.
+        UsageError: a page of a coordinator's run, an unknown log, or missing libraries.
     """
     if web:
         from coordinator.web.server import require_web
@@ -280,12 +272,11 @@ def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
 
 
 def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None:
-    """Refuse a folder that the run can't have, before anything is started or written.
+    """Refuse an unusable folder before anything is started or written.
 
     Raises:
-        UsageError: it holds something else, or a run that may not be replaced, or the job's rows or model lie where
-            the run writes.
-        StorageError: something else than a folder is there.
+        UsageError: it has something else, or a run that may not be replaced, or the job's rows or model are in it.
+        StorageError: it is no folder.
     """
     if not resume:
         require_run_folder(out)
@@ -322,44 +313,44 @@ def train(
 ) -> Run:
     """Train a job as ``ringtune train`` does, and return the run.
 
-    Ctrl-C, in a notebook "interrupt the kernel", ends the run after the turns that are under way, with a checkpoint;
-    a second one at once. Only the main thread gets it. ``Run.stop`` does the same from anywhere.
+    Ctrl-C, in a notebook "interrupt the kernel", ends the run after the granted turns, with a checkpoint; a second one
+    at once. Only the main thread receives it. ``Run.stop`` does the same from any thread or process.
 
     Example: ``run = ringtune.train("job.toml", local=3, train__rounds=2)``.
 
     Args:
-        job: a job file, a mapping of its sections, or nothing where keywords say it all.
-        local: start so many nodes on this machine.
-        coordinator: or train on the nodes of this one, ``host:port``.
+        job: a job file, or a mapping of its sections; None if all keys are given as keywords.
+        local: number of nodes to start on this machine.
+        coordinator: ``host:port`` of a coordinator with the nodes, in place of ``local``.
         out: folder for the run's files; None = a new one, ``run-1``, ``run-2`` and so on.
-        wait: whether to follow the run to its end. False = return as soon as it trains; it then is detached, even
-            without this process, as with ``--detach``.
-        progress: whether it is shown; or, of the command line, how.
-        resume: resume the run in ``out``, from its newest checkpoint.
-        replace: put an earlier run's files aside, into ``<out>.replaced-<time>``.
-        plan: carry out this plan, the result of ``ringtune.plan`` or a file that it saved.
-        profile: file of times that were measured before.
+        wait: whether to follow the run to its end. False = return once it trains, detached from this process, as
+            ``--detach``.
+        progress: whether to show progress; or, for the command line, how.
+        resume: resume the run in ``out`` from its newest checkpoint.
+        replace: move an earlier run's files to ``<out>.replaced-<time>``.
+        plan: plan to carry out: a result of ``ringtune.plan``, or a file that it saved.
+        profile: file of measured times.
         microbatches: numbers for the planner to choose from in place of the job's, such as ``2,4`` or ``auto``.
         wire: types for the planner to choose from in place of the job's, such as ``float32,bfloat16``.
-        nodes: wait until so many nodes have joined the coordinator; 0 = take those that are there.
-        join_s: how long to wait for them, in seconds.
-        insecure: whether the coordinator may be on another machine, without encryption.
-        coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
-        web: show a local run on a page there, ``host:port``; beyond this machine a token is needed.
-        web_token: file with the token of the page, made if it is not there; None = a new token each time.
-        log: ``tensorboard`` writes the metrics to ``tensorboard`` in the run's folder, too.
-        keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they win over ``job``.
+        nodes: number of joined nodes to wait for; 0 = use those that have joined.
+        join_s: seconds to wait for them.
+        insecure: whether the coordinator may be on another machine without encryption.
+        coordinator_wait_s: seconds to wait for a coordinator that does not answer.
+        web: ``host:port`` of a web page of a local run; beyond this machine a token is needed.
+        web_token: file with the token of the page, made if missing; None = a new token each time.
+        log: ``tensorboard`` also writes the metrics to ``tensorboard`` in the run's folder.
+        keys: keys of the job, ``train__rounds=5`` for ``train.rounds``; they take precedence over ``job``.
 
     Raises:
-        RingTuneError: the job is wrong, or whatever the run failed with; ``InterruptedRunError`` if it was stopped.
+        RingTuneError: the job is invalid, or the error of the run; ``InterruptedRunError`` if it was stopped.
     """
     require_place(local, coordinator, nodes)
     if resume and (replace or out is None):
-        raise UsageError("resume=True goes on with the run in out=DIR; replace=True would put it aside")
+        raise UsageError("resume=True resumes the run in out=DIR; replace=True would move its files away")
     if plan is not None and (microbatches or wire):
         raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
     if resume and (plan is not None or microbatches or wire):
-        raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
+        raise UsageError("--resume uses the run's own plan; leave out --plan, --microbatches and --wire")
     _require_extras(web, log, local=local, wait=wait)
     if resume and job is None and out is not None:
         job = Path(out) / "job.toml"
@@ -372,7 +363,7 @@ def train(
             require_members(given.plan, [node_name(index, local) for index in range(local)])
         _require_usable(folder, wanted, replace=replace, resume=resume)
         notes = []
-        if local:  # as the nodes would read it all, before they are started and anything is written
+        if local:  # reads rows and model as the nodes will, before anything is started or written
             notes = check_rows(wanted.model.task, wanted.data) if resume else estimate(wanted, local).notes
         elif resume:
             with Connection(coordinator, insecure=insecure) as client:
@@ -403,7 +394,7 @@ def train(
 
 
 def _python_face(folder: Path, *, is_shown: bool) -> Face:
-    again = f"go on with train(out={str(folder)!r}, resume=True) and the same nodes"
+    again = f"resume with train(out={str(folder)!r}, resume=True) and the same nodes"
     return Face(
         show=lambda: choose_progress(is_shown),
         resume_hint=lambda step: f"saved up to step {step}; {again}",
@@ -413,7 +404,7 @@ def _python_face(folder: Path, *, is_shown: bool) -> Face:
 
 @contextmanager
 def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
-    """Give the folder of a run; a new one is removed again if it has nothing but the request."""
+    """Yield the folder of a run; remove a new one after an error if it has nothing but the request."""
     if out is not None:
         yield Path(out)
         return
@@ -426,7 +417,7 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
 
 
 def _new_folder() -> Path:
-    """Make the first of ``run-1``, ``run-2`` and so on that is not there, in the current folder."""
+    """Make the first of ``run-1``, ``run-2`` and so on that does not exist, in the current folder."""
     for number in itertools.count(1):
         with contextlib.suppress(FileExistsError):
             (folder := Path(f"run-{number}")).mkdir()
@@ -437,11 +428,11 @@ def _new_folder() -> Path:
 def _in_background(
     request: RunRequest, files: RunFolder, face: Face, options: Mapping[str, object]
 ) -> subprocess.Popen[bytes]:
-    """Start ``ringtune train`` as a process of its own: as it was typed, or with the job in a file of the run's folder.
+    """Start ``ringtune train`` as a process of its own: as typed, or with the job from a file in the run's folder.
 
-    ``job.toml`` of a resumed run has the job with which it began, so the job asked for now is in another file.
+    ``job.toml`` of a resumed run has its first job, so the present one is in another file.
     """
-    with files:  # an earlier run is put aside before the log of this one is opened
+    with files:  # an earlier run is moved away before the log of this one is opened
         for line in _of_replaced(files):
             face.say(line)
         if not request.resume:

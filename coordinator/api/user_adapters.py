@@ -1,7 +1,7 @@
-"""Adapters of a run with several users: the choice of one user's adapter, and the sum merged into the model's weights.
+"""Adapters of a run with several users: the choice of one user's adapter, or the sum of all.
 
-In collaboration every row passes the sum of all users' adapters, so the sum is the result, and is taken where no user
-is named. Adapters that were trained alone are for the rows of one user, so a user must be named.
+In collaboration every row passes the sum of all users' adapters, so the sum is the default result. Adapters trained
+alone are for the rows of one user, so a user must be named.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ringtune.models.result_files import of_user
 from ringtune.schedule.course import COLLABORATION
 
 MERGE_S: Final = 3600.0
-"""Most seconds that reading, merging and writing a model may take."""
+"""Deadline, in seconds, of reading, merging and writing a model."""
 
 
 def check_can_merge(run: SavedRun) -> None:
-    """Refuse a run with an adapter that is no change of matrices.
+    """Refuse a run with an adapter that can't be merged into weight matrices.
 
     Raises:
-        UsageError: says why, and what can be done.
+        UsageError: gives the reason and a remedy.
     """
     adapter = run.job.adapter.config
     if run.result.is_model:
@@ -45,25 +45,21 @@ def check_can_merge(run: SavedRun) -> None:
 def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "") -> None:
     """Write the merged model of a run, without a card.
 
-    Args:
-        run: one that ``check_can_merge`` takes.
-        target: folder that takes the files.
-        model: folder of the base model; None = the run's own.
-        user: the one with the adapters, where each user has their own; empty = those of all added up.
+    ``model`` is the folder of the base model, None = the run's own; an empty ``user`` = the sum of all.
 
     Raises:
-        RingTuneError: what went wrong in the process.
-        DeadlineError: it took too long.
+        RingTuneError: the error of the process.
+        DeadlineError: it took longer than ``MERGE_S``.
     """
     _start(run, target, [*(["--model", str(model)] if model is not None else []), *(["--user", user] if user else [])])
 
 
 def sum_into(run: SavedRun, target: Path) -> None:
-    """Write the adapters of all users of a run added up, as the folder of one adapter.
+    """Write the sum of the adapters of all users, as the folder of one adapter.
 
     Raises:
-        RingTuneError: what went wrong in the process.
-        DeadlineError: it took too long.
+        RingTuneError: the error of the process.
+        DeadlineError: it took longer than ``MERGE_S``.
     """
     _start(run, target, ["--sum"])
 
@@ -84,11 +80,9 @@ _MAX_NAMED: Final = 20
 
 
 def require_user(run: SavedRun, user: str) -> None:
-    """Refuse a user whom the run does not have, and no user where one has to be named.
+    """Refuse an unknown user, and an empty one if a user has to be named.
 
-    Args:
-        run: of which an adapter is to be taken.
-        user: the one with the adapters; empty = of all.
+    An empty ``user`` means the adapters of all.
 
     Raises:
         UsageError: lists the users.
@@ -111,9 +105,9 @@ def require_user(run: SavedRun, user: str) -> None:
 
 
 def as_of(run: SavedRun, user: str) -> SavedRun:
-    """Return a run as that of the adapters of one user, or of all added up; as it is where users have none.
+    """Return the run of one user's adapters, or of the sum; unchanged without adapters of users.
 
-    The figures of a run are those of all its users, so one user's adapters have none.
+    The evaluation figures are of all users, so one user's run has none.
     """
     if not run.users:
         return run
@@ -128,11 +122,7 @@ def as_of(run: SavedRun, user: str) -> SavedRun:
 
 @contextmanager
 def adapter_of(run: SavedRun, user: str) -> Iterator[SavedRun]:
-    """Give a run with the folder of one adapter, which lasts as long as the context.
-
-    Args:
-        run: of which it is taken.
-        user: one that ``require_user`` takes.
+    """Yield the run with the folder of one adapter, valid in the context; ``user`` as ``require_user`` accepts it.
 
     Raises:
         RingTuneError: the adapters could not be added up.
@@ -150,6 +140,5 @@ def _adds_up(run: SavedRun) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List names, of many the first ones."""
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more

@@ -24,15 +24,13 @@ Changes: TypeAlias = Mapping[str, object] | Iterable[str] | None
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """What a plan does before and after a change.
+    """Predictions of a plan before and after a change.
 
     Attributes:
-        question: that was asked.
-        before: the plan as it is, with its prediction.
-        cells: a row for each combination of a sweep's values, with ``wall_s`` and what else it does; else no rows.
-        results: of the cells, as they were computed.
-        axes: of the sweep.
-        job_changed: how the job that is planned anew differs from that of the run: key -> both values.
+        before: the unchanged plan, with its prediction.
+        cells: a row for each combination of a sweep's values, with ``wall_s`` and further figures; empty without a
+            sweep.
+        job_changed: key -> both values, where the job to plan for differs from that of the run.
     """
 
     question: WhatIf
@@ -49,11 +47,11 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Time of training after over that before: 0.5 is half of the time."""
+        """Training time after over before: 0.5 is half of the time."""
         return self.after.prediction.wall_s / self.before.prediction.wall_s
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``ringtune what-if --json`` prints, with the cells."""
+        """Return the output of ``ringtune what-if --json``, with the cells."""
         return {**comparison_json(self.before, self.after), "cells": [dict(row) for row in self.cells]}
 
     def __repr__(self) -> str:
@@ -78,27 +76,27 @@ def what_if(
     cluster: str = "",
     watch: Callable[[Generator[CellResult], int], Iterable[CellResult]] = lambda cells, count: cells,
 ) -> Comparison:
-    """Predict what a change of nodes, links or plan does to the time of training, idle shares and memory.
+    """Predict the effect of a change of nodes, links or plan on training time, idle shares and memory.
 
     Example: ``print(ringtune.what_if(run, {"node-1.compute": 0.5, "microbatches": 8}))``.
 
     Args:
         plan: a run, its folder, or a ``plan.json`` with ``profile``.
-        change: what changes, key -> value, with the keys of ``ringtune what-if --change``.
+        change: key -> value, with the keys of ``ringtune what-if --change``.
         profile: file of measured times; None = that of the run.
         drop: nodes that leave.
-        add: nodes that join: name -> the node that each is like; with ``replan``.
-        replan: plan anew for this job.
-        trace: take times from this recorded run, stragglers included, not medians.
-        seed: of draws from recorded times, where the plan is another.
-        sweep: several values: key -> a list of them, or ``FROM:TO:COUNT``; with two keys the grid.
+        add: name of a new node -> the node that it is like; with ``replan``.
+        replan: job to plan again for.
+        trace: draw times from this recorded run, stragglers included, instead of medians.
+        seed: of draws from recorded times of another plan.
+        sweep: key -> a list of values, or ``FROM:TO:COUNT``; with two keys the grid.
         jobs: workers of a sweep; -1 = one for each core.
-        backend: what runs the cells of a sweep: ``loky``, ``dask`` or ``ray``.
+        backend: runs the cells of a sweep: ``loky``, ``dask`` or ``ray``.
         cluster: address of a running Dask scheduler or Ray cluster; empty = none.
-        watch: passes the results of a sweep on, of which it is given the number, too.
+        watch: wraps the iterator of a sweep's results; also gets their number.
 
     Raises:
-        RingTuneError: something can't be read, a change makes no sense, or its result does not fit.
+        RingTuneError: a file can't be read, a change is invalid, or its result does not fit.
     """
     if not (change or drop or add or replan is not None or sweep):
         raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
@@ -136,12 +134,12 @@ def what_if(
         job_changed=job_differences(given.job, job) if given.job and job else {},
     )
     if not axes:
-        _ = found.after  # what does not fit is refused
+        _ = found.after  # raises an error if the result does not fit
     return found
 
 
 def _texts(changes: Changes) -> tuple[str, ...]:
-    """Write changes as ``KEY=VALUE``, several values with commas."""
+    """Return changes as ``KEY=VALUE``, several values with commas."""
     if not isinstance(changes, Mapping):
         return tuple(changes or ())
     return tuple(

@@ -1,1 +1,1 @@
-"""Commands of ``ringtune``, a module each; command modules import nothing heavy at the top."""
+"""Commands of ``ringtune``, one module each; their top-level imports are light."""

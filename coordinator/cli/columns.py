@@ -16,7 +16,7 @@ from ringtune.storage.tables import RowAccount, table_rows
 from ringtune.storage.text_files import form_suffix
 
 MAX_CLASSES: Final = 1000
-"""Most different values that are told apart in a column; beyond them it has no classes."""
+"""Most different values that are counted in a column; with more it has no classes."""
 _MAX_LENGTHS = 20_000
 _MAX_COLUMNS = 1000
 _SHOWN_CLASSES = 6
@@ -25,15 +25,13 @@ _SHOWN_CHARACTERS = 24
 
 @dataclass(slots=True)
 class Column:
-    """What is in one column of a table.
+    """Statistics of one column of a table.
 
     Attributes:
-        name: of the column.
-        rows: rows that have a value in it.
+        rows: number of rows with a value.
         empty: number of rows with an empty, null or missing value.
-        kinds: how many values are text, whole numbers, fractions, or lists and tables.
-        values: how often each short value is there, as text; empty once there are more than ``MAX_CLASSES``.
-        characters: lengths of the first texts.
+        kinds: number of values by kind: text, whole number, number, list or table.
+        values: number of rows by value, as text; empty once there are more than ``MAX_CLASSES``.
         has_many: whether there are more than ``MAX_CLASSES`` different values.
     """
 
@@ -46,7 +44,7 @@ class Column:
     has_many: bool = False
 
     def add(self, value: object) -> None:
-        """Take the value of one row."""
+        """Add the value of one row."""
         if value is None or (isinstance(value, str) and not value.strip()):
             self.empty += 1
             return
@@ -62,21 +60,21 @@ class Column:
 
     @property
     def kind(self) -> str:
-        """The kind that all values have; ``mixed`` where they differ, whole numbers counting as numbers."""
+        """The kind of all values; whole numbers with fractions are ``number``, other differing kinds ``mixed``."""
         if set(self.kinds) <= {"whole number", "number"}:
             return "number" if self.kinds["number"] else "whole number"
         return next(iter(self.kinds)) if len(self.kinds) == 1 else "mixed"
 
     @property
     def mean_characters(self) -> float:
-        """Mean length of its values."""
+        """Mean length of the values."""
         return sum(self.characters) / max(1, len(self.characters))
 
     @property
     def has_classes(self) -> bool:
-        """Whether its values repeat as class names do: two at least, each twice on average, and none is a fraction.
+        """Whether the values repeat as class names do: at least two, each twice on average, and none a fraction.
 
-        1.0 is no fraction: spreadsheets and pandas write whole numbers so.
+        1.0 is no fraction: spreadsheets and pandas write whole numbers in this way.
         """
         return (
             not self.has_many
@@ -86,12 +84,12 @@ class Column:
         )
 
     def at_share(self, share: float) -> int:
-        """Characters that so large a share of the values has at most; of none 0."""
+        """Return the number of characters that this share of the values does not exceed; 0 without values."""
         lengths = sorted(self.characters)
         return lengths[min(len(lengths) - 1, int(share * len(lengths)))] if lengths else 0
 
     def as_text(self) -> str:
-        """Describe the column: ``'label' (2 classes: neg, pos)``."""
+        """Describe the column: ``'label' (2 different values: neg, pos)``."""
         if not self.rows:
             return f"{self.name!r} (empty)"
         if self.has_classes:
@@ -113,9 +111,7 @@ class Table:
     """An inspected table.
 
     Attributes:
-        path: of the file.
-        rows: lines with values.
-        columns: by name, in the order of the file.
+        rows: number of lines with values.
     """
 
     path: Path
@@ -123,7 +119,7 @@ class Table:
     columns: Mapping[str, Column]
 
     def as_text(self) -> str:
-        """Describe the table for the message that it makes no sense."""
+        """Describe the table for an error message."""
         return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.as_text, self.all))}"
 
     @property
@@ -133,10 +129,10 @@ class Table:
 
 
 def inspect_table(path: Path) -> Table:
-    """Read every row of a table once; an error in a row is raised when its columns are chosen.
+    """Read every row of a table once; errors in rows are reported later, when its columns are chosen.
 
     Raises:
-        DataError: it is no such table, or it has no rows; says what was seen.
+        DataError: it is no table, or has no rows; describes its content.
     """
     columns: dict[str, Column] = {}
     account = RowAccount(path, is_own=True)
@@ -156,7 +152,7 @@ def inspect_table(path: Path) -> Table:
 
 
 def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
-    """Refuse a csv file whose first line is a row: a name of a column that stands in that column, as a class."""
+    """Refuse a csv file without a header: the name of a column is also a class in that column."""
     for column in columns.values():
         if form_suffix(path) != ".jsonl" and column.has_classes and column.values[column.name]:
             names = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in columns)
@@ -192,7 +188,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "context": ("context", "passage", "paragraph", "document"),
     "answer": ("answer", "answers"),
 }
-"""Usual names of columns by the key of ``[data]``, the likeliest first; compared without capitals."""
+"""Usual names of columns by the key of ``[data]``, the likeliest first; compared in lower case."""
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     CLASSIFICATION: ("text", "label"),
@@ -204,33 +200,33 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 """The keys of ``[data]`` that name a column, by task."""
 
 PAIR: Final = "text_pair"
-"""The key of a column that a task with texts may have besides."""
+"""Key of the second text column, for tasks with pairs of texts."""
 
 _PAIRS: Final = (
     *(("sentence1", "sentence2"), ("text1", "text2"), ("text_a", "text_b"), ("sentence_a", "sentence_b")),
     *(("premise", "hypothesis"), ("question1", "question2"), ("text", "text_pair")),
 )
-"""Usual names of two columns that are compared."""
+"""Usual names of two text columns that form a pair."""
 
 _MIN_WORDS_CHARACTERS = 8.0
-"""A column of texts has longer values than this on average, where no name says that it is one."""
+"""Least mean length of a text column without a usual name."""
 
 
 def tasks_of(table: Table) -> tuple[str, ...]:
-    """List the tasks that a table has columns for, the likeliest first.
+    """Return the tasks for which a table has columns, the likeliest first.
 
-    Example: of ``question, context, answers`` question answering; of ``tokens, ner_tags`` with lists token
-    classification; of ``review, mood`` classification, and a language model could learn the reviews.
+    Example: ``question, context, answers``: question answering; ``tokens, ner_tags`` with lists: token classification;
+    ``review, mood``: classification, then language modelling of the reviews.
     """
     likeliest = (QUESTION_ANSWERING, TAGGING, CLASSIFICATION, REGRESSION, CAUSAL_LM)
     return tuple(task for task in likeliest if _find(table, task, {}))
 
 
 def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> None:
-    """Refuse chat data, of which any guess would learn a half; who names task and columns means them.
+    """Refuse chat data, unless task and columns were given: guessed columns would be half of a conversation.
 
     Raises:
-        DataError: names the format, and what to do.
+        DataError: names the format and a remedy.
     """
     form = conversation_format(table.columns)
     if form and not (task in COLUMNS and given.keys() >= set(COLUMNS[task])):
@@ -239,18 +235,13 @@ def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> N
 
 
 def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, ChosenValue]:
-    """Choose the columns of a task.
-
-    Args:
-        table: the inspected one.
-        task: one of ``COLUMNS``.
-        given: key -> column, of those that the user named.
+    """Choose the columns of a task, one of ``COLUMNS``; ``given`` are those that the user named, by key.
 
     Returns:
-        Key of ``[data]`` -> name of the column, and why it was chosen.
+        Key of ``[data]`` -> name of the column, with the reason.
 
     Raises:
-        DataError: a named column is not there, or none fits; says what was seen.
+        DataError: a named column does not exist, or none fits; describes the table.
     """
     for key, name in given.items():
         known = (*COLUMNS[task], *((PAIR,) if task in PAIR_TASKS else ()))
@@ -265,7 +256,6 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
 
 
 def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> str:
-    """Say why a column was chosen."""
     if key in given:
         return "as was said"
     names = NAMES.get("number" if (task, key) == (REGRESSION, "label") else key, ())
@@ -281,7 +271,6 @@ def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> st
 
 
 def _remedy(table: Table, task: str) -> str:
-    """Say what would help."""
     wanted = " ".join(f"--column {key}=NAME" for key in COLUMNS[task])
     numbers = [column.name for column in table.all if column.kind == "number"]
     if task == CLASSIFICATION and numbers:
@@ -293,7 +282,7 @@ def _remedy(table: Table, task: str) -> str:
 
 
 def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Key -> column of a task; empty where one is missing."""
+    """Return key -> column of a task; empty if one is missing."""
     if task == QUESTION_ANSWERING:
         found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
     elif task == TAGGING:
@@ -321,7 +310,10 @@ def _text_and_label(table: Table, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text_and_number(table: Table, given: Mapping[str, str]) -> dict[str, str]:
-    """The columns of text and number: one with fractions, or of a usual name with more values than classes have."""
+    """Return the columns of text and number.
+
+    A number column has fractions, or a usual name and too many values for classes.
+    """
     numbers = [column for column in table.all if column.kind == "number"]
     many = [column for column in table.all if column.kind == "whole number" and not column.has_classes]
     number = given.get("label") or _by_name(table, "number", [*numbers, *many])
@@ -330,7 +322,7 @@ def _text_and_number(table: Table, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pair(table: Table, given: Mapping[str, str]) -> dict[str, str]:
-    """The two columns of texts that usually are compared; none where a text was named, or there are no such names."""
+    """Return two text columns with usual names of a pair; empty if there are none, or the text column was given."""
     texts = {column.name.strip().lower(): column.name for column in table.all if column.kind in ("text", "mixed")}
     if "text" in given:
         return {}
@@ -338,7 +330,7 @@ def _pair(table: Table, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text(table: Table, columns: Sequence[Column]) -> str:
-    """The column of texts: of a usual name, else the one with the longest values."""
+    """Return the text column: one with a usual name, else that with the longest values."""
     texts = [column for column in columns if column.kind in ("text", "mixed") and not column.kinds["list or table"]]
     named = _by_name(table, "text", texts)
     longest = max(texts, key=lambda column: column.mean_characters, default=None)
@@ -348,16 +340,15 @@ def _text(table: Table, columns: Sequence[Column]) -> str:
 
 
 def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
-    """The column of a usual name of a key; empty if there is none."""
     by_name = {column.name.strip().lower(): column.name for column in columns}
     return next((by_name[name] for name in NAMES[key] if name in by_name), "")
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
-    """Read ``KEY=COLUMN``, several times.
+    """Read words ``KEY=COLUMN``.
 
     Raises:
-        UsageError: a word is something else.
+        UsageError: a word has another form.
     """
     pairs = {word: word.partition("=") for word in words}
     for word, (key, equals, name) in pairs.items():

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 
 
 def keeper_of(trust: Path | None, *, insecure: bool) -> TrustKeeper | None:
-    """Speak as the coordinator of a trust folder from now on; in plain text if there is none, or with ``insecure``.
+    """Make this process speak as the coordinator of a trust folder; without encryption if there is none.
 
-    Args:
-        trust: as the user said; None = the default one, if it is there.
-        insecure: whether the user wants plain text.
+    ``trust`` = None: the default folder, if it exists. ``insecure``: the user asked for no encryption.
 
     Raises:
         TrustError: the folder has no authority, or can't be used.
-        UsageError: a folder is given together with ``insecure``.
+        UsageError: both arguments are given.
     """
     refuse_both(trust, insecure=insecure)
     folder = trust or coordinator_trust()
@@ -42,7 +40,7 @@ def keeper_of(trust: Path | None, *, insecure: bool) -> TrustKeeper | None:
 
 
 def authority_of(keeper: TrustKeeper | None) -> str:
-    """Return the SHA-256 of the coordinator's authority, hex; empty in plain text."""
+    """Return the SHA-256 of the coordinator's authority, hex; empty without encryption."""
     if keeper is None:
         return ""
     from ringtune.transport.identity import fingerprint
@@ -74,7 +72,7 @@ def token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The node, or with --role submitter the user.")],
     role: Annotated[str, typer.Option(help="node, or submitter: a user of another machine.")] = "node",
     ttl: Annotated[
-        str, typer.Option("--ttl", metavar="TIME", help="How long it may be used, once: e.g. 30m, 24h, 7d.")
+        str, typer.Option("--ttl", metavar="TIME", help="How long the token is valid, e.g. 30m, 24h, 7d.")
     ] = "24h",
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the token into this new file, which only you can read.")
@@ -82,7 +80,7 @@ def token(
     trust: options.Trust = None,
     json: options.Json = False,
 ) -> None:
-    """Make a join token for one node or user; whoever has it gets a certificate of that name, once.
+    """Make a join token for one node or user: it can be exchanged for a certificate of that name, once.
 
     Pass it on in secret, as a file or on standard input.
     """
@@ -126,7 +124,7 @@ def coordinator(
     lease_s: Annotated[
         float,
         typer.Option(
-            "--lease", metavar="SECONDS", min=0.1, help="A node that is silent for so long is lost, in seconds."
+            "--lease", metavar="SECONDS", min=0.1, help="A node without a heartbeat for so many seconds is lost."
         ),
     ] = 10.0,
     insecure: options.Insecure = False,
@@ -138,24 +136,26 @@ def coordinator(
             max=65535,
             metavar="PORT",
             show_default=False,
-            help="Port for those who join with a token. Default: the one after the port of --bind.",
+            help="Port for joining with a token. Default: the one after the port of --bind.",
         ),
     ] = 0,
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where runs are kept until they are fetched. Default: in the user's state folder."
+            metavar="DIR", help="Folder for runs until they are fetched. Default: in the user's state folder."
         ),
     ] = None,
     keep_days: Annotated[
-        float, typer.Option(metavar="DAYS", min=0, help="How long a run stays after it was fetched.")
+        float, typer.Option(metavar="DAYS", min=0, help="Days that a fetched run is kept after its end.")
     ] = 7.0,
     keep_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="What all runs may take; one that nobody fetched stays all the same.")
+        str, typer.Option(metavar="SIZE", help="Disk space for all runs; only fetched ones are deleted for it.")
     ] = "10GiB",
     keep_unfetched_days: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", min=0, help="How long a run stays that nobody fetches. Default: for ever."),
+        typer.Option(
+            metavar="DAYS", min=0, help="Days that a run that was not fetched is kept after its end. Default: for ever."
+        ),
     ] = None,
     take_up_hours: Annotated[
         float,
@@ -163,24 +163,30 @@ def coordinator(
             "--take-up",
             metavar="HOURS",
             min=0,
-            help="Go on by itself with the run that a crash interrupted at most so long ago; 0 = never.",
+            help="Resume the run that a crash interrupted at most so long ago; 0 = never.",
         ),
     ] = 24.0,
     web: options.Web = "",
     web_token: options.WebToken = None,
     announce: Annotated[
         bool,
-        typer.Option("--announce", help="Announce it on the local network though it listens for this machine only."),
+        typer.Option(
+            "--announce", help="Announce the coordinator on the local network even if only this machine can reach it."
+        ),
     ] = False,
     no_announce: Annotated[
-        bool, typer.Option("--no-announce", help="Don't announce it on the local network, though others can reach it.")
+        bool,
+        typer.Option(
+            "--no-announce", help="Don't announce the coordinator on the local network even if others can reach it."
+        ),
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
+    """Serve nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
 
-    A run goes on when the command that submitted it is gone. Its files are kept here until they are fetched. After a
-    crash of the coordinator, the next one with the same --state goes on with the run from its newest checkpoint.
+    A run continues when the command that submitted it ends. Its files are stored here until they are fetched. After a
+    crash of the coordinator, the next one with the same --state resumes the run from the last turn that its nodes have
+    copies of, or from its newest checkpoint.
     """
     if context.invoked_subcommand is not None:
         return
@@ -207,7 +213,7 @@ def coordinator(
     after = contextlib.ExitStack()
 
     def keep_runs(coordinator: Coordinator, address: str) -> None:
-        """Before the first call is answered: a run that begins is kept, and one that was interrupted taken up."""
+        """Open the store and resume an interrupted run, before the first call is answered."""
         kept = RunStore(
             state or default_folder(address),
             keep_days=keep_days,
@@ -216,7 +222,7 @@ def coordinator(
         )
         coordinator.kept = after.enter_context(contextlib.closing(kept))
         coordinator.say = first_lines.append
-        if web:  # before a run is taken up, so that the page sees all of it
+        if web:  # before a run is resumed, so that the page shows all of it
             page = after.enter_context(PageServer(watch(coordinator), web, token_file=web_token))
             first_lines.extend(page.lines())
         coordinator.resume_interrupted(within_s=take_up_hours * 3600)

@@ -27,7 +27,7 @@ def demo(
     ),
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for fetched files; default: ringtune/demo in the user's cache."),
+        typer.Option(metavar="DIR", help="Folder for downloaded files. Default: ringtune/demo in the user's cache."),
     ] = None,
     local: options.Local = NUM_NODES,
     web: options.Web = "",
@@ -59,7 +59,7 @@ def demo(
 
 
 def closing_lines(report: Mapping[str, object], *, model: Path, adapter: Path) -> str:
-    """Write the demo's last lines: the accuracy, and plain AdapterHub code that loads the result."""
+    """Return the demo's last lines: the accuracy, and AdapterHub code that loads the result."""
     evaluation = report["eval"]
     if not isinstance(evaluation, dict):
         raise TypeError(f"report.json has no evaluation: {evaluation!r}")

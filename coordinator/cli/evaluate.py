@@ -22,7 +22,7 @@ def evaluate(
         typer.Option(
             metavar="FILE",
             help="Rows to evaluate on; they stay on this machine. Default: those of the job, or with --coordinator "
-            "what its nodes have for evaluation.",
+            "the evaluation rows of its nodes.",
         ),
     ] = None,
     coordinator: options.Coordinator = "",
@@ -69,7 +69,7 @@ def evaluate(
 
 
 def refuse_local_node_options(context: typer.Context) -> None:
-    """Refuse options of the node that is started here, in an evaluation on the rows of other nodes that needs none.
+    """Refuse options of the node on this machine if the evaluation is on the rows of other nodes.
 
     Raises:
         UsageError: one was typed.

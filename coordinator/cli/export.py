@@ -1,4 +1,4 @@
-"""``ringtune export``: write a run's adapter or model as a folder to give away."""
+"""``ringtune export``: write a run's adapter or model as a folder to publish."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def export(
     user: options.User = "",
     json: options.Json = False,
 ) -> None:
-    """Write the adapter or model of a run as a folder with a model card, checked, with no local path in it."""
+    """Write the adapter or model of a run as a folder with a model card, checked and without local paths."""
     import json as json_module
 
     from coordinator.api.export import export_run
@@ -53,7 +53,6 @@ def export(
 
 
 def _as_model(out: Path) -> str:
-    """Write the call that loads an exported model with its head."""
     import json as json_module
 
     from coordinator.api.model_card import model_loader

@@ -20,19 +20,17 @@ def init(
         str,
         typer.Option(
             metavar="TASK",
-            help="What is learned: sequence-classification, regression, token-classification, question-answering, "
-            "causal-lm or image-classification. Default: what the rows have columns for and the model a head.",
+            help="Task: sequence-classification, regression, token-classification, question-answering, causal-lm or "
+            "image-classification. Default: one for which the rows have columns and the model a head.",
         ),
     ] = "",
     model: Annotated[
         str,
-        typer.Option(
-            metavar="DIR", help="Folder of the base model, for model.path. Default: the one that lies beside FILE."
-        ),
+        typer.Option(metavar="DIR", help="Folder of the base model, for model.path. Default: the one beside FILE."),
     ] = "",
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Training rows, for data.train. Default: those that lie beside FILE."),
+        typer.Option(metavar="FILE", help="Training rows, for data.train. Default: those beside FILE."),
     ] = None,
     eval_data: Annotated[
         Path | None,
@@ -43,13 +41,13 @@ def init(
         ),
     ] = None,
     column: options.Columns = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is found, and the defaults.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask no questions; take the defaults.")] = False,
     template: Annotated[
-        bool, typer.Option("--template", help="Look at nothing: write the common keys of --task, to be filled in.")
+        bool, typer.Option("--template", help="Inspect no files; write the common keys of --task, to be filled in.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Look at rows (a table, conll, npz, text, a folder of images) and a model folder, and write a commented job.
+    """Inspect rows (a table, conll, npz, text, a folder of images) and a model folder, and write a commented job.
 
     On a terminal at most five questions are asked, each with a default; elsewhere none. No file is overwritten.
     """
@@ -98,7 +96,6 @@ def init(
 
 
 def _template(task: str, model: str, data: Path | None, eval_data: Path | None) -> str:
-    """Write the common keys of a task, with places to fill in where nothing was given."""
     from ringtune.job.job_reference import job_template
     from ringtune.models.family import CLASSIFICATION
 
@@ -111,7 +108,6 @@ def _template(task: str, model: str, data: Path | None, eval_data: Path | None) 
 
 
 def _print_next_commands(file: Path) -> None:
-    """Print the commands that see what would happen, and that train."""
     from ringtune.hints import hint
 
     typer.echo(f"wrote {file}; change it, then see what would happen, and train:")

@@ -1,4 +1,4 @@
-"""Inspection of the files in a folder without torch: tables of rows, a model, labelled images, tagged texts."""
+"""Inspection of a folder's files without torch: tables of rows, models, labelled images, tagged texts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _SHOWN_NAMES = 12
 
 
 def find_rows(folder: Path) -> tuple[Path, Path | None]:
-    """Find the rows to train on, and those to evaluate on if a file is called so.
+    """Find the file of training rows, and that of evaluation rows if there is one.
 
-    Example: of ``train.csv`` and ``test.csv`` the first and the second; of ``reviews.csv`` alone that and none.
+    Example: ``train.csv`` and ``test.csv``; of ``reviews.csv`` alone that and None.
 
     Raises:
         DataError: no file may have rows, or several may and none is called ``train``.
@@ -54,7 +54,7 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
 
 
 def find_model(folder: Path) -> Path:
-    """Find the model folder in a folder, in folders in it, or in its ``models``.
+    """Find the model folder: the folder itself, a folder in it, or one in its ``models``.
 
     Raises:
         ModelError: there is none, or there are several.
@@ -84,7 +84,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    """The name of a file without its suffixes, in small letters."""
     return path.name.lower().partition(".")[0]
 
 
@@ -102,7 +101,7 @@ _MADE_FOR: Final = {
     "ForTokenClassification": TAGGING,
     "ForImageClassification": IMAGE_CLASSIFICATION,
 }
-"""How the class in ``architectures`` ends -> the task that it is for."""
+"""End of the class name in ``architectures`` -> its task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +109,9 @@ class Model:
     """An inspected model.
 
     Attributes:
-        path: as the job names it.
-        model_type: its family.
-        tasks: that the family has a head for.
-        made_for: task of the class that saved it; empty where that says none.
+        tasks: for which the family has a head.
+        made_for: task of the class that saved it; empty if unknown.
         dimensions: blocks, width, longest row.
-        config: its allowed keys.
     """
 
     path: str
@@ -133,15 +129,11 @@ class Model:
 
 
 def inspect_model(folder: Path, path: str) -> Model:
-    """Inspect a model folder: its config, and that there are weights.
-
-    Args:
-        folder: where the files are.
-        path: as the job names it.
+    """Inspect a model folder: its config, and that there are weights; ``path`` is its name in the job.
 
     Raises:
-        ModelError: it can't be used; says why.
-        IntegrityError: a file of weights is damaged.
+        ModelError: it can't be used; gives the reason.
+        IntegrityError: a weight file is damaged.
     """
     config = read_config(folder)
     base_tensors(folder, config)
@@ -162,15 +154,7 @@ def inspect_model(folder: Path, path: str) -> Model:
 
 
 def choose_task(model: Model, possible: tuple[str, ...], saw: str) -> str:
-    """Choose what is learned: what the rows have columns for, and the model a head.
-
-    Example: rows with texts and classes are classified, also by a decoder; rows with texts alone are learned by a
-    language model.
-
-    Args:
-        model: the inspected one.
-        possible: tasks of the rows, the likeliest first.
-        saw: the rows in words.
+    """Return the first of the rows' tasks (``possible``) for which the model has a head; ``saw`` describes the rows.
 
     Raises:
         ModelError: the model has a head for none of them.
@@ -194,10 +178,9 @@ class Images:
     """Inspected images.
 
     Attributes:
-        path: of the file or folder.
-        classes: how many images each class has.
-        columns: key of ``[data]`` -> name of an array; none of a folder.
-        left_out: what of a folder is left out, a sentence for each reason.
+        classes: number of images of each class.
+        columns: key of ``[data]`` -> name of an array; empty for a folder.
+        left_out: a sentence for each reason why files of a folder are left out.
     """
 
     path: Path
@@ -221,7 +204,7 @@ def inspect_images(path: Path) -> Images:
     """Count the images of each class.
 
     Raises:
-        DataError: there are none, or of one class only; says what was seen.
+        DataError: there are none, or of one class only; describes the content.
     """
     found = _inspect_folder(path) if path.is_dir() else _inspect_archive(path)
     if len(found.classes) < 2:
@@ -242,7 +225,7 @@ def _inspect_folder(path: Path) -> Images:
 
 
 def _inspect_archive(path: Path) -> Images:
-    """Find the array of images and that of labels: by their usual names, else by their shapes."""
+    """Find the arrays of images and labels: by their usual names, else by their shapes."""
     with Archive(path) as arrays:
         headers = {name: arrays.header(name) for name in arrays.names}
         images = [name for name, (shape, _) in headers.items() if len(shape) >= _MIN_AXES]
@@ -268,10 +251,7 @@ class Tagged:
     """Inspected tagged texts.
 
     Attributes:
-        path: of the file.
-        rows: number of texts.
-        words: number of their words.
-        text: lengths of the texts, with a blank between two words.
+        text: lengths of the texts, words joined by blanks.
         tags: names of the tags, sorted.
     """
 
@@ -291,13 +271,10 @@ class Tagged:
 def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
     """Read every text of a jsonl or CoNLL file once.
 
-    Args:
-        path: of the file.
-        words: column of the words; a CoNLL file has none.
-        tags: column of the tags.
+    ``words`` and ``tags`` are names of columns; CoNLL has no column of words.
 
     Raises:
-        DataError: a row can't be used, there are none, or so many tags that they are none; says where.
+        DataError: a row is invalid, there are none, or more than ``_MAX_TAGS`` tags; says where.
     """
     account = RowAccount(path, is_own=True)
     text, names, rows, num_words = Column(words), set[str](), 0, 0

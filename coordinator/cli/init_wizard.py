@@ -1,7 +1,7 @@
 """Steps of ``ringtune init``: inspect rows and model, ask open questions, choose settings, write the job.
 
-Settings that follow from rows and model (length of a row, number of steps, when blocks unfreeze) are a start and not a
-rule: each stands in the job with its reason, and may be changed.
+Settings chosen from rows and model (length of a row, number of steps, unfreezing) are starting values: each is in the
+job with its reason.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ MAX_QUESTIONS: Final = 5
 
 
 class Prompt(Protocol):
-    """Answers the questions that looking leaves open."""
+    """Answers the questions that the inspection leaves open."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
-        """Answer with one of the choices, where there are any; the default is one of them."""
+        """Return an answer, one of ``choices`` if there are any; the default is one of them."""
 
     def place(self, question: str, find: Callable[[], str]) -> str:
-        """Answer with a path; ``find`` finds the default, or raises where there is none."""
+        """Return a path; ``find`` returns the default, or raises an error if there is none."""
 
 
 class DefaultAnswers:
-    """Takes every default; what can't be found is an error."""
+    """Takes every default."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
         """Return the default."""
         return default
 
     def place(self, question: str, find: Callable[[], str]) -> str:
-        """Return what is found.
+        """Return the path that ``find`` finds.
 
         Raises:
             InvalidInputError: as ``find``.
@@ -94,7 +94,7 @@ class TerminalPrompt:
             typer.echo(f"{answer!r} is none of {', '.join(choices)}", err=True)
 
     def place(self, question: str, find: Callable[[], str]) -> str:
-        """Ask for a path; where nothing is found, say so, and ask without a default."""
+        """Ask for a path; if ``find`` fails, show its error and ask without a default."""
         try:
             return str(typer.prompt(question, default=find(), err=True)).strip()
         except InvalidInputError as error:
@@ -103,7 +103,7 @@ class TerminalPrompt:
 
 
 LENGTHS: Final = {"quick": 0.5, "normal": 1.0, "thorough": 2.5}
-"""How long a run shall be -> times as many steps."""
+"""Answer to the question for the length of the run -> factor of the number of steps."""
 
 _CHARACTERS_PER_TOKEN = 3.5
 _SPECIAL_TOKENS = 3
@@ -120,16 +120,13 @@ _MIN_ROWS_TO_HOLD_OUT = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFacts:
-    """What the settings follow from.
+    """Facts from which the settings are chosen.
 
     Attributes:
-        task: what is learned.
-        rows: to train on, before any is held out.
-        texts: columns that become tokens; none of images and plain text.
-        longest: tokens that the model takes at most.
-        blocks: of the model.
-        hidden: width of the model.
-        has_eval: whether there is a file of rows to evaluate on.
+        rows: number of training rows, before any is held out.
+        texts: columns that become tokens; empty for images and plain text.
+        longest: most tokens that the model accepts.
+        has_eval: whether there is a file of evaluation rows.
     """
 
     task: str
@@ -142,12 +139,7 @@ class JobFacts:
 
 
 def choose_settings(seen: JobFacts, length: str) -> dict[str, ChosenValue]:
-    """Choose the values of a job's keys, each with its reason.
-
-    Args:
-        seen: rows and model.
-        length: one of ``LENGTHS``.
-    """
+    """Choose the values of a job's keys, each with its reason; ``length`` is one of ``LENGTHS``."""
     found: dict[str, ChosenValue] = {}
     tokens = _max_length(seen)
     if seen.task != IMAGE_CLASSIFICATION:
@@ -175,7 +167,7 @@ def choose_settings(seen: JobFacts, length: str) -> dict[str, ChosenValue]:
 
 
 def _max_length(seen: JobFacts) -> ChosenValue:
-    """Tokens that nearly all rows fit in, by their characters; a question's context is cut into windows instead."""
+    """Tokens for nearly all rows, estimated by their characters; longer contexts of questions are cut into windows."""
     most = min(seen.longest or _MAX_TOKENS, _MAX_TOKENS)
     if not seen.texts:
         return ChosenValue(min(most, 128), "")
@@ -195,7 +187,7 @@ def _batch_size(seen: JobFacts, tokens: int) -> ChosenValue:
 
 
 def _steps(seen: JobFacts, batch_size: int, times: float) -> int:
-    """Steps for some epochs, of few rows more and of many fewer; in tens."""
+    """Number of steps for ``_PASSES`` epochs, within bounds, in tens."""
     wanted = _PASSES * seen.rows / batch_size
     bounded = min(max(wanted, _MIN_STEPS), _MAX_STEPS)
     return max(20, round(bounded * times / 10) * 10)
@@ -211,21 +203,16 @@ _SIGNS: Final = {
     CAUSAL_LM: "texts",
     IMAGE_CLASSIFICATION: "pictures of several classes",
 }
-"""Task -> what of the rows tells it."""
-_CHARACTERS_PER_ROW = 450  # a plain text of which some 128 tokens are a row
+"""Task -> the property of the rows that suggests it."""
+_CHARACTERS_PER_ROW = 450  # of a plain text, about 128 tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WizardOptions:
-    """What was typed; whatever is empty is found, asked or chosen.
+    """Options of the command; empty ones are found, asked or chosen.
 
     Attributes:
-        folder: of the job file, from which its paths count.
-        task: what is learned.
-        model: folder, or id on a hub.
-        data: file or folder of rows.
-        eval_data: the same for evaluation.
-        columns: key of ``[data]`` -> column.
+        folder: of the job file, to which its paths are relative.
     """
 
     folder: Path
@@ -238,14 +225,12 @@ class WizardOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenJob:
-    """A job that was written.
+    """A written job.
 
     Attributes:
-        text: of the job file.
-        task: what is learned.
-        saw: rows, model, task and what is not used, a line each.
+        saw: lines on rows, model, task and unused columns.
         chosen: values with their reasons, by key.
-        problems: what of the rows can't be used, as training would say it; empty if all can.
+        problems: the error that training would raise for invalid rows; empty if all are valid.
     """
 
     text: str
@@ -257,7 +242,7 @@ class WrittenJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """Inspected rows: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
+    """Inspected rows: description, number, possible tasks; ``table`` or ``tagged`` only for these forms."""
 
     words: str
     rows: int
@@ -272,10 +257,10 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     """Inspect rows and model, ask at most five questions, and write the job.
 
     Raises:
-        DataError: the rows make no sense; says what was seen.
+        DataError: the rows fit no task; describes them.
         ModelError: the model can't be used, or not for these rows.
-        ConnectionFailedError: it is the id of a hub, not in the cache, and can't be fetched.
-        UsageError: a column is named that the rows don't have the form for.
+        ConnectionFailedError: a model of a hub is not in the cache and can't be fetched.
+        UsageError: a column is named for rows without columns.
     """
     data, evaluate = _choose_rows(wizard_options, ask)
     place = wizard_options.model or ask.place("Folder of the model", lambda: str(find_model(wizard_options.folder)))
@@ -306,7 +291,7 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
         has_eval=evaluate is not None,
     )
     chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
-    if tagged is not None:  # a rare one may be in rows alone that are evaluated
+    if tagged is not None:  # a rare tag may occur in evaluation rows only
         chosen["data.labels"] = ChosenValue(list(tagged.tags), "the tags of all rows")
     labels = _labels(rows, task, columns, tagged)
     evaluated = written(evaluate, wizard_options.folder) if evaluate else ""
@@ -331,14 +316,13 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
 
 
 def _labels(rows: _Rows, task: str, columns: Mapping[str, str], tagged: Tagged | None) -> Sequence[str]:
-    """The names of classes or tags that were seen."""
     if tagged is not None:
         return tagged.tags
     return tuple(rows.table.columns[columns["label"]].values) if rows.table and task == CLASSIFICATION else ()
 
 
 def _account(path: Path, job: Job) -> RowAccount | None:
-    """Read a file as training would; None where it has no rows that could miss a value."""
+    """Read a file as training would; None for images and plain text, which have no cells."""
     if job.model.task == IMAGE_CLASSIFICATION or is_plain_text(path):
         return None
     account = account_of(path, job.data, is_own=True)
@@ -348,32 +332,30 @@ def _account(path: Path, job: Job) -> RowAccount | None:
 
 
 def _pictures_left_out(evaluate: Path | None) -> list[str]:
-    """Say what of a folder of pictures to evaluate on is left out."""
     return list_pictures(evaluate).lines_left_out() if evaluate is not None and evaluate.is_dir() else []
 
 
 def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Model) -> list[str]:
-    """Say what is learned, and what else the rows could be for."""
+    """Return the task with its reason, and other possible tasks."""
     others = [name for name in rows.tasks if name != task and name in model.tasks]
     else_ = f"; the rows would also do for {', '.join(others)}: --task says so" if others else ""
     return [f"Task: {task}, {'as was said' if wizard_options.task else f'by {_SIGNS[task]}{else_}'}."]
 
 
 def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:
-    """Name the columns that the job does not read."""
     names = [repr(name) for name in table.columns if name not in columns.values()] if table else []
     more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
     return [f"Columns not used: {', '.join(names[:_SHOWN_COLUMNS])}{more}."] if names else []
 
 
 def written(path: Path, folder: Path) -> str:
-    """Write a path as a job in ``folder`` names it: relative where it lies in it, else absolute."""
+    """Return a path as a job in ``folder`` names it: relative if it is inside, else absolute."""
     full, base = path.resolve(), folder.resolve()
     return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
 
 
 def _choose_rows(wizard_options: WizardOptions, ask: Prompt) -> tuple[Path, Path | None]:
-    """The rows to train on, and those to evaluate on; a file for them is taken from the folder with the others only."""
+    """Return training rows and evaluation rows; the latter are only looked for if both are in the job's folder."""
     if wizard_options.data is not None:
         return wizard_options.data, wizard_options.eval_data
     given = Path(ask.place("File or folder of rows", lambda: str(find_rows(wizard_options.folder)[0])))

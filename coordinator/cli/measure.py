@@ -22,18 +22,19 @@ def measure(
     save: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the profile there, for --profile of 'ringtune train'; over an earlier one only."
+            metavar="FILE",
+            help="Write the profile there, for --profile of 'ringtune train'; replaces only an earlier profile.",
         ),
     ] = None,
     nodes: options.Nodes = 0,
     join_s: options.JoinS = 60.0,
-    no_links: Annotated[bool, typer.Option("--no-links", help="Only the nodes themselves.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what nodes remember.")] = False,
+    no_links: Annotated[bool, typer.Option("--no-links", help="Don't measure links.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore times that nodes have cached.")] = False,
     busy: Annotated[
         bool,
         typer.Option(
             "--busy/--one-by-one",
-            help="Nodes of one machine all at once, as they compute in a run, or one after another.",
+            help="Measure nodes of one machine all at once, as in a run, or one after another.",
         ),
     ] = True,
     rehearse: Annotated[
@@ -44,10 +45,10 @@ def measure(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Let the nodes time every kind of work of a job, and their links; a node remembers its part.
+    """Measure every kind of work of a job on the nodes, and the links; nodes cache their times.
 
-    The job's model, adapter, micro-batch and length are what is timed. In the end the nodes train some steps of the
-    job together and throw away what they trained: the times are corrected by what a whole ring takes.
+    Measured are the job's model and adapter with its micro-batch and length. At the end the nodes train some steps
+    together, which are discarded; the times are corrected to match a whole ring.
     """
     from coordinator.api import measure as api
     from coordinator.api.arguments import parse_changes, typed

@@ -15,7 +15,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The node.")]
 @app.callback(invoke_without_command=True)
 def nodes(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", help="Show them again each second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update the list each second, until Ctrl-C.")] = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -44,7 +44,7 @@ def show(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show one node, a line for each thing that is known of it."""
+    """Show one node in detail, a line for each property."""
     from coordinator.client.connection import Connection
     from coordinator.screen.listing import node_details, node_lines
     from ringtune.errors import UsageError
@@ -60,12 +60,12 @@ def show(
 @app.command()
 def drain(
     name: Name,
-    undo: Annotated[bool, typer.Option("--undo", help="Take it into runs again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Allow new runs on it again.")] = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Take a node into no new run; one that it works on goes on to its end."""
+    """Exclude a node from new runs; its present run continues."""
     import json as json_module
 
     from coordinator.client.connection import Connection
@@ -85,13 +85,13 @@ def drain(
 @app.command()
 def remove(
     name: Name,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="What the node is told.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown to the node.")] = "",
     role: Annotated[str, typer.Option(help="node, or submitter: a user of another machine.")] = "node",
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Refuse a node, or a user, from now on; with a new token it may join again. A run goes on as if it were lost."""
+    """Refuse a node or user from now on; a new token lets it join again. Its run treats the node as lost."""
     import json as json_module
 
     from coordinator.client.connection import Connection
@@ -106,4 +106,4 @@ def remove(
         told = {"event": "removed", "role": role, "name": name, "certificates": reply.certificates}
         typer.echo(json_module.dumps(told | {"was_member": reply.was_member}))
     else:
-        typer.echo(f"{role} {name} is refused from now on ({reply.certificates} certificates hold no longer)")
+        typer.echo(f"{role} {name} is refused from now on ({reply.certificates} certificates are revoked)")

@@ -1,4 +1,4 @@
-"""``ringtune page``: serve a page with the run of a folder, or with one that a coordinator keeps."""
+"""``ringtune page``: serve a web page of a run's folder, or of a run that a coordinator stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from ringtune import options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_RUN = "Folder of a run, the --out of 'ringtune train'; or the id of one that a coordinator keeps."
+_RUN = "Folder of a run, the --out of 'ringtune train'; or the id of a run that a coordinator stores."
 
 
 @app.command()
@@ -21,10 +21,9 @@ def page(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show a finished run on a page until Ctrl-C; for a run in progress, its history and live updates.
+    """Show a finished run on a web page until Ctrl-C; for a run in progress, its history and live updates.
 
-    The page of a run that is under way comes with --web of 'ringtune train' or 'ringtune coordinator', too. That one
-    also shows what nodes did in the last step.
+    The page of --web of 'ringtune train' and 'ringtune coordinator' also shows the actions of the last step.
     """
     import functools
     import json as json_module
@@ -58,7 +57,7 @@ def page(
         else:
             for line in (*server.lines(), "Ctrl-C ends it"):
                 typer.echo(line)
-        sys.stdout.flush()  # who reads it from a pipe waits for the address
+        sys.stdout.flush()  # a reader of the pipe waits for the address
         while not ending.wait():
             pass
         if ending.by_ctrl_c:

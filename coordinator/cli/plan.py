@@ -18,42 +18,42 @@ def plan(
     assume: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, max=4096, help="Plan for N equal nodes that are not there; nothing is started."
+            metavar="N", min=0, max=4096, help="Plan for N equal nodes that need not exist; nothing is started."
         ),
     ] = 0,
     memory: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB. Default: N share what is free here."
+            metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB. Default: a share of the free memory here."
         ),
     ] = "",
     coordinator: Annotated[str, options.coordinator_option("assume", "memory", "profile")] = "",
     profile: options.ProfileFile = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also say why: times by depth, who is left out, what came second.")
+        bool, typer.Option("--explain", help="Also give reasons: times by depth, unused nodes, the second best plan.")
     ] = False,
     microbatches: options.MicrobatchChoices = "",
     wire_dtypes: options.WireChoices = "",
     nodes: options.Nodes = 0,
     join_s: options.JoinS = 60.0,
-    table: Annotated[bool, typer.Option("--table", help="Also show what every node does when, with a legend.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Also show the actions of every node, with a legend.")] = False,
     at_step: Annotated[int, typer.Option(min=0, help="With --table: its first step.")] = 0,
     steps: Annotated[int, typer.Option(min=1, max=100, help="With --table: how many steps.")] = 1,
     change: options.Changes = None,
     save: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the plan there, for --plan of 'ringtune train'; over an earlier one only."
+            metavar="FILE", help="Write the plan there, for --plan of 'ringtune train'; replaces only an earlier plan."
         ),
     ] = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show who would host what, what it needs and how long it would take, without training.
+    """Show which node hosts which blocks, with memory and predicted time, without training.
 
-    Without --coordinator nothing is started. With --profile the nodes and links are those that were measured;
-    otherwise sizes come from the model's files, nodes are taken as equal, and the time is a rough guess. Where rows
-    depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
+    Without --coordinator nothing is started. With --profile nodes and links are those that were measured; otherwise
+    sizes are read from the model's files, nodes are assumed equal, and the time is a rough guess. If the number of rows
+    depends on the tokenizer (question answering, plain text) it is estimated, and the plan says so.
     """
     from coordinator.api import plan as api
     from coordinator.api.arguments import parse_changes, typed

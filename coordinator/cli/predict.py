@@ -21,16 +21,15 @@ def predict(
         Path,
         typer.Option(
             metavar="FILE",
-            help="Rows to predict for, as the job's columns name them; targets may be missing. They stay on this "
-            "machine.",
+            help="Rows to predict for, with the job's columns; targets may be missing. They stay on this machine.",
         ),
     ],
     save: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write a .csv or .jsonl with the rows' own columns and the predicted ones; another file there is kept "
-            "as FILE.replaced-TIME.",
+            help="Write a .csv or .jsonl with the rows' own columns and the predicted ones; another file there is "
+            "renamed to FILE.replaced-TIME.",
         ),
     ] = None,
     model: Annotated[
@@ -52,7 +51,7 @@ def predict(
             metavar="NUMBER",
             min=0.0,
             max=100.0,
-            help="How freely a language model draws the next token; 0 = always the likeliest.",
+            help="Temperature at which a language model draws tokens; 0 = always the likeliest.",
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Random seed for sampling text.")] = 0,
@@ -60,7 +59,8 @@ def predict(
 ) -> None:
     """Predict for rows with the adapter or model of a run: labels with probabilities, answers, or generated text.
 
-    Without --save the rows are printed as csv, each with its prediction. All runs in one process on this machine.
+    Without --save the rows are printed as csv, each with its prediction. The computation is in one process on this
+    machine.
     """
     import functools
     import json as json_module

@@ -1,4 +1,4 @@
-"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that outlive the command that submitted them."""
+"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that a coordinator stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from ringtune import options
 
-_RUN = "Id of the run, or its folder, which tells where it is driven. Default: the only run."
+_RUN = "Id of the run, or its folder. Default: the only run."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False)]
 
 
@@ -18,7 +18,7 @@ def runs(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """List the runs that a coordinator keeps: state, steps, the step of the newest checkpoint, and who started it."""
+    """List the runs that a coordinator stores: state, steps, step of the newest checkpoint, and submitter."""
     from coordinator.client.connection import Connection
     from coordinator.screen.listing import run_lines, run_table
 
@@ -30,12 +30,12 @@ def runs(
 
 def logs(
     run: Run = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until the run is over.")] = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show what a run said so far, and with --follow what it says until it is over.
+    """Show the output of a run so far, and with --follow until it is over.
 
     Ctrl-C ends this command, not the run.
     """
@@ -62,14 +62,14 @@ def fetch(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the run's files. Default: the folder, or one named by the id."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put an earlier run's files aside.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Move an earlier run's files to another folder.")] = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Write the files of a run that a coordinator keeps: job, plan, metrics, report, trace, adapter, checkpoints.
+    """Write the files of a stored run: job, plan, metrics, report, trace, adapter, checkpoints.
 
-    The folder is then as if 'ringtune train' had written it: it can be evaluated, exported and gone on with.
+    The folder is the same as that of 'ringtune train': the run can be evaluated, exported and resumed.
     """
     import dataclasses
     import json as json_module
@@ -101,7 +101,7 @@ def stop(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Stop a run after the turns that are under way, with a checkpoint from which it can go on."""
+    """Stop a run after the granted turns, with a checkpoint from which it can be resumed."""
     import json as json_module
 
     from coordinator.client.detached_runs import find_run, stop_run

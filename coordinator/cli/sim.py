@@ -18,7 +18,7 @@ def simulate(
     profile: options.ProfileFile = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="TRACE|RUN", help="Take times from a recorded run, stragglers included, not medians."),
+        typer.Option(metavar="TRACE|RUN", help="Draw times from a recorded run, stragglers included, not medians."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write prediction.json and trace.json (for Perfetto) there.")
@@ -26,9 +26,9 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Predict the time of training, idle shares, bytes and memory of a plan from measured times.
+    """Predict training time, idle shares, bytes and memory of a plan from measured times.
 
-    With the folder of a finished run, what it really took stands beside.
+    With the folder of a finished run its measured figures are shown too.
     """
     import json as json_module
 

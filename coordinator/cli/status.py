@@ -15,7 +15,7 @@ def status(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show the run that a coordinator drives: phase, step, loss, who helps whom, and every node with its state."""
+    """Show the run of a coordinator (phase, step, loss, helpers) and every node with its state."""
     from coordinator.client.connection import Connection
     from coordinator.screen.listing import status_json, status_lines
 

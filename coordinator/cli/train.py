@@ -14,7 +14,7 @@ from ringtune import options
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _OF_THE_PLAN = ("--plan", "--microbatches", "--wire")
-"""What a run that goes on is not asked: it has its plan."""
+"""Options that a resumed run does not take: it has its plan."""
 
 
 @app.command()
@@ -29,24 +29,22 @@ def train(
     nodes: options.Nodes = 0,
     join_s: options.JoinS = 60.0,
     change: options.Changes = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put an earlier run's files aside.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Move an earlier run's files to another folder.")] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the run in the folder, from its newest checkpoint; a finished one with more train.rounds.",
+            help="Resume the run in the folder from its newest checkpoint; a finished one with more train.rounds.",
         ),
     ] = False,
     profile: options.ProfileFile = None,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Carry out this plan of 'ringtune plan'; plan nothing.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option(metavar="FILE", help="Carry out this plan of 'ringtune plan'.")] = None,
     microbatches: options.MicrobatchChoices = "",
     wire_dtypes: options.WireChoices = "",
     insecure: options.Insecure = False,
     detach: Annotated[
         bool,
-        typer.Option("--detach", help="Return as soon as the run trains; it goes on by itself, see 'ringtune logs'."),
+        typer.Option("--detach", help="Return once the run trains; it continues by itself, see 'ringtune logs'."),
     ] = False,
     coordinator_wait_s: Annotated[
         float,
@@ -54,7 +52,7 @@ def train(
             "--coordinator-wait",
             metavar="SECONDS",
             min=0,
-            help="How long to wait for a coordinator that crashed or can't be reached, and then to go on.",
+            help="How long to wait for a coordinator that crashed or can't be reached.",
         ),
     ] = 300.0,
     web: options.Web = "",
@@ -66,8 +64,8 @@ def train(
 ) -> None:
     """Train a job; its adapter or model, metrics, report and trace go to a folder.
 
-    Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. SIGTERM and a closed
-    terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
+    Ctrl-C once ends the run after the granted turns, with a checkpoint; twice at once. SIGTERM and a closed terminal
+    (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
     import contextlib
     import dataclasses
@@ -82,10 +80,10 @@ def train(
     from ringtune.errors import UsageError
 
     if replace and resume:
-        raise UsageError("--replace puts a run aside and --resume goes on with it; give one of them")
+        raise UsageError("--replace moves a run's files away and --resume resumes it; give one of them")
     if out is None and (local or resume or not detach):
         raise UsageError("give --out DIR, the folder for the run's files")
-    # what a detached run writes here is only where it is driven
+    # of a detached run only the record of where it is driven is written here
     with tempfile.TemporaryDirectory(prefix="ringtune-") if out is None else contextlib.nullcontext(out) as given:
         folder = Path(given)
         face = api.Face(
@@ -128,21 +126,19 @@ def train(
 
 
 def resume_hint(step: int, words: Sequence[str]) -> str:
-    """Write the line that tells how to resume a run.
+    """Return the line with the command that resumes a run.
 
-    Args:
-        step: of its newest checkpoint.
-        words: of the 'ringtune train' that began it.
+    ``step`` is that of its newest checkpoint, ``words`` the 'ringtune train' that began it.
     """
     from ringtune.hints import hint
 
     more = () if "--resume" in words else ("--resume",)
     kept = [word for word in _without(words, _OF_THE_PLAN) if word != "--replace"]
-    return f"saved up to step {step}; go on with: {hint(*kept, *more)}"
+    return f"saved up to step {step}; resume with: {hint(*kept, *more)}"
 
 
 def _without(words: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """Yield words without some options and their values, which stand behind a space or ``=``."""
+    """Yield words without some options and their values, which follow after a space or ``=``."""
     is_value = False
     for word in words:
         if is_value:
@@ -154,5 +150,5 @@ def _without(words: Sequence[str], options: Collection[str]) -> Iterator[str]:
 
 
 def _typed(words: Sequence[str], job: Path, out: Path, local: int) -> Sequence[str]:
-    """The words of ``ringtune train`` that were typed, or would have been if another command trains, as the demo."""
+    """Return the typed words of ``ringtune train``, or equivalent ones if another command trains, as the demo."""
     return words if "train" in words else ("train", str(job), "--local", str(local), "--out", str(out))

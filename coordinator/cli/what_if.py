@@ -40,12 +40,12 @@ def what_if(
     ] = None,
     add: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Add a node without data.")] = None,
     like: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="Whose speed, memory and links an added node has.")
+        list[str] | None, typer.Option(metavar="NODE", help="Node with the speed, memory and links of an added one.")
     ] = None,
-    replan: Annotated[Path | None, typer.Option(metavar="JOB", help="Plan anew for this job.toml.")] = None,
+    replan: Annotated[Path | None, typer.Option(metavar="JOB", help="Plan again for this job.toml.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="TRACE|RUN", help="Take times from a recorded run, stragglers included, not medians."),
+        typer.Option(metavar="TRACE|RUN", help="Draw times from a recorded run, stragglers included, not medians."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
     sweep: Annotated[
@@ -53,19 +53,19 @@ def what_if(
         typer.Option(metavar="KEY=VALUES", help="Several values: A,B,C or FROM:TO:COUNT; given twice: the grid."),
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Workers of a sweep; -1 = one for each core.")] = -1,
-    backend: Annotated[str, typer.Option(metavar="loky|dask|ray", help="What runs the cells of a sweep.")] = "loky",
-    cluster: Annotated[str, typer.Option(metavar="ADDRESS", help="Of a running Dask scheduler or Ray cluster.")] = "",
+    backend: Annotated[str, typer.Option(metavar="loky|dask|ray", help="Library that runs a sweep.")] = "loky",
+    cluster: Annotated[str, typer.Option(metavar="ADDRESS", help="A running Dask scheduler or Ray cluster.")] = "",
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the sweep as CSV; over an earlier one only.")
+        Path | None, typer.Option(metavar="FILE", help="Write the sweep as CSV; replaces only an earlier one.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg; over an earlier one only.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg; replaces only an earlier plot.")
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Predict what a change of nodes, links or plan does to the time of training, idle shares and memory.
+    """Predict the effect of a change of nodes, links or plan on training time, idle shares and memory.
 
-    A sweep shows on a terminal how far it is; Ctrl-C ends it, and what is done is printed and written.
+    A sweep shows its progress on a terminal; Ctrl-C ends it, and the finished cells are printed and written.
     """
     import json as json_module
 
@@ -130,7 +130,7 @@ def what_if(
 
 
 def _models(add: list[str], like: list[str]) -> list[str]:
-    """Name the node that each added node is like; one name stands for all.
+    """Return for each added node the one that it is like; one name is used for all.
 
     Raises:
         UsageError: another number of names.
@@ -153,7 +153,6 @@ def _show_sweep(
     plot: Path | None,
     json: bool,
 ) -> None:
-    """Print the cells, then write them."""
     import json as json_module
 
     from coordinator.api.prediction_text import sweep_csv, sweep_lines, write_plot

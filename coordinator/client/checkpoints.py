@@ -200,7 +200,7 @@ class RunCheckpoints:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, TypeError, IntegrityError) as error:
-            raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
+            raise IntegrityError(f"{path} can't be read ({error}); the run can't be resumed without it") from error
 
     def add_length(self, length: Length) -> None:
         """Store a former length of the run, before its job is overwritten.
@@ -233,7 +233,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
         PlanError: the checkpoints are of another plan.
     """
     if not run_folder.is_dir():
-        raise UsageError(f"{run_folder} holds no run to go on with; correct --out, or leave --resume out")
+        raise UsageError(f"{run_folder} has no run to resume; correct --out, or leave --resume out")
     checkpoints = RunCheckpoints(run_folder)
     lengths = _lengths_before(run_folder / "job.toml", job, checkpoints)
     if not lengths:
@@ -251,7 +251,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
             raise UsageError(
                 f"the run in {run_folder} has no checkpoint, so it can't be made longer; repeat it: --replace"
             )
-        note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
+        note(f"{run_folder} has no complete checkpoint yet: the run starts from the beginning")
         return None
     found = _read_plan(run_folder / "plan.json")
     plan = plan_of_checkpoint(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
@@ -359,7 +359,7 @@ def _read_plan(path: Path) -> Plan:
     try:
         value = read_json(path)
     except (OSError, ValueError) as error:
-        raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
+        raise IntegrityError(f"{path} can't be read ({error}); the run can't be resumed without it") from error
     try:
         return Plan.from_json(value)
     except PlanError as error:

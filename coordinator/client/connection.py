@@ -136,8 +136,8 @@ class Connection:
             except (ConnectionFailedError, DeadlineError) as error:
                 if time.monotonic() + _ASK_AGAIN_S > deadline_s:
                     text = (
-                        f"coordinator {self.address} has not answered for {wait_s:g} s; once it is started again, it "
-                        "goes on by itself"
+                        f"coordinator {self.address} has not answered for {wait_s:g} s; once it is restarted, it "
+                        "resumes the run by itself"
                     )
                     raise ConnectionFailedError(text) from error
             else:
@@ -173,7 +173,7 @@ class Connection:
         try:
             self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S)
         except grpc.RpcError as error:
-            _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
+            _LOG.info("the coordinator was not notified that run %s was fetched: %s", run_id, error)
 
     # ---- membership -------------------------------------------------------------------------------
 

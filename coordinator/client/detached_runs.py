@@ -118,7 +118,7 @@ def fetched_folder(
         elif others := _others(aside, out, written):
             more = f" and {len(others) - _MAX_NAMED} more" * (len(others) > _MAX_NAMED)
             named = ", ".join(others[:_MAX_NAMED]) + more
-            say(f"files that are not as the run wrote them are in {aside}: {named}")
+            say(f"files that were changed after the run wrote them are in {aside}: {named}")
 
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
@@ -207,7 +207,7 @@ def find_run(text: str, coordinator: str) -> ResolvedRun:
         raise UsageError(f"{text} is neither the id of a run nor its folder; 'ringtune runs' lists ids")
     place = read_place(folder)
     if place is None:
-        raise UsageError(f"{text} does not tell where its run is driven; name the run by its id")
+        raise UsageError(f"{text} has no record of where its run is driven; name the run by its id")
     return ResolvedRun(place.run_id, place.coordinator, place, folder)
 
 
@@ -220,7 +220,7 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
     by_id = {record.run_id: record for record in records}
     found = [record for record in records if may(record) and resumed_by(by_id, record.run_id) is None]
     if not found:
-        raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists what it keeps")
+        raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists its runs")
     if len(found) > 1:
         names = ", ".join(record.run_id for record in found)
         raise UsageError(f"there is more than one {what} at this coordinator: {names}; name one")
@@ -238,7 +238,7 @@ def kept_record(client: Connection, run_id: str) -> RunRecord:
         new = only_run(list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run")
         run_id = new.run_id
     if run_id not in records:
-        raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")
+        raise UsageError(f"run {run_id} is not stored there; 'ringtune runs' lists the stored runs")
     return records[last_of(records, run_id)]
 
 
@@ -299,10 +299,10 @@ def update_run_folder(client: Connection, out: Path) -> str:
     record = records[last_of(records, place.run_id)]
     if record.state == "running":
         follow = hint("logs", record.run_id, "--follow", coordinator=client.address)
-        raise BusyError(f"run {record.run_id} of {out} goes on; follow it with '{follow}'")
+        raise BusyError(f"run {record.run_id} of {out} is running; follow it with '{follow}'")
     if _is_up_to_date(record, out):
         return ""
-    said = [f"fetched what run {record.run_id} did without this folder, up to step {record.steps_done}"]
+    said = [f"fetched the events of run {record.run_id} that this folder lacked, up to step {record.steps_done}"]
     fetch_run(client, record, out, replace=True, say=said.append)
     return "; ".join(said)
 
@@ -448,7 +448,7 @@ def lines_of_detached(place: RunLocation, out: Path | None) -> list[str]:
     coordinator = "" if place.is_local else place.coordinator
     name = str(out) if place.is_local and out is not None else place.run_id
     lines = [
-        f"run {place.run_id} goes on without this command",
+        f"run {place.run_id} continues without this command",
         f"follow it:        {hint('logs', name, '--follow', coordinator=coordinator)}",
         f"stop and save it: {hint('stop', name, coordinator=coordinator)}",
     ]

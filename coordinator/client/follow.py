@@ -131,14 +131,14 @@ class ShownEvents:
             case "note":
                 self._progress.note(event.note)
             case "resumed_json":
-                self._show_resumed(read_object(event.resumed_json, "where the run goes on"))
+                self._show_resumed(read_object(event.resumed_json, "the step where the run continues"))
             case "done" if self._outcome.report:
                 self._progress.report(self._outcome.report)
 
     def _show_resumed(self, resumed: dict[str, Any]) -> None:
         for reason in resumed["passed_over"]:
             self._progress.note(str(reason))
-        self._progress.note(f"going on after step {int(resumed['step'])}")
+        self._progress.note(f"resuming after step {int(resumed['step'])}")
 
 
 def show_step(progress: Progress, step: Mapping[str, Any]) -> None:
@@ -289,18 +289,22 @@ class FollowerState:
         if after is None:
             self.is_left = True
             raise ConnectionFailedError(
-                f"coordinator {self._client.address} ended before run {self._run_id} did, and does not go on with it "
-                "by itself: its first lines say why"
+                f"coordinator {self._client.address} ended before run {self._run_id} did, and does not resume it "
+                "by itself: its first output lines give the reason"
             )
         is_anew = after.first_run == after.run_id
         self._say(
             f"run {self._run_id} was interrupted when the coordinator ended; run {after.run_id} "
-            + ("begins anew, as there was no checkpoint" if is_anew else "goes on from what its nodes have saved")
+            + (
+                "starts from the beginning, as there was no checkpoint"
+                if is_anew
+                else "resumes from the state that its nodes have saved"
+            )
         )
         if is_anew and self._folder is not None:
             aside = self._folder.begin_anew()
             if aside is not None:
-                self._say(f"what it had written until then is in {aside}")
+                self._say(f"its earlier files are in {aside}")
         self._run_id, self._num_heard = after.run_id, 0
 
 
@@ -336,7 +340,7 @@ def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
     """
     path = folder / LOG
     if not path.is_file():
-        raise UsageError(f"{path} is not there: the run was not detached, so it speaks in its own terminal")
+        raise UsageError(f"{path} is not there: the run was not detached, so its output is in its own terminal")
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             goes_on = follow and is_running(place.pid)

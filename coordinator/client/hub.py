@@ -234,8 +234,8 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
     if size_bytes != file.size_bytes or digest.hexdigest() != file.digest:
         came = f"{'more than ' * (size_bytes > file.size_bytes)}{min(size_bytes, file.size_bytes):,}"
         raise IntegrityError(
-            f"{file.name} came with {came} bytes and another digest than the hub's listing says ({file.size_bytes:,} "
-            "bytes); nothing of it is used, try again"
+            f"{file.name} arrived with {came} bytes and another digest than in the hub's listing "
+            f"({file.size_bytes:,} bytes); nothing of it is used, try again"
         )
     rename_durably(part, path)
 
@@ -251,7 +251,7 @@ def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
         came += len(piece)
         if time.monotonic() - began_s > WINDOW_S:
             if came < MIN_BYTES:
-                raise DeadlineError(f"{name}: {came:,} bytes came in {WINDOW_S:g} s, which is no progress; try again")
+                raise DeadlineError(f"{name}: {came:,} bytes arrived in {WINDOW_S:g} s, which is too slow; try again")
             began_s, came = time.monotonic(), 0
         yield piece
 

@@ -230,7 +230,7 @@ class TensorBoardLog:
         """Write an event that is a line of metrics."""
         match event.WhichOneof("event"):
             case "resumed_json":
-                self._begins_at = int(read_object(event.resumed_json, "where the run goes on")["step"]) + 1
+                self._begins_at = int(read_object(event.resumed_json, "the step where the run continues")["step"]) + 1
             case "metrics_json":
                 self._write(read_object(event.metrics_json, "a line of metrics"))
 

@@ -191,7 +191,7 @@ class RunFolder:
         others = [name for name in names if not self._is_own(self.path / name, written)]
         if aside := put_run_aside(self.path, others):
             named = ", ".join(name for name in others if os.path.lexists(aside / name))
-            self.say(f"what is not as the run wrote it is in {aside}: {named}")
+            self.say(f"what was changed after the run wrote it is in {aside}: {named}")
 
     def _is_own(self, path: Path, written: dict[str, list[int]]) -> bool:
         if path.is_dir() and not path.is_symlink():
@@ -235,7 +235,9 @@ class RunFolder:
         try:
             value = parse_json(text)
         except ValueError as error:
-            raise IntegrityError(f"{name} that came is not JSON: {error}; use one version on all machines") from error
+            raise IntegrityError(
+                f"{name} that was received is not JSON: {error}; use one version on all machines"
+            ) from error
         if name == _REPORT:
             value = self._parts.completed(value, self.path / METRICS)
         self.write_text(name, json.dumps(value, indent=1) + "\n")
@@ -471,7 +473,7 @@ def require_inputs_elsewhere(folder: Path, job: Job) -> None:
     for key, text in inputs.items():
         path = Path(text).resolve()
         if text and any(path == place or place in path.parents for place in places):
-            raise UsageError(f"{key} = {text!r} lies where the run writes its own files; give another --out")
+            raise UsageError(f"{key} = {text!r} is where the run writes its own files; give another --out")
 
 
 def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
@@ -531,7 +533,7 @@ class EventFiles:
             case "operations_json":
                 folder.add_table(event.operations_json)
             case "resumed_json":
-                folder.rewind_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
+                folder.rewind_to(int(read_object(event.resumed_json, "the step where the run continues")["step"]))
             case "best_json":
                 told = read_object(event.best_json, "the best result")
                 folder.add_best(int(told["step"]), is_result=bool(told["is_result"]))

@@ -155,7 +155,7 @@ def _resume_hint(folder: Path) -> str:
         none = "the run has not ended and has no checkpoint yet"
         return f"{none}; if it was stopped, repeat it: {_trains(folder, '--replace')}"
     saved = f"the run has not ended, it is saved up to step {steps[0]}"
-    return f"{saved}; if it was stopped, go on with it: {_trains(folder, '--resume')}"
+    return f"{saved}; if it was stopped, resume it: {_trains(folder, '--resume')}"
 
 
 def _trains(folder: Path, option: str) -> str:

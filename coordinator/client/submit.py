@@ -265,12 +265,13 @@ class Client(Connection):
         except RingTuneError as error:
             self.goes_on = True
             come_back = self._reattach_hint(run_id)
-            raise InterruptedRunError(f"stopped here, but not there: {error}. {come_back}") from error
+            raise InterruptedRunError(f"stopped here, but not at the coordinator: {error}. {come_back}") from error
 
     def _reattach_hint(self, run_id: str) -> str:
         words = [hint(*words, coordinator=self.address) for words in (("logs", run_id, "--follow"), ("fetch", run_id))]
         return (
-            f"Run {run_id} goes on without this command; follow it with '{words[0]}', fetch its files with '{words[1]}'"
+            f"Run {run_id} continues without this command; follow it with '{words[0]}', "
+            f"fetch its files with '{words[1]}'"
         )
 
     def measure(
@@ -333,7 +334,7 @@ class Client(Connection):
         sink = RehearsalLimit(rehearsal_steps(job, num_blocks), self._end_rehearsal)
         request = RunRequest(job=short, num_nodes=num_nodes, join_s=join_s, profile=profile, is_rehearsal=True)
         outcome = Outcome(short)
-        progress.note("rehearsing: some steps whose results are thrown away")
+        progress.note("rehearsing: some steps, whose results are discarded")
         try:
             self._follow(self._submit(request), outcome, sink)
         except RingTuneError as error:
@@ -414,7 +415,7 @@ class Client(Connection):
             self._checked(lambda: _hear(call, outcome, sinks))
             outcome.require_end()
         except KeyboardInterrupt as error:
-            raise InterruptedRunError("stopped; every node was told to forget the run") from error
+            raise InterruptedRunError("stopped; every node was asked to release the run") from error
         finally:
             call.cancel()
         return outcome
@@ -425,7 +426,7 @@ def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) ->
         outcome(event)
         if not outcome.is_kept:
             raise UsageError(
-                "this coordinator keeps no runs, so a run can't go on without the command that submitted it"
+                "this coordinator stores no runs, so a run can't continue without the command that submitted it"
             )
         if outcome.error is not None:
             raise outcome.error

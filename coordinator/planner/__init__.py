@@ -1,5 +1,5 @@
-"""The planner assigns blocks to nodes so that the job takes the least time within every node's memory.
+"""The planner: assigns blocks to nodes for the least predicted seconds of the job within every node's memory.
 
-``ring_costs`` turns a profile into tables of seconds, from which ``step_time`` predicts a job. ``local_search``
-finds the best rings by these predictions. ``judge`` simulates the best few, and ``explain`` gives the reasons.
+``ring_costs`` makes tables of seconds from a profile, ``step_time`` predicts a job from them, ``local_search`` searches
+rings by these predictions, ``judge`` simulates the best few, ``explain`` gives the reasons.
 """

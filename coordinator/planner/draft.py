@@ -1,8 +1,8 @@
-"""A draft: the course that a job and its nodes agree on, before its blocks have hosts.
+"""A draft: the course of a job on its nodes, before its blocks have hosts.
 
-The next owner in the order of turns is the one with the best link from the last, among those that had no turn yet. The
-first is the owner from which a round of hand-overs, with the way back to it, takes least. Without links the order is
-that of the names.
+Order of turns: from each owner as the start, the next owner is always the one to which the head travels fastest. Of
+these tours the one with the shortest sum of hand-overs, the last one back to the start included, is taken. Without
+links, or with fewer than three owners, the order is by name.
 
 Source: RingAda, section III-B.3 (the next initiator is the one with the best link).
 """
@@ -42,16 +42,15 @@ class Draft:
     """A course with the private blocks and credits of its placement, but without slices.
 
     Attributes:
-        course: the run.
-        private_blocks: that each owner runs itself.
+        private_blocks: number of lowest blocks that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
-        state_on_disk: whether the optimizer state of units that rest is in files.
-        copies: whether hosts keep the ends of turns, and copies of one another's.
-        velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do, or the course has it.
+        velora: VeLoRA that ``auto`` may give to slices; None if the course has it already, or no layer can have it.
         may_project: whether ``auto`` may choose it.
-        helper_of: host -> helper: who fits the adapters of all blocks of a host that may train.
-        helper_settings: how helpers fit.
+        state_on_disk: whether the optimizer state of units that do not train now is in files.
+        copies: whether hosts keep the state at the end of the last turns, and copies of another host's.
+        helper_of: host -> the helper that fits the adapters of all its trainable blocks.
+        helper_settings: settings of helpers.
     """
 
     course: Course
@@ -67,7 +66,7 @@ class Draft:
 
     @staticmethod
     def of(plan: Plan) -> Draft:
-        """The draft of a plan, to be placed anew or judged; each slice is taken to keep everything."""
+        """Return the draft of a plan; each slice keeps all activations, whatever the plan saves."""
         placement = plan.placement
         return Draft(
             course=plan.course,
@@ -78,11 +77,11 @@ class Draft:
         )
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
-        """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
+        """Copy the draft with this number of micro-batches (0 = its own) and this wire dtype.
 
-        Where a method uses stale weights, credits become at least the number of micro-batches: two hosts must have
-        room for a whole item between them. Where all parameters train they become no more than that, and 2: a forward
-        sees all updates before, so that room for the next item is enough, and hidden states of large models take much.
+        With stale weights the credits become at least the number of micro-batches: two hosts need room for a whole item
+        between them. Where all parameters train, they become at most the number of micro-batches, but not below 2: a
+        forward waits for all earlier updates, so more items are never in flight, and hidden states are large.
         """
         course = dataclasses.replace(
             self.course, microbatches=microbatches or self.course.microbatches, wire_dtype=wire_dtype
@@ -93,11 +92,11 @@ class Draft:
 
     @property
     def projected_course(self) -> Course:
-        """The course with VeLoRA in every block that can have it; the course itself where none can."""
+        """The course with VeLoRA in every block that can have it; the course itself without a ``velora``."""
         return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
 
     def with_offload(self, course: Course) -> Course:
-        """Copy a course with how helpers fit, as if they fitted each block that may train; without helpers as it is."""
+        """Copy a course as if helpers with these settings fitted every trainable block; unchanged without helpers."""
         if course.offload is not None or not self.helper_of:
             return course
         blocks = itertools.starmap(Range, course.trainable.ranges_within(0, course.num_blocks))
@@ -105,9 +104,9 @@ class Draft:
         return course if offload is None else dataclasses.replace(course, offload=offload)
 
     def may_host(self, node: str, start: int, stop: int) -> bool:
-        """Whether a node may host these blocks.
+        """Whether a node may host blocks [start, stop).
 
-        Where each user has adapters of their own, a node without a helper hosts no blocks that may train.
+        Where each user has adapters of their own, only nodes with a helper may host trainable blocks.
         """
         if not (self.helper_settings.has_users and self.course.num_steps) or node in self.helper_of:
             return True
@@ -116,12 +115,9 @@ class Draft:
     def placed(
         self, slices: Iterable[Slice], recompute: tuple[Range, ...] = (), projected: tuple[Range, ...] = ()
     ) -> Plan:
-        """Make the plan that places the draft on ``slices``.
+        """Make the plan with the slices ``slices``, in ring order.
 
-        Args:
-            slices: in ring order.
-            recompute: blocks that run again in their backward.
-            projected: blocks for which ``auto`` chose VeLoRA.
+        ``recompute`` are blocks that run again in their backward, ``projected`` those for which ``auto`` chose VeLoRA.
         """
         placement = Placement(
             slices=tuple(slices),
@@ -139,20 +135,20 @@ class Draft:
 
 
 def drafts_of(part: Plan) -> tuple[Draft, ...]:
-    """What is to be placed anew of a run under way, in which the same blocks run again as before.
+    """Return the drafts for another placement of the rest of a run.
 
-    Each slice is first taken to keep everything, which is safe. Where blocks run again, it is then taken to run all
-    again that it trains, as more may fit so; whether a placement fits must be checked with the blocks that do.
+    The first keeps all activations. If blocks of the present placement run again, a second draft recomputes all trained
+    blocks of a slice, so that more may fit. The caller checks memory with the blocks that really run again.
     """
     draft = Draft.of(part)
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
-    """Give a draft the policy of its job for activations.
+    """Give a draft the activation policy of its job.
 
-    With ``velora`` and ``both`` the course has VeLoRA in every block that may train; with ``auto`` the draft says how
-    slices may have it, which is never beside operations. An evaluation keeps nothing.
+    ``velora`` and ``both``: the course gets VeLoRA in every block that may train. ``auto``: the draft says how slices
+    may have it, but not beside operations. An evaluation keeps nothing.
 
     Raises:
         JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
@@ -173,10 +169,10 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
 def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     """Refuse a given plan with slices that save activations in another way than the job says.
 
-    With ``auto`` they may run any blocks again, and have VeLoRA where the job allows it.
+    With ``auto`` they may recompute any blocks, and have VeLoRA where the job allows it.
 
     Raises:
-        PlanError: names the key, and what plan and job say.
+        PlanError: names the key, and both values.
         JobError: the job's VeLoRA does not fit the model.
     """
     activations, course = job.memory.activations, plan.course
@@ -201,7 +197,10 @@ T = TypeVar("T")
 
 
 def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
-    """The ways of carrying a course out on these nodes, the preferred first, each next one in less memory."""
+    """Return variants of a course, for example by dtype of frozen weights: the preferred one first.
+
+    Each next one needs less memory.
+    """
     found: tuple[Course, ...] = (course,)
     for technique in TECHNIQUES:
         found = tuple(way for before in found for way in technique.courses(job, before, nodes))
@@ -209,7 +208,7 @@ def courses_to_try(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> tupl
 
 
 def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
-    """Copy a draft with its course carried out as when the nodes were timed, if its job allows that."""
+    """Copy a draft with the course variant under which the nodes were timed, if its job allows that variant."""
     timed = next((node for node in nodes if node.shape.is_measured), None)
     if timed is None:
         return draft
@@ -219,17 +218,16 @@ def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Dra
 
 
 def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
-    """Take the first way of carrying a course out with which it can be placed.
+    """Place the first course that fits.
 
-    Args:
-        ways: in the order of preference.
-        place: makes the plan for one of them.
+    ``ways`` are variants of a course in the order of preference; ``place`` raises ``CapacityError`` for one that does
+    not fit.
 
     Returns:
-        The plan, and each way before it with what is too large.
+        The plan, and each course before it with the reason why it does not fit.
 
     Raises:
-        CapacityError: it can be placed with none of them; the message is that of the last.
+        CapacityError: none fits; the message is that of the last.
     """
     too_large: list[tuple[Course, str]] = []
     for course in ways[:-1]:
@@ -241,11 +239,9 @@ def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, 
 
 
 def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], float] | None) -> tuple[str, ...]:
-    """Sort the owners in the order of their turns; with fewer than three owners, or without links, by name.
+    """Sort owners in the order of their turns; by name if there are fewer than three or links take no time.
 
-    Args:
-        owners: names, any order.
-        hand_over_s: (from, to) -> seconds that the head takes; None if links take no time.
+    ``hand_over_s``: (from, to) -> seconds that the head takes; None if links take no time.
     """
     names = sorted(owners)
     if hand_over_s is None or len(names) < 3:
@@ -285,9 +281,9 @@ def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
 
 
 def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
-    """Sort the class names of a run: the job's ``data.labels``, or the union of the owners' names.
+    """Return the sorted class names of a run: ``data.labels`` of the job, or the union of the owners' names.
 
-    A task without classes has none.
+    Empty for a task without classes.
 
     Raises:
         DataError: fewer than two names, or a node has rows of a class outside them.
@@ -312,7 +308,12 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 
 def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
-    """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
+    """Make the draft of a job on these nodes.
+
+    Raises:
+        DataError: no node has training rows, the class names do not fit, or a node's users are not known.
+        JobError: the warm-up, an adapter of a user, a helper's name, or VeLoRA does not fit.
+    """
     owners = tuple(_owner(job, node) for node in nodes if node.train_rows)
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
@@ -356,7 +357,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
 def _owner(job: Job, node: NodeFacts) -> Owner:
     if job.data.user and not node.users:
         raise DataError(
-            f"the job says data.user = {job.data.user!r}, and nothing is known of the users of node {node.node}; "
+            f"the job says data.user = {job.data.user!r}, and the facts have no users of node {node.node}; "
             "measure anew with this job"
         )
     users = node.users if job.data.user else ()
@@ -364,16 +365,12 @@ def _owner(job: Job, node: NodeFacts) -> Owner:
 
 
 def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
-    """Refuse an owner with rows of other users than a plan says.
+    """Refuse an owner with rows of other users than its plan says.
 
-    Args:
-        owner: of the plan.
-        facts: of the node, as it is now.
-        before: text before the plan's users in the message.
-        advice: what can be done.
+    ``before`` precedes the plan's users in the message, ``advice`` is its remedy.
 
     Raises:
-        DataError: names the node, and both.
+        DataError: names the node and the users of both.
     """
     if owner.users and facts.users != owner.users:
         raise DataError(
@@ -383,7 +380,7 @@ def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -
 
 
 def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:
-    """Copy a draft with what another job says of method, frozen weights, activations and optimizer state."""
+    """Copy a draft with method, frozen weights, activations and place of the optimizer state of another job."""
     ways = courses_to_try(job, draft.course, nodes)
     course = draft.course if draft.course in ways else ways[0]
     course = dataclasses.replace(course, method=job.method, velora=None)

@@ -32,17 +32,14 @@ from ringtune.techniques.operations import expected_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceReason:
-    """What one slice does to save activations, and why.
+    """How one slice saves activations, and why.
 
     Attributes:
-        node: its host.
         policy: one of ``activation_checkpointing.POLICIES``.
-        says: the policy in words; empty where everything is kept.
-        needed_bytes: of the node, so.
+        says: the policy in words; empty if everything is kept.
         keeping_bytes: of the node if everything were kept.
-        budget_bytes: what the node has.
-        longer: the share by which its forwards and backwards take longer.
-        projected_bytes: of the node with VeLoRA instead, where ``auto`` may not choose it and it would do; else 0.
+        longer: share by which its forwards and backwards take longer; below 0 if they are shorter.
+        projected_bytes: of the node with VeLoRA, if that fits but ``auto`` may not choose it; else 0.
     """
 
     node: str
@@ -57,14 +54,13 @@ class SliceReason:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActivationsReason:
-    """What a run keeps of its forwards, and what that saves.
+    """What blocks keep for their backwards, and the bytes that the policy saves.
 
     Attributes:
-        asked: ``memory.activations`` of the job.
-        slices: of the hosts in ring order.
-        block_bytes: what a block keeps of a micro-batch.
-        velora_bytes: the same with VeLoRA, by the job's settings or the defaults; 0 where it has nothing to do.
-        dropout_bytes: what dropout adds to it, as the attention kernel is not fused then; 0 without dropout.
+        slices: of the hosts in ring order; empty if everything is kept.
+        block_bytes: kept by one block of one micro-batch.
+        velora_bytes: the same with VeLoRA; 0 where that is not less.
+        dropout_bytes: part of ``block_bytes`` that is due to dropout, as the attention kernel is not fused then.
     """
 
     asked: str
@@ -75,12 +71,10 @@ class ActivationsReason:
 
 
 def explain_activations(plan: Plan, caps: MemoryCaps, *, dropout: float = 0.0) -> ActivationsReason | None:
-    """Explain the policies of a plan; None where everything is kept because nothing else was asked for.
+    """Explain the policies of a plan, made from the draft of ``caps``.
 
-    Args:
-        plan: with its slices.
-        caps: memory of the draft that it was made of.
-        dropout: of the job; with it there is always something to say.
+    Returns:
+        None for a plan without hosts or steps, and where all is kept, nothing else was asked for and dropout is 0.
     """
     draft, hosts = caps.draft, plan.placement.hosts
     if (draft.activations == NONE and not dropout) or not hosts or not plan.course.num_steps:
@@ -118,7 +112,7 @@ def _slice(plan: Plan, piece: Slice, caps: MemoryCaps) -> SliceReason:
 
 
 def activation_lines(found: ActivationsReason) -> list[str]:
-    """Write the reasons as lines of text."""
+    """Write the reasons as lines."""
     lines = [f"  memory.activations = '{found.asked}':"] if found.slices else []
     width = max((len(each.node) for each in found.slices), default=0)
     lines += [f"    {each.node:<{width}}  {_slice_text(each)}" for each in found.slices]
@@ -159,13 +153,10 @@ def _slice_text(each: SliceReason) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCounts:
-    """What the subnets of one node may do of a batch, in micro-batches.
+    """Number of micro-batches of a batch for which each subnet of a node may be full, and forward-only.
 
     Attributes:
-        node: its name.
-        full: forward and backward.
-        forward_only: the forward only.
-        forward_share: what a forward costs of a full operation there.
+        forward_share: seconds of a forward over those of a full operation on this node.
     """
 
     node: str
@@ -176,20 +167,17 @@ class NodeCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperationsReason:
-    """What operations save, predicted, as shares of a step in which everything is full.
+    """Predicted cost of operations, as shares of a step in which every operation is full.
 
     Attributes:
-        policy: that chooses them; empty where tables are given.
-        is_assumed: whether the tables are not known yet.
-        microbatches: of a batch.
-        counts: of each host in ring order; none where tables are given.
+        policy: that chooses them; empty if tables are given.
+        is_assumed: whether the run will choose the tables.
+        counts: of each host in ring order; empty if tables are given.
         compute: seconds of blocks.
         sent: bytes between blocks.
-        paper_compute: compute by the paper's count.
-        paper_sent: communication by the paper's count.
         score_passes: how often scores are gathered.
         score_s: seconds of each pass, by the simulator.
-        paid_after: steps after which one pass has paid, by the formula; None if it never does.
+        paid_after: steps after which one pass is repaid, by the formula; None if never.
     """
 
     policy: str
@@ -206,12 +194,9 @@ class OperationsReason:
 
 
 def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> OperationsReason | None:
-    """Explain the operations of a plan by the last steps of its first owner, where most trains; None if all is full.
+    """Explain the operations of a plan by the last steps of its first owner, where most blocks train.
 
-    Args:
-        plan: the plan.
-        profile: that it was made with.
-        optimizer: of the job.
+    None if all operations are full.
     """
     course = plan.course
     if not course.may_skip or not course.num_steps:
@@ -243,7 +228,7 @@ def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw"
 
 
 def _last_steps(plan: Plan) -> Turn:
-    """As many steps at the end of a run as its first owner has batches, at most a turn of them."""
+    """Return a turn at the end of the run with at most the number of batches that the first owner has."""
     course, owner = plan.course, plan.course.owners[0]
     steps = min(course.num_steps, -(-owner.train_rows // course.batch_size))
     return Turn(
@@ -277,7 +262,7 @@ def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
 
 
 def reason_lines(found: OperationsReason, seconds: Callable[[float], str] = format_seconds) -> list[str]:
-    """Write the explanation as lines of text; ``seconds`` writes times."""
+    """Write the explanation as lines; ``seconds`` formats times."""
     assumed = ", assumed until the run has chosen" if found.is_assumed else ""
     lines = [
         f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
@@ -309,17 +294,14 @@ _DEPTHS_OF_TRIALS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReason:
-    """What one node of the profile hosts, or why it hosts nothing.
+    """The blocks of one node of the profile, or the reason why it has none.
 
     Attributes:
-        node: its name.
-        start: first block that it hosts; ``start == stop`` if it is left out.
-        stop: one past the last.
-        is_owner: whether it owns rows, hosting or not.
+        start: first block; ``start == stop`` for a node without blocks.
+        is_owner: whether it owns rows, with or without blocks.
         needed_bytes: at most, during the run.
-        budget_bytes: what it has.
-        reason: why it hosts nothing; empty for a host.
-        helps: the nodes with the adapters that it fits, in words; empty if there are none.
+        reason: why it has no blocks; empty for a host.
+        helps: hosts and blocks of which it fits the adapters, in words; empty for no helper.
     """
 
     node: str
@@ -334,7 +316,7 @@ class NodeReason:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DepthTime:
-    """The number of steps that train ``depth`` blocks, and the predicted seconds of one of them."""
+    """Number of steps that train ``depth`` blocks, and the predicted seconds of one of them."""
 
     depth: int
     steps: int
@@ -343,13 +325,10 @@ class DepthTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runner:
-    """A plan beside the chosen one, mostly the second best, with its predicted times.
+    """A plan that was not chosen, with its predicted seconds.
 
     Attributes:
         slices: (node, start, stop) in ring order.
-        microbatches: of it.
-        job_s: predicted by the formula.
-        simulated_s: by the simulator, None if it was not asked.
     """
 
     slices: tuple[tuple[str, int, int], ...]
@@ -360,32 +339,25 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Everything that a person wants to know about a chosen plan.
+    """The reasons for a chosen plan.
 
     Attributes:
         nodes: hosts in ring order, then the others by name.
-        depths: predicted times.
         job_s: of all steps, by the formula.
-        simulated_s: by the simulator at some depths, None if it was not asked.
+        simulated_s: by the simulator; None if it was not simulated.
         initiators: owners in the order of their turns.
-        microbatches: of a step.
-        credits: tensors in flight per link and boundary.
-        wire_dtype: of what travels.
-        proven: whether the formula knows nothing better for these micro-batches.
-        even: whether the nodes are alike and got even slices.
-        second: the best other plan that was found; None if there is none.
-        relative: whether times were assumed, so that only ratios mean something.
-        cut_after_s: the seconds after which the clock ended the planning; None if it did not.
-        operations: what they save; None where everything is full.
-        activations: how slices save them; None where everything is kept and nothing is noted.
-        unsettled: the chosen plan as the second best is judged: before operations were settled with the slices; None
-            where none are.
-        equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
-        frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
-        helping: what the planner thought of helpers; None where the job does not leave them to it.
-        replicas: the judgement of stages with several hosts; None where none were tried.
-        phases: the judgement of slices that follow the schedule; None where none were tried.
-        lowest_of: blocks of the model, where a step may train less than all above the lowest block; else None.
+        proven: whether no ring with these micro-batches is faster by the formula.
+        even: whether the nodes are alike and have even slices.
+        second: the best other plan; None if there is none.
+        relative: whether times were assumed, so that only their ratios mean something.
+        cut_after_s: seconds after which the clock ended the planning; None if it did not.
+        operations: None if all are full.
+        activations: None if everything is kept and there is no dropout.
+        unsettled: the chosen plan before its operations were settled for its slices, as ``second`` is judged; None if
+            no operations depend on the slices.
+        equal: seconds of all steps with each node's own counts, and with equal counts; None without operations.balance.
+        frozen: dtype of the frozen weights, and why, if the planner chose it; else empty.
+        lowest_of: number of blocks, if a step may train fewer than all blocks above the lowest trained one; else None.
     """
 
     nodes: tuple[NodeReason, ...]
@@ -430,16 +402,8 @@ def explain(
 ) -> Explanation:
     """Explain a choice of the planner.
 
-    Args:
-        choice: what was decided.
-        relative: whether times were assumed.
-        plan: what became of it once its operations were settled.
-        profile: that it was made with; needed to explain operations.
-        optimizer: of the job.
-        dropout: of the job.
-        helping: what the planner thought of helpers.
-        replicas: what the planner thought of stages with several hosts.
-        phases: what it thought of slices that follow the schedule.
+    ``plan`` is the plan after its operations were settled; ``profile`` is needed to explain operations. With
+    ``relative`` times were assumed.
     """
     operations, given = None, plan
     if plan is not None and profile is not None:
@@ -478,7 +442,7 @@ def explain(
 
 
 def _seconds(best: Candidate, equal: Candidate) -> tuple[float, float]:
-    """The seconds of two candidates by the simulator if both have such, otherwise by the formula."""
+    """Return the seconds of two candidates: by the simulator if both were simulated, else by the formula."""
     if best.simulated_s is not None and equal.simulated_s is not None:
         return best.simulated_s, equal.simulated_s
     return best.job_s, equal.job_s
@@ -538,7 +502,7 @@ def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
 
 
 def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
-    """Yield the rings in which ``node`` hosts blocks too, as one more stage or in another node's place."""
+    """Yield rings that differ by one move and have ``node`` as one more stage or in another node's place."""
     for move in moves(ring, [node], costs.num_nodes):
         if move.kind in ("insert", "replace"):
             other = applied(ring, move)
@@ -557,9 +521,9 @@ def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
 
 
 def _second(choice: SearchChoice) -> Runner | None:
-    """Find the second best plan: among the runners-up, and among the rings one move away from the chosen ring.
+    """Return the best plan among the runners-up and the rings one move away from the chosen ring, if any.
 
-    A simulated plan precedes all that were not simulated.
+    Simulated plans precede all others.
     """
     best, costs = choice.best, choice.costs
     others = [other for other in choice.others if _differs(other, best)]
@@ -596,7 +560,7 @@ def _differs(one: Candidate, other: Candidate) -> bool:
 
 
 def explanation_text(found: Explanation) -> list[str]:
-    """Write an explanation as lines of text."""
+    """Write an explanation as lines."""
     seconds: Callable[[float], str] = format_seconds
     if found.relative:
         seconds = "{:.4g} block times".format
@@ -652,14 +616,14 @@ def explanation_text(found: Explanation) -> list[str]:
 
 
 def _depth_text(depth: int, lowest_of: int | None) -> str:
-    """Name the steps of a depth: by it, or by how far their backward goes where groups of units train."""
+    """Name steps by their depth, or where groups of units train by the lowest block that their backward reaches."""
     if lowest_of is None:
         return f"depth {depth}"
     return f"backward to block {lowest_of - depth}" if depth else "no backward below the head"
 
 
 def _second_name(found: Explanation) -> str:
-    """Name the other plan: the second best, unless it takes less time but not so much that slices are uneven for it."""
+    """Name the other plan: it may be the faster one where alike nodes have even slices."""
     second = found.second
     if second is None or found.simulated_s is not None or second.simulated_s is not None:
         return "second best"

@@ -1,7 +1,7 @@
-"""Plans and profiles that the user gives: read, and refused if they do not fit the run.
+"""Plans and profiles given by the user: read, and refused if they do not fit the run.
 
-A run carries out a plan of ``ringtune plan --save`` as it is: ring, slices, order of turns, micro-batches, wire dtype
-and credits. What the planner may choose may differ from the job's own values; all else must equal job and members.
+A run carries out a saved plan unchanged: ring, slices, order of turns, micro-batches, wire dtype and credits. These may
+differ from the job's own values; everything else must agree with job and members.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_profile(path: Path) -> Profile:
     """Read a ``profile.json``.
 
     Raises:
-        PlanError: it is not there, no JSON, or of another schema.
+        PlanError: the file can't be read, is not JSON, or has another schema.
     """
     try:
         return Profile.from_json(read_json(path))
@@ -68,10 +68,10 @@ def read_profile(path: Path) -> Profile:
 
 
 def require_profile_place(path: Path) -> None:
-    """Refuse to save a profile over anything but an earlier one.
+    """Refuse a path that has anything but an earlier profile.
 
     Raises:
-        UsageError: something else is there.
+        UsageError: something else is there, or a file of a run.
     """
     _require_own(
         path,
@@ -81,11 +81,9 @@ def require_profile_place(path: Path) -> None:
 
 
 def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
-    """Merge what nodes say of themselves today with the times and links of the given profile.
+    """Merge the present facts of nodes with the times and links of a given profile.
 
-    Args:
-        facts: of every node that takes part, not measured.
-        given: has all of them; more do no harm.
+    ``facts`` are of every node that takes part, not measured.
 
     Raises:
         PlanError: a node is missing.
@@ -102,7 +100,7 @@ def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
 
 
 def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: Plan) -> None:
-    """Refuse a given profile that was measured for another model or for another shape of batches.
+    """Refuse a given profile that was measured for another model or another shape of batches.
 
     Raises:
         PlanError: names node and values.
@@ -127,12 +125,11 @@ _ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPlan:
-    """A plan with what it was made for.
+    """A plan with the version and model that it was made for.
 
     Attributes:
-        plan: to carry out.
-        version: of the ringtune that made it; empty if the file does not say, as a run's ``plan.json``.
-        model_digest: of the model that it was made for; empty if the file does not say.
+        version: of the ringtune that made it; empty if the file has none, as ``plan.json`` of a run.
+        model_digest: of its model; empty if the file has none.
     """
 
     plan: Plan
@@ -162,7 +159,7 @@ def read_given_plan(path: Path) -> GivenPlan:
     """Read the file of ``ringtune plan --save`` or ``--json``, or the ``plan.json`` of a run.
 
     Raises:
-        PlanError: it is not there, no plan, or of another version; names the file.
+        PlanError: it can't be read, is no plan, or is of another version; names the file.
     """
     try:
         value = read_json(path)
@@ -181,10 +178,10 @@ def read_given_plan(path: Path) -> GivenPlan:
 
 
 def require_plan_place(path: Path) -> None:
-    """Refuse to save a plan over anything but an earlier one; one that was edited by hand has no digest.
+    """Refuse a path that has anything but an earlier plan with its digest.
 
     Raises:
-        UsageError: something else is there.
+        UsageError: something else is there, as a plan that was edited by hand, or a file of a run.
     """
     _require_own(
         path,
@@ -196,7 +193,7 @@ def require_plan_place(path: Path) -> None:
 
 
 def _require_own(path: Path, what: str, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Refuse a path with something else than a table of our own, or with a file of a run."""
+    """Refuse a path with a file that ``is_own`` does not accept, or with a file of a run."""
 
     def is_table(path: Path) -> bool:
         found = read_json(path)
@@ -213,10 +210,10 @@ def _check_version(given: GivenPlan) -> None:
 
 
 def require_members(plan: Plan, members: Collection[str]) -> None:
-    """Refuse a plan for nodes that are not among the members.
+    """Refuse a plan with nodes that are not members.
 
     Raises:
-        PlanError: names the missing nodes, and those that there are.
+        PlanError: names the missing nodes and the members.
     """
     missing = [node for node in plan.nodes if node not in members]
     if missing:
@@ -227,12 +224,7 @@ def require_members(plan: Plan, members: Collection[str]) -> None:
 
 
 def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> Planned:
-    """Check a given plan against the job and the members.
-
-    Args:
-        given: the plan.
-        job: of the run.
-        facts: of every member, by name.
+    """Check a given plan against the job and the members, with facts of every member by name.
 
     Returns:
         The plan, with the memory that its nodes need.
@@ -283,7 +275,7 @@ def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
 
 
 def _check_course(plan: Plan, wanted: Course) -> None:
-    """Refuse a course that differs from the job's in more than the planner may choose."""
+    """Refuse a course that differs from the job's in anything that the planner may not choose."""
     course, wanted = plan.course, wanted.fitted(plan.placement.slices)
     names = [entry.name for entry in dataclasses.fields(course) if entry.compare and entry.name not in _CHOSEN]
     for name in names:
@@ -293,7 +285,7 @@ def _check_course(plan: Plan, wanted: Course) -> None:
 
 
 def _check_placements(plan: Plan) -> None:
-    """Refuse a part of a plan, and placements that the run would not live to see."""
+    """Refuse a plan without its first placement, and placements that begin after the last step."""
     first, course = plan.placement, plan.course
     if first.placement_number:
         raise PlanError(

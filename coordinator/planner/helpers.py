@@ -1,15 +1,14 @@
 """Helpers (offload): those that a job names, or those that the planner chooses (``offload.mode = "auto"``).
 
-The planner chooses slices and ring first, without helpers. Then, slowest host first, each other node is tried as its
-helper: the simulator runs the job with it and without it, with all that this takes of links, processors and memory. The
-best one is taken if the job gets faster by ``WORTH``. Where nothing fits without helpers, each node gets the other node
-with the most memory as its helper; those that fit without it lose it again.
+With ``auto`` slices and ring are chosen first, without helpers. Then, slowest host first, other nodes are tried as its
+helper: the simulator runs the job with and without. The fastest helper is taken if the job's seconds fall to ``WORTH``
+of those without, or less. If nothing fits without helpers, every node gets the other node with the most memory as its
+helper, and those that fit without it lose it again.
 
-Where each user has adapters of their own, every host of blocks that may train needs a helper, whether it pays or not:
-a host never trains users' adapters itself. Slices and ring are then chosen with one helper for all other nodes: the
-fastest node, or else the one with the most memory; it hosts blocks too, with the next one as its helper, or only helps.
-The first of these with which all fits is taken. Then, slowest host first, the simulator tries other nodes as its
-helper, and the fastest is kept.
+Where each user has adapters of their own, every host of trainable blocks needs a helper: a host never trains users'
+adapters itself. Slices and ring are then chosen with one helper for all other nodes: the fastest node, or else the one
+with the most memory. That node hosts blocks too, with the second one as its helper, or only helps. The first assignment
+that fits is taken. Then, slowest host first, other nodes are simulated as its helper, and the fastest is kept.
 
 Source: ColA, section 3.2 (offloading pays where pairs travel faster than gradients are computed).
 """
@@ -34,19 +33,21 @@ from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, help
 
 
 def unhelped_note(job: Job, plan: Plan) -> str:
-    """Say which hosts a job names helpers for although none of their blocks trains; empty if there are none."""
+    """Name the hosts for which a job names helpers although none of their blocks trains; empty if there are none."""
     idle = [host for host in job.offload.helpers if host not in helpers_by_host(plan)]
     return (
-        f"offload.mode names helpers for {', '.join(idle)}, where no block trains: nobody helps there" if idle else ""
+        f"offload.mode names helpers for {', '.join(idle)}, where no block trains, so they have no helper"
+        if idle
+        else ""
     )
 
 
 MAX_TRIED: Final = 3
-"""Most nodes that are tried as the helper of one host: those whose blocks take the least time."""
+"""Most nodes that are tried as the helper of one host: those with the fastest blocks."""
 
 
 def chosen_with(choice: Choice | None, taken: Mapping[str, str], seconds: float | None) -> Choice | None:
-    """The choice of a plan that got helpers, so that what is explained and predicted has them too."""
+    """Return the choice of a plan with helpers: explanations and predictions read it."""
     if choice is None:
         return None
     draft = dataclasses.replace(choice.best.draft, helper_of=dict(taken))
@@ -62,20 +63,14 @@ def with_needed_helpers(
     placed: Callable[[Sequence[Draft]], Planned],
     refuse: Callable[[Plan], Planned],
 ) -> Planned:
-    """Place drafts with a helper for every host of blocks that may train.
+    """Place drafts with a helper for every host of trainable blocks.
 
-    Args:
-        job: one with users that have adapters of their own.
-        drafts: to be placed.
-        profile: of all nodes.
-        effort: limits of the search.
-        placed: places drafts.
-        refuse: checks the memory of a plan; raises ``CapacityError`` where a node has too little.
+    ``placed`` places drafts; ``refuse`` checks the memory of a plan.
 
     Raises:
-        JobError: there is one node only.
-        CapacityError: nothing fits, whoever helps.
-        StorageError: no disk has room, whoever helps.
+        JobError: there is only one node.
+        CapacityError: nothing fits with any helpers.
+        StorageError: nothing fits on the disks with any helpers.
     """
     users = f"offload.users = {job.offload.users!r}"
     if len(profile.nodes) < 2:
@@ -112,7 +107,7 @@ def with_needed_helpers(
 
 
 def _maps(profile: Profile) -> Iterator[Mapping[str, str]]:
-    """Who could help whom, the likely best first."""
+    """Yield maps host -> helper, the one expected to be fastest first."""
     by_speed = sorted(profile.nodes, key=lambda node: (block_s(node), node.node))
     by_room = sorted(profile.nodes, key=lambda node: (-node.memory_bytes, node.node))
     for nodes in (by_speed, by_room):
@@ -123,10 +118,10 @@ def _maps(profile: Profile) -> Iterator[Mapping[str, str]]:
 
 
 WORTH: Final = 0.99
-"""A helper is taken if the job takes at most so much of its time without: predictions are not closer than that."""
+"""A helper is taken if the job's seconds with it are at most this share of those without it."""
 
 Refuse = Callable[[Plan], Planned]
-"""Checks the memory of a plan; raises ``CapacityError`` where a node has too little."""
+"""Checks the memory of a plan; raises ``CapacityError`` if a node has too little."""
 
 
 def with_helpers(
@@ -137,15 +132,7 @@ def with_helpers(
     placed: Callable[[Sequence[Draft]], Planned],
     refuse: Refuse,
 ) -> Planned:
-    """Place drafts, with helpers where the job leaves them to the planner and they pay.
-
-    Args:
-        job: with its wish.
-        drafts: to be placed.
-        profile: of all nodes.
-        effort: limits of the search.
-        placed: places drafts.
-        refuse: checks the memory of a plan.
+    """Place drafts, with helpers if the job leaves them to the planner and they make the job faster.
 
     Raises:
         CapacityError: nothing fits, with helpers or without.
@@ -164,13 +151,16 @@ def with_helpers(
     return _where_it_pays(job, planned, profile, effort, refuse)
 
 
-# ---- where nothing fits otherwise ------------------------------------------------------------------
+# ---- helpers because nothing fits without -----------------------------------------------------------
 
 
 def _where_it_fits(
     drafts: Sequence[Draft], profile: Profile, placed: Callable[[Sequence[Draft]], Planned], refuse: Refuse
 ) -> Planned | None:
-    """Let the roomiest other node help each node, or the roomiest all others; None if nothing fits then either."""
+    """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either.
+
+    It hosts blocks too, with the second largest as its helper, or else only helps.
+    """
     by_room = [node.node for node in sorted(profile.nodes, key=lambda node: (-node.memory_bytes, node.node))]
     if len(by_room) < 2:
         return None
@@ -199,13 +189,13 @@ def _where_it_fits(
     return dataclasses.replace(planned, choice=chosen_with(planned.choice, taken, None), helping=reason)
 
 
-# ---- where the job gets faster ---------------------------------------------------------------------
+# ---- helpers because they make the job faster --------------------------------------------------------
 
 
 def _where_it_pays(job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Refuse) -> Planned:
     choice = planned.choice
     if choice is None or not effort.judged_actions:
-        note = "nobody helps, as links were not measured, so that it is not known what pairs take"
+        note = "no helpers, as links were not measured, so the time of pairs is not known"
         return dataclasses.replace(planned, helping=HelpersReason(note=note))
     trials = _Trials(job, planned, profile, effort, refuse)
     course, placement = planned.plan.course, planned.plan.placement
@@ -227,8 +217,7 @@ class _Trials:
 
     Attributes:
         best: the plan with the helpers that were taken.
-        best_s: its seconds of all steps by the simulator; None if it can't be asked.
-        trials: made so far.
+        best_s: its seconds of all steps by the simulator; None if it could not be simulated.
         is_cut: whether the clock or the simulator's limit ended them.
     """
 
@@ -241,16 +230,15 @@ class _Trials:
         self.is_cut = self.best_s is None
 
     def slowest_first(self, hosts: Iterable[str]) -> list[str]:
-        """Sort hosts by the time that their blocks take."""
         return sorted(hosts, key=lambda name: (-self._block_s[name], name))
 
     def run(self, host: str, *, worth: float, first: str = "") -> None:
-        """Try other nodes as the helper of a host, and take the fastest.
+        """Try other nodes as the helper of ``host``, and take the fastest.
 
         Args:
-            host: whose blocks train.
-            worth: the fastest is taken if the job takes at most so much of its time before, and less.
-            first: the helper that it has and needs; none if it needs none.
+            host: of trainable blocks.
+            worth: largest share of the present seconds at which a helper is taken; it must also be faster.
+            first: its present helper, if it needs one; else empty.
         """
         plan, before_s = self.best.plan, self.best_s
         trials = [Trial(host=host, helper=first, with_s=before_s)] if first else []
@@ -279,7 +267,7 @@ class _Trials:
         self.trials += [dataclasses.replace(one, is_taken=at == taken) for at, one in enumerate(trials)]
 
     def _seconds(self, planned: Planned) -> float | None:
-        """Seconds of all steps by the simulator; None if the time is over, or it can't be afforded."""
+        """Seconds of all steps by the simulator; None if the time is over, or its limit of actions is too low."""
         choice = self._choice
         if choice is None:
             return None

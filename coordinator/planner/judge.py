@@ -1,8 +1,7 @@
 """Seconds of a plan by the simulator: the real engines on a virtual clock, for some steps at some depths.
 
-A probe begins at one depth, with one owner, and measures the time between the ends of steps once the ring is full.
-Between the probed depths the ratio of simulated seconds to the formula's is interpolated: it changes slowly with the
-depth.
+A probe runs steps of one depth and one owner, and measures the seconds between the ends of steps once the ring is full.
+Between probed depths the ratio of simulated seconds to the formula's is interpolated, because it changes slowly.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ MEASURED_STEPS = 8
 _MAX_DEPTHS, _ROUGH_DEPTHS = 4, 2
 _DEPTHS_PROBED, _BURN_IN_PROBED, _MEASURED_PROBED = 6, 3, 6
 MAX_AHEAD = 16
-"""Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
+"""Most steps after the measured ones: their embeddings and frozen forwards run during the measured steps."""
 
 
 Option = TypeVar("Option")
 
 
 class Ranking(Generic[Option]):
-    """Options that are judged one after the other until the time is over: the loop of every search by the simulator.
+    """Options judged one by one until the time is over: the loop of every search by the simulator.
 
     Args:
-        seconds: of an option; None if the time is over, or it can't be afforded.
+        seconds: of an option; None if the time is over, or the simulator's limit is too low.
         is_over: whether the time is over; asked before each option.
 
     Attributes:
         judged: (seconds, option), in the order in which they were judged.
-        is_cut: whether an option was not judged, as the time was over.
+        is_cut: whether an option was not judged.
     """
 
     def __init__(self, seconds: Callable[[Option], float | None], is_over: Callable[[], bool] = lambda: False) -> None:
@@ -66,7 +65,7 @@ class Ranking(Generic[Option]):
         self.is_cut = False
 
     def judge(self, option: Option) -> float | None:
-        """Seconds of an option, which is kept with them; None if the time is over."""
+        """Judge an option and keep it; return its seconds, or None if it was not judged."""
         seconds = None if self.is_over() else self.seconds(option)
         if seconds is None:
             self.is_cut = True
@@ -75,7 +74,7 @@ class Ranking(Generic[Option]):
         return seconds
 
     def judge_all(self, options: Iterable[Option]) -> Ranking[Option]:
-        """Judge options until the time is over; return this ranking."""
+        """Judge options until one can't be judged; return this ranking."""
         for option in options:
             if self.judge(option) is None:
                 break
@@ -83,22 +82,17 @@ class Ranking(Generic[Option]):
 
     @property
     def ranked(self) -> list[tuple[float, Option]]:
-        """What was judged, the fastest first; of equals the first."""
+        """The judged options, fastest first; of equals the first judged."""
         return sorted(self.judged, key=lambda pair: pair[0])
 
 
 class ItemEnds:
-    """An observer that notes when the last action of every item ended.
-
-    Args:
-        granted: gets the items.
-        last: the item after which nothing counts; None = all count.
+    """An observer that notes the end of the last action of every item, up to item ``last`` if given.
 
     Attributes:
-        ends_s: of each item by its number.
         is_over: whether it has called ``stop``.
-        stop: called once the last item that counts is over: two items later a head is computed, whose micro-batch saw
-            on its way the weights of the item between.
+        stop: called at the first head of an item after ``last + 1``: its forward saw the update of ``last + 1``, so
+            ``last`` is complete.
     """
 
     def __init__(self, granted: Items, *, last: int | None = None) -> None:
@@ -108,7 +102,7 @@ class ItemEnds:
         self._items, self._last = granted, math.inf if last is None else last
 
     def granted(self, turn: Turn) -> None:
-        """Tell the items of a turn."""
+        """Add the items of a turn."""
         self._items.granted(turn)
 
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
@@ -119,25 +113,21 @@ class ItemEnds:
             self.stop()
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Ignore a tensor that was sent."""
+        """Ignore a sent tensor."""
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """Ignore a tensor that arrived."""
+        """Ignore an arrived tensor."""
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Ignore a tensor that a node took out of its inbox."""
+        """Ignore a tensor taken from an inbox."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """Ignore what the coordinator's rules log."""
+        """Ignore a log command of the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantMethod(Method):
-    """A method that trains the same units at every step, for a probe of one kind of step.
-
-    Attributes:
-        units: what trains at every step.
-    """
+    """A method that trains ``units`` at every step, for a probe of one kind of step."""
 
     name = "steady"
 
@@ -148,7 +138,7 @@ class ConstantMethod(Method):
         return self.units
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """Number of updates before ``step``: one at every step for a unit that trains, 0 for others."""
+        """Number of updates before ``step``: ``step`` for a unit that trains, 0 for others."""
         return max(0, step) if unit in self.units else 0
 
 
@@ -165,25 +155,18 @@ def simulated_step_s(
 ) -> float:
     """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
 
-    Where all parameters train it is the mean step of a sweep, whatever the units, and other owners update their copies.
-    What was judged roughly is judged well afterwards: probes that were run stay known.
+    Where all parameters train it is the mean step of a sweep, whatever ``units`` is, and other owners update their
+    copies. Results are cached, so a rough judgement makes the next one cheaper.
 
-    Args:
-        plan: with slices.
-        profile: of its nodes.
-        units: what trains.
-        optimizer: of the job.
-        owner: the initiator of all steps.
-        burn_in: steps before those that are measured; they count for nothing.
-        measured: steps of it.
+    ``owner`` is the initiator of all steps; the ``burn_in`` steps before the ``measured`` ones are not counted.
 
     Raises:
-        DeadlineError: the virtual run does not end; names who waits for what.
+        DeadlineError: the virtual run does not end; names each node and what it waits for.
     """
     course, placement = plan.course, plan.placement
     is_stale, initiator = may_be_stale(course), course.owner(owner)
     has_copies = course.method.full_parameters
-    if is_stale:  # whole turns: the ring drains at the end of each
+    if is_stale:  # whole turns: the ring empties at the end of each
         burn_in = measured = course.local_iterations
     if has_copies:  # a whole sweep
         measured = course.method.period(course)
@@ -218,15 +201,8 @@ def simulated_step_s(
 def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, observer: ItemEnds) -> None:
     """Run a short plan on the virtual clock with the times of a profile.
 
-    Args:
-        plan: of the probe.
-        profile: of its nodes.
-        costs: of its course.
-        granted: the items of the run, which the observer tells.
-        observer: notes when items end.
-
     Raises:
-        DeadlineError: the virtual run does not end; names who waits for what.
+        DeadlineError: the virtual run does not end; names each node and what it waits for.
     """
     ring = VirtualRing(
         plan,
@@ -247,7 +223,7 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
 
 @functools.lru_cache(maxsize=64)
 def _table_of(course: Course, owner: str) -> Operations | None:
-    """The operations of one owner's batches, those that are expected where the run chooses them."""
+    """Return the operations of one owner's batches, expected ones if the run chooses them; None if all are full."""
     if not course.may_skip:
         return None
     table = expected_table(course)
@@ -266,20 +242,13 @@ def simulated_job_s(
     is_rough: bool = False,
     is_over: Callable[[], bool] = lambda: False,
 ) -> float | None:
-    """Seconds of all steps of a job, by the formula times the simulator's ratio to it at some probed depths.
+    """Seconds of all steps of a job: by the formula, times the ratio of the simulator to it at some probed depths.
 
-    Args:
-        plan: with the ring's slices.
-        profile: of its nodes.
-        costs: tables of the job.
-        ring: the same slices.
-        optimizer: of the job.
-        max_actions: that the probes may run together.
-        is_rough: probe two depths at most, with one owner at each.
-        is_over: whether the time is used up; asked before each probed depth.
+    ``ring`` has the slices of ``plan``. ``max_actions`` limits all probes together; ``is_over`` is asked before each
+    probed depth. With ``is_rough`` at most two depths are probed, with one owner at each.
 
     Returns:
-        None if not a single probe can be afforded, or the time is used up.
+        None if ``max_actions`` is too low for one probe, or the time is used up.
     """
     micro = costs.num_micro
     burn_in, measured = max(4, 16 // micro), max(6, 16 // micro)
@@ -320,7 +289,6 @@ def simulated_job_s(
 
 
 def _of_owners(costs: RingCosts, chosen: Sequence[int]) -> RingCosts:
-    """The tables of some owners alone, with equal weights."""
     return dataclasses.replace(
         costs,
         owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),
@@ -339,10 +307,10 @@ def simulated_steps_s(
 def simulated_step_times(
     plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, max_depths: int = _DEPTHS_PROBED
 ) -> dict[int, float]:
-    """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines.
+    """Seconds of a step at every depth by the simulator: some depths are probed, others interpolated linearly.
 
-    With the first and the last owner at each probed depth; with fewer than ``_DEPTHS_PROBED`` depths, which is rough,
-    with one of them in turn.
+    Each depth is probed with the first and the last owner; if ``max_depths`` is below ``_DEPTHS_PROBED``, with one of
+    them by turns.
     """
     depths, kinds = costs.depths, step_kinds(plan.course)
     probed = sorted({depths[round(at * (len(depths) - 1) / max(1, max_depths - 1))] for at in range(max_depths)})
@@ -372,7 +340,7 @@ def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:
-    """Take at most ``most`` values evenly, the last one among them: 3 of 0, ..., 8 are 2, 5, 8."""
+    """Return at most ``most`` evenly spaced values, the last one among them: 3 of 0, ..., 8 are 2, 5, 8."""
     if len(values) <= most:
         return list(values)
     return [values[(index + 1) * len(values) // most - 1] for index in range(most)]
@@ -394,7 +362,7 @@ def _between(ratios: Mapping[int, float], depth: int) -> float:
 def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     """Predicted seconds of all steps of a plan, without those of scores.
 
-    They are by the formula, or by the simulator where stages have several hosts, of which the formula knows nothing.
+    By the formula; by the simulator if stages have several hosts, which the formula does not cover.
 
     Raises:
         PlanError: a node was not measured, or a link is missing.
@@ -413,28 +381,28 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 
 
 def paid_after(plan: Plan, profile: Profile, pass_s: float, *, optimizer: str) -> int | None:
-    """After how many steps operations have saved the seconds of one pass of scores; None if they save nothing."""
+    """Number of steps in which operations save the seconds of one pass of scores; None if they save nothing."""
     all_steps_s = [plan_job_s(one, profile, optimizer=optimizer) for one in (all_full(plan), plan)]
     saved_s = (all_steps_s[0] - all_steps_s[1]) / plan.course.num_steps
     return math.ceil(pass_s / saved_s) if saved_s > 1e-9 * all_steps_s[0] / plan.course.num_steps else None
 
 
 MAX_BATCHES: Final = 24
-"""Batches that are simulated, of all owners together; of each at least two."""
+"""Simulated batches of all owners together; at least two of each owner."""
 
 
 def score_passes(course: Course) -> int:
-    """How often a run gathers scores: 0 if never."""
+    """Number of times that a run gathers scores."""
     return sum(scores_are_due(course, step) for step in range(0, course.num_steps, course.local_iterations))
 
 
 def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
-    """Predicted seconds of gathering scores once, by the simulator for some batches of each owner.
+    """Predicted seconds of gathering scores once.
 
-    All other batches are added by the formula, times what the simulator takes of it.
+    A few batches of each owner are simulated; the result is scaled by the formula's ratio of all batches to these.
 
     Raises:
-        DeadlineError: the virtual run does not end; names who waits for what.
+        DeadlineError: the virtual run does not end; names each node and what it waits for.
         PlanError: a node was not measured, or a link is missing.
     """
     few = _with_few_batches(plan)
@@ -443,7 +411,7 @@ def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 
 
 def _with_few_batches(plan: Plan) -> Plan:
-    """The plan of one step after scores of so few batches that they are simulated at once."""
+    """Return a plan of one step with so few rows that the pass of scores before it can be simulated."""
     course = plan.course
     rows = course.batch_size * max(2, MAX_BATCHES // len(course.owners))
     owners = tuple(
@@ -458,7 +426,7 @@ def _with_few_batches(plan: Plan) -> Plan:
 
 
 def _simulated_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
-    """Seconds on the virtual clock until the last batch is scored everywhere."""
+    """Seconds on the virtual clock until the last batch is scored on all nodes."""
     costs = CourseCosts.of(plan, profile, optimizer=optimizer)
     granted = Items(costs)
     observer = ItemEnds(granted)
@@ -470,8 +438,8 @@ def _simulated_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 def _by_formula_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     """Seconds of gathering scores once, by the formula.
 
-    No update parts the batches, so they follow each other at the pace of the busiest node or uplink; the first one
-    goes all the way alone.
+    There are no updates, so batches follow each other at the pace of the busiest node or uplink; the first one also
+    takes the rest of its way.
     """
     costs = CourseCosts.of(plan, profile, optimizer=optimizer)
     uplinks: dict[str, float] = {}
@@ -488,7 +456,7 @@ def _by_formula_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
 
 
 def _of_item(plan: Plan, owner: Owner, costs: CourseCosts) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds that each node computes for a batch that is scored, and bytes that it sends."""
+    """Seconds that each node computes for one scored batch, and bytes that it sends."""
     course, rows = plan.course, plan.course.batch_rows(owner)
     item = Item(seq=0, kind=StepKind.SCORE, step=0, owner=owner.node, batch=0, rows=rows, turn=0)
     done = done_of(all_full(plan), item, costs)

@@ -1,12 +1,11 @@
-"""Limits of planning: the micro-batches and wire dtypes to choose from, the effort, and the deadline.
+"""Limits of planning: micro-batches and wire dtypes to choose from, the effort, and the deadline.
 
-``--microbatches`` and ``--wire`` are options of the commands that plan, not keys of a job: the same job gives the same
+``--microbatches`` and ``--wire`` are options of the planning commands, not keys of a job: the same job gives the same
 result on any machines, unless it leaves the number of micro-batches to the planner (``train.microbatches = "auto"``).
-The chosen values stand in the plan, which can be given again.
+The chosen values are in the plan, which can be given again.
 
-At the deadline the best plan found so far is taken. A plan depends on its inputs alone as long as the clock ends no
-search. Where it ended one, another computation of the same plan may find a better one, so whoever shows the plan says
-that the clock cut it.
+At the deadline the best plan so far is taken. A plan depends on its inputs alone if the clock ended no search; else the
+output says that the clock ended it, as planning again may find a better one.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ _MOST = 16
 
 
 class Choices(NamedTuple):
-    """What the planner may choose from in place of the job's own values; nothing = the job's value.
-
-    Attributes:
-        microbatches: numbers of micro-batches.
-        wire_dtypes: names of wire dtypes.
-    """
+    """Values that the planner may choose in place of the job's own; an empty tuple = the job's value."""
 
     microbatches: tuple[int, ...] = ()
     wire_dtypes: tuple[str, ...] = ()
@@ -46,25 +40,25 @@ def read_choices(microbatches: str, wire: str, *, batch_size: int) -> Choices:
     """Read both options; see ``microbatch_choices`` and ``wire_choices``.
 
     Raises:
-        UsageError: one of them makes no sense.
+        UsageError: an option has an invalid value.
     """
     return Choices(microbatch_choices(microbatches, batch_size), wire_choices(wire))
 
 
 def free_microbatches(job: Job, links: Sequence[LinkFacts]) -> tuple[int, ...]:
-    """Return the numbers of micro-batches that a job leaves to the planner; none where nothing was measured."""
+    """Return the numbers of micro-batches that a job leaves to the planner; empty if no link was measured."""
     if not links or job.placement.microbatches != AUTO_PLACEMENT:
         return ()
     return microbatch_choices(AUTO_PLACEMENT, job.train.batch_size)
 
 
 def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
-    """Read ``1,4`` as numbers of micro-batches; an empty text is no number.
+    """Read ``1,4`` as numbers of micro-batches; an empty text gives none.
 
-    ``auto`` is every power of two up to 16 that the batch has rows for: 1, 2, 4 for 6 rows.
+    ``auto`` is every power of two up to 16 that is at most ``batch_size``: 1, 2, 4 for 6 rows.
 
     Raises:
-        UsageError: no numbers, or one that a batch of so many rows can't be cut into.
+        UsageError: not numbers, or one outside of [1, ``batch_size``].
     """
     if text == AUTO_PLACEMENT:
         return tuple(count for count in (1, 2, 4, 8, _MOST) if count <= batch_size)
@@ -78,10 +72,10 @@ def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
 
 
 def wire_choices(text: str) -> tuple[str, ...]:
-    """Read ``float32,bfloat16`` as names of wire dtypes; an empty text is no name.
+    """Read ``float32,bfloat16`` as names of wire dtypes; an empty text gives none.
 
     Raises:
-        UsageError: an unknown one.
+        UsageError: an unknown name.
     """
     names = tuple(part.strip() for part in text.split(",")) if text else ()
     for name in names:
@@ -94,17 +88,14 @@ def wire_choices(text: str) -> tuple[str, ...]:
 class Effort:
     """Limits of planning: seconds, rings evaluated, and actions that the simulator may run.
 
-    The plan depends on the machine only if ``seconds`` end a search; the other limits are counts.
+    Only ``seconds`` make a plan depend on the machine; the other limits are counts.
 
     Attributes:
-        seconds: most that searching and judging take together, on ``now_s``.
-        now_s: a monotonic clock.
-        is_cancelled: whether nobody waits for the plan any more.
-        seed: of the local search.
-        evaluations: most rings that a search evaluates with the mean owner; half of it, or less, among few nodes.
-        judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
-        ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.
-        counts: how many ``layouts`` were searched since the effort began.
+        seconds: of searching and judging together, on ``now_s``.
+        evaluations: most rings that a search with the mean owner evaluates; at most half of it among few nodes.
+        judged_actions: most actions that the simulator may run; 0 = the formula decides alone.
+        ends_s: end of the seconds, on ``now_s``; None = each search has ``seconds`` of its own.
+        counts: number of searched ``layouts`` since ``begun``.
     """
 
     seconds: float = 60.0
@@ -117,24 +108,21 @@ class Effort:
     counts: Counter[str] = field(default_factory=Counter, compare=False)
 
     def begun(self) -> Effort:
-        """The effort with a clock that runs from now on, over all searches that get it."""
+        """Return the effort with one deadline, from now on, for all searches; itself if it has one."""
         if self.ends_s is not None:
             return self
         return dataclasses.replace(self, ends_s=self.now_s() + self.seconds, counts=Counter())
 
     def clock(self) -> PlanningClock:
-        """Start the clock of a search: with the seconds that are left, or all of them where none run yet."""
+        """Return the clock of a search: with the seconds left until ``ends_s``, or with ``seconds``."""
         seconds = self.seconds if self.ends_s is None else max(0.0, self.ends_s - self.now_s())
         return PlanningClock(seconds, now_s=self.now_s, is_cancelled=self.is_cancelled)
 
 
 class PlanningClock:
-    """Says when the time for planning, or for a part of it, is used up.
+    """Deadline of planning, or of a part of it.
 
-    Args:
-        seconds: that planning may take, from now on.
-        now_s: a monotonic clock.
-        is_cancelled: whether nobody waits for the plan any more.
+    Over after ``seconds`` from now on; ``is_cancelled`` says whether the caller no longer waits for the plan.
     """
 
     def __init__(
@@ -151,21 +139,21 @@ class PlanningClock:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the time was used up before a search or the judging was done, here or in a part."""
+        """Whether the deadline ended a search or the judging, here or in a ``part``."""
         return bool(self._cut)
 
     def note_cut(self) -> None:
-        """Note that the clock ended something."""
+        """Note that the deadline ended a search."""
         self._cut[:] = [True]
 
     def now_s(self) -> float:
         """Read the clock.
 
         Raises:
-            InterruptedRunError: nobody waits for the plan any more.
+            InterruptedRunError: the caller no longer waits for the plan.
         """
         if self._is_cancelled():
-            raise InterruptedRunError("planning was given up, nobody waits for the plan any more")
+            raise InterruptedRunError("planning was cancelled, as its caller no longer waits for the plan")
         return self._now_s()
 
     def left_s(self) -> float:
@@ -173,14 +161,14 @@ class PlanningClock:
         return max(0.0, self._end_s - self.now_s())
 
     def is_over(self) -> bool:
-        """Whether the time is used up; the caller ends its search then, so this counts as a cut."""
+        """Whether the time is used up; if so this counts as a cut, because callers end their search then."""
         over = self.now_s() >= self._end_s
         if over:
             self.note_cut()
         return over
 
     def part(self, share: float) -> PlanningClock:
-        """Make a clock with a share of the time that is left; a cut of it is a cut of this one."""
+        """Return a clock with a share of the time left; a cut of it is a cut of this one."""
         clock = PlanningClock(share * self.left_s(), now_s=self._now_s, is_cancelled=self._is_cancelled)
         clock._cut = self._cut
         return clock

@@ -1,13 +1,11 @@
-"""Local search of a ring: several starts, then moves with kicks, until the budget is used up.
+"""Local search of a ring: several starts, then moves and random kicks, until the budget is used up.
 
-Moves shift a boundary, hand blocks from one stage to another, exchange, replace, insert or remove nodes, move a stage
-and reverse a part of the ring. A ring is evaluated from the top down: the stages above the highest changed one keep
-their figures, and the evaluation ends as soon as the ring can't win any more. Rings that don't fit count as worse the
-more bytes they lack, so a search may begin with one. Where there are fewer rings than evaluations, each is evaluated
-once instead.
+Moves shift blocks between stages, and exchange, replace, insert, remove, shift or reverse stages. A ring is evaluated
+from the top down: stages above the highest changed one keep their figures, and the evaluation stops once the ring can't
+be better than the limit. Rings that do not fit count as worse the more bytes they lack, so a search may begin with one.
+If there are no more rings than evaluations, each is evaluated once instead.
 
-For a seed and a number of evaluations the result is always the same; only if the clock ends the search first does it
-depend on the machine.
+The result depends only on seed and evaluations, unless the clock ends the search first.
 
 Source: iterated local search (Lourenco, Martin and Stuetzle, 2003).
 """
@@ -26,13 +24,13 @@ from coordinator.planner.step_time import PlacedStages, Ring, Rows, at_the_head,
 
 
 def num_rings(num_nodes: int, num_blocks: int, max_hosts: int) -> int:
-    """How many rings there are: 24 of two nodes and 12 blocks, 93 of three nodes and 6 blocks."""
+    """Number of rings: 24 for two nodes and 12 blocks, 93 for three nodes and 6 blocks."""
     sizes = range(1, min(max_hosts, num_nodes, num_blocks) + 1)
     return sum(math.perm(num_nodes, hosts) * math.comb(num_blocks - 1, hosts - 1) for hosts in sizes)
 
 
 def every_ring(num_nodes: int, num_blocks: int, max_hosts: int) -> Iterator[Ring]:
-    """List every ring: any nodes in any order, each with one block at least; rings with fewer hosts are first."""
+    """Yield every ring, each node with at least one block; rings with fewer hosts are first."""
     for hosts in range(1, min(max_hosts, num_nodes, num_blocks) + 1):
         for nodes in itertools.permutations(range(num_nodes), hosts):
             for cuts in itertools.combinations(range(1, num_blocks), hosts - 1):
@@ -80,7 +78,7 @@ def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
 
 
 def applied(ring: Ring, move: Move) -> Ring | None:
-    """Apply a move to a ring; None if the move is impossible on it, because the ring has changed since."""
+    """Apply a move to a ring; None if it is impossible, as the ring has changed since it was listed."""
     kind, i, j, k, donor = move
     nodes, counts = list(ring.nodes), list(ring.counts)
     length = len(nodes)
@@ -119,7 +117,7 @@ MemoryShortfall = Callable[[int, int, int, int], int]
 
 
 def starts(costs: RingCosts, lacking: MemoryShortfall, max_hosts: int) -> list[Ring]:
-    """Construct rings to begin with; not every one fits the nodes' memory."""
+    """Construct rings to begin with; some may not fit the nodes' memory."""
     nodes = range(costs.num_nodes)
     block_s = _block_s(costs)
     num_blocks = costs.stop - costs.first
@@ -171,7 +169,7 @@ def _sizes(most: int) -> list[int]:
 
 
 def _cap(costs: RingCosts, lacking: MemoryShortfall, node: int) -> int:
-    """The most blocks that a node can host right below the top block.
+    """Return the most blocks that a node can host right below the top block.
 
     If not one fits there: all blocks if the node can host them all, else 0.
     """
@@ -190,7 +188,7 @@ def _near_s(costs: RingCosts, node: int) -> float:
 
 
 def _chain(costs: RingCosts, hosts: Sequence[int]) -> list[int]:
-    """Sort the hosts: the first stays first, then always the nearest one that is left."""
+    """Sort the hosts: the first stays first, then always the nearest of the rest."""
     chain, left = [hosts[0]], set(hosts[1:])
     while left:
         last = chain[-1]
@@ -212,13 +210,7 @@ def _by_value(pair: tuple[_Value, Ring]) -> _Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Limits of a local search: rings evaluated and seconds.
-
-    Attributes:
-        evaluations: of rings; the result depends on nothing else unless the clock ends the search first.
-        seconds: on ``now_s``.
-        now_s: a clock, monotonic.
-    """
+    """Limits of a local search: rings evaluated, and seconds on the monotonic clock ``now_s``."""
 
     evaluations: int
     seconds: float
@@ -227,13 +219,10 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalResult:
-    """What a local search found.
+    """Result of a local search.
 
     Attributes:
-        ring: the best ring; None if none fits.
-        value_s: its predicted time under the costs that were searched with.
         pool: the best ring of every set of hosts that was evaluated, best first.
-        evaluations: rings that were evaluated.
         was_cut: whether the clock ended the search before its evaluations were used up.
         is_complete: whether every ring was evaluated, so that none is better.
     """
@@ -258,21 +247,16 @@ def search_local(
 ) -> LocalResult:
     """Search for a ring with a short predicted time.
 
-    Args:
-        costs: of the job; fewer depths and one mean owner make evaluations cheap.
-        lacking: memory.
-        budget: when to stop.
-        seed: of the order of moves and of the kicks.
-        known: rings to begin with, besides the constructed ones.
-        max_hosts: most stages; 0 = no limit.
-        construct: also begin with constructed rings.
+    ``lacking``: (node, start, stop, hosts above) -> bytes that the node lacks. The search begins with the ``known``
+    rings and, with ``construct``, with constructed ones. ``max_hosts`` = 0: no limit. Fewer depths and one mean owner
+    in ``costs`` make evaluations cheap.
     """
     return _Local(costs, lacking, budget, seed, max_hosts or costs.num_nodes).run(known, construct=construct)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One stage of an evaluated ring, with the figures of the ring from the top down to this stage."""
+    """One stage of an evaluated ring, with figures of the ring from the top down to this stage."""
 
     node: int
     count: int
@@ -284,7 +268,7 @@ class _Stage:
 
 
 class _BudgetExhausted(Exception):
-    """Ends a search at the end of its budget."""
+    """Raised when the budget is used up."""
 
 
 class _Local:
@@ -330,7 +314,7 @@ class _Local:
             self._evaluated(ring, _WORST if known is None else known[0])
 
     def _search(self, known: tuple[Ring, ...], *, construct: bool) -> None:
-        """Climb from several rings, then from kicked ones, without an end."""
+        """Climb from the best starts, then from kicked rings, until ``_BudgetExhausted``."""
         begins = [*known, *(starts(self._costs, self._lacking, self._max_hosts) if construct else [])]
         ranked = sorted(((self._fresh(ring), ring) for ring in begins), key=_by_value)
         if not ranked:
@@ -354,10 +338,10 @@ class _Local:
         return value
 
     def _evaluated(self, ring: Ring, limit: _Value) -> _Value | None:
-        """Value of a ring: (missing bytes, job's seconds), the less the better; None if it is not below ``limit``.
+        """Evaluate a ring: (missing bytes, seconds of the job), compared in this order; None if not below ``limit``.
 
-        A ring below ``limit`` becomes the current one: its stages are kept for the next evaluation, and the ring if it
-        is the best of its hosts.
+        A ring below ``limit`` becomes the current one: its stages are kept for the next evaluation, and it enters the
+        pool if it is the best of its set of hosts.
         """
         self._evaluations += 1
         if self._evaluations > self._budget.evaluations:
@@ -407,7 +391,7 @@ class _Local:
         return sum(steps[at] * sum(map(float.__mul__, weights, row)) for at, row in enumerate(rows, start=first) if row)
 
     def _total_s(self, stages: list[_Stage]) -> float:
-        """Seconds of all steps, where no step is shorter than the busiest frozen stage below its lowest trained one."""
+        """Seconds of all steps; no step is shorter than the busiest frozen stage below its lowest trained one."""
         steps, weights = self._costs.steps_at, self._weights
         below = [0.0] * len(weights)
         total_s, at = 0.0, self._num_blocks
@@ -439,7 +423,7 @@ class _Local:
         return value, ring
 
     def _free(self, ring: Ring) -> list[int]:
-        """List nodes that may be added: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
+        """Return nodes that may be added: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
         free = [node for node in self._ranked if node not in ring.nodes]
         rest = free[_PROMISING:]
         return free[:_PROMISING] + self._random.sample(rest, min(_OTHERS, len(rest)))

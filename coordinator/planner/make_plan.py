@@ -1,7 +1,7 @@
-"""The plan of a job on nodes with known facts, or a refusal with the node, the bytes it lacks and a remedy.
+"""The plan of a job on nodes with known facts, or a refusal that names the node, the bytes it lacks and a remedy.
 
-The planner chooses ring order, slices, unused nodes and the order of the owners' turns for the least predicted time of
-the whole job within every node's memory. An earlier plan is checked against the nodes as they are now.
+The planner chooses ring order, slices, unused nodes and order of turns for the least predicted seconds of the job
+within every node's memory. A plan made earlier is checked against the present facts of its nodes.
 
 Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy open).
 """
@@ -79,9 +79,10 @@ def refusal(
     needs: MemoryEstimate | None = None,
     remedy: str = "",
 ) -> CapacityError:
-    """Make the error that ``node`` can't host ``[start, stop)``; it names the bytes needed and the bytes there are.
+    """Make the error that ``node`` has no memory to host ``[start, stop)``, with needed and available bytes.
 
-    Without ``needs`` the least is named: one host above, or none at the top. A ``remedy`` precedes the usual ones.
+    Without ``needs`` the least is named: with one host above, or none for the top slice. A ``remedy`` precedes the
+    usual ones.
     """
     has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
     needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
@@ -92,7 +93,7 @@ def refusal(
 
 
 def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
-    """Make the error that a node has no room for the adapters that it fits beside what else it does."""
+    """Make the error that a helper has no memory for the adapters that it fits, beside its other parts of the plan."""
     helps = plan.placement.joined_helpers(node.node)
     whose = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helps)
     return CapacityError(
@@ -102,7 +103,7 @@ def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> Capaci
 
 
 def _owner_remedy(caps: MemoryCaps) -> str:
-    """Say what helps an owner without room for embedding and head, which no other node can host for it."""
+    """Return the remedies for an owner without memory for embedding and head, which no other node can host for it."""
     lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
     if caps.draft.course.method.full_parameters:
         keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {caps.optimizer!r}"
@@ -119,7 +120,7 @@ _MORE_ROOM = "make room, or start it with --state on another disk"
 
 
 def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
-    """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
+    """Make the error that the disk of ``node`` has no room to host ``[start, stop)``, with both numbers."""
     parts = [f"{format_bytes(size)} of {what}" for what, size in needs.parts().items()]
     free_bytes = node.state_free_bytes or 0
     return StorageError(
@@ -133,7 +134,7 @@ def _disk_remedy(needs: DiskNeeds, free_bytes: int) -> str:
 
 
 def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
-    """Refuse a plan with nodes that together need more room than there is on a disk that they share.
+    """Refuse a plan if nodes that share a disk together need more than is free on it.
 
     Raises:
         StorageError: names the nodes and both numbers.
@@ -154,14 +155,14 @@ def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str,
 
 
 def no_split_error(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
-    """Make the error that no split fits; it names one node that lacks memory, or room on its disk.
+    """Make the error that no split fits, for one node that lacks memory or disk.
 
-    The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
-    the split by speed, or the node with most memory if the method runs all blocks on one. Nodes that may host none do
-    not count. A ``remedy`` precedes the usual ones.
+    That node is an owner without memory for embedding and head; else the first node without room for its slice in the
+    split by speed; or, if the method runs all blocks on one node, the node with the most memory. Nodes that may host no
+    trainable blocks do not count. A ``remedy`` precedes the usual ones.
 
     Raises:
-        PlanError: every node can do its part; then a plan should have been found.
+        PlanError: no such node was found, which is a bug.
     """
     draft = caps.draft
     start, stop = draft.private_blocks, draft.course.num_blocks
@@ -188,18 +189,15 @@ def no_split_error(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "
 def _lacking(
     caps: MemoryCaps, node: str, start: int, stop: int, more: str = "", *, remedy: str
 ) -> CapacityError | StorageError:
-    """Make the error of what a node lacks: room on its disk, or else memory."""
     if caps.lacking_disk(node, start, stop):
         return disk_refusal(caps.facts[node], start, stop, caps.disk_needs(node, start, stop))
     return refusal(caps, node, start, stop, more, remedy=remedy)
 
 
 def memory_remedy(job: Job, planned: Callable[[Job], object]) -> str:
-    """List the settings of which each alone would let a job fit; empty where none would.
+    """Name the settings of which each alone would let the job fit; empty if there are none.
 
-    Args:
-        job: that does not fit.
-        planned: plans a job, or raises an error.
+    ``planned`` plans a job, or raises an error.
     """
     settings = (setting for technique in TECHNIQUES for setting in technique.smaller_settings(job))
     found = [setting for setting in settings if _fits(job, setting, planned)]
@@ -216,13 +214,9 @@ def _fits(job: Job, setting: tuple[str, Any], planned: Callable[[Job], object]) 
 
 
 def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:
-    """Give a run further placements where the job allows it and that is faster than to stay.
+    """Give a run several placements if its job allows that and they are predicted to be faster.
 
-    Args:
-        job: of the run.
-        planned: with one placement.
-        effort: limits of the search; without the simulator there is none.
-        check: refuses a plan that does not fit, and tells the memory of one that does.
+    ``check`` returns the memory of a plan, or raises an error if it does not fit.
     """
     if job.placement.follow == NEVER or not effort.judged_actions:
         return planned
@@ -247,7 +241,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
 
 
 _REMEDY_S = 5.0
-"""Longest time to find out whether a plan that does not fit would fit if activations were saved, in seconds."""
+"""Longest search, in seconds, for a setting with which a job that does not fit would fit."""
 
 
 def make_plan(
@@ -263,18 +257,18 @@ def make_plan(
     """Decide the course and the placement of a run.
 
     Args:
-        job: what the user asked for.
+        job: to be planned.
         facts: of every node that takes part, by name.
         links: every directed pair of them; none if messages take no time.
-        evaluation_only: plan no step, only one evaluation.
-        microbatches: numbers to choose from; what the job says if not given.
-        wire_dtypes: to choose from; the job's if not given.
-        effort: limits of the search, by default for ``runtime.plan_s``; without links the simulator is not asked.
+        evaluation_only: plan one evaluation without steps.
+        microbatches: numbers to choose from; default: the job's.
+        wire_dtypes: to choose from; default: the job's.
+        effort: limits of the search, by default of ``runtime.plan_s``; without links the simulator does not run.
 
     Raises:
-        CapacityError: no split fits; names a node with what it needs and has.
-        StorageError: no split fits the nodes' disks; names one with what it needs and has.
-        DataError: nobody owns data, or the labels do not agree.
+        CapacityError: no split fits; names a node with needed and available bytes.
+        StorageError: no split fits the disks; names a node with needed and free bytes.
+        DataError: no node owns data, or the labels do not agree.
         DeadlineError: nothing that fits was found in time.
         JobError: the job's operations fit none of the numbers of micro-batches.
         ModelError: the nodes have different models.
@@ -293,7 +287,7 @@ def make_plan(
     _check_blobs(job, draft.course, nodes)
     if evaluation_only:
         course = dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0, velora=None)
-        draft = Draft(course=course, private_blocks=draft.private_blocks)  # nothing trains, so nobody helps
+        draft = Draft(course=course, private_blocks=draft.private_blocks)  # without training there are no helpers
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
@@ -309,7 +303,7 @@ def make_plan(
 
     def place(course: Course) -> Planned:
         choices = [dataclasses.replace(draft, course=course).with_choices(*pair) for pair in pairs]
-        is_last = course is ways[-1]  # only its refusal is told whole
+        is_last = course is ways[-1]  # only its refusal lists remedies
 
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
@@ -336,11 +330,11 @@ def _placed(
     is_alike: bool,
     has_remedies: bool = True,
 ) -> Planned:
-    """Place the best of some drafts that differ in what the planner may choose.
+    """Place the best of some drafts that differ in the values that the planner may choose.
 
     Raises:
-        CapacityError: no split fits; names a node with what it needs and has.
-        StorageError: no split fits the nodes' disks; names one with what it needs and has.
+        CapacityError: no split fits; names a node with needed and available bytes.
+        StorageError: no split fits the disks; names a node with needed and free bytes.
     """
     model = next(iter(facts.values())).model
     drafts, left_out = _with_fitting_operations(job, choices, model, profile)
@@ -377,7 +371,6 @@ def _placed(
 def _with_replicas(
     job: Job, planned: Planned, drafts: Sequence[Draft], facts: Mapping[str, NodeFacts], effort: Effort
 ) -> Planned:
-    """Give blocks several hosts where the job allows it and that is faster than the ring that was found."""
     if job.placement.replicas == NEVER or not effort.judged_actions:
         return planned
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
@@ -400,7 +393,7 @@ def _with_replicas(
 def _judged_again(
     job: Job, choice: Choice, drafted: Plan, model: ModelFacts, profile: Profile, effort: Effort
 ) -> Settled:
-    """Judge the chosen ring with settled operations, and beside it with equal counts."""
+    """Judge the chosen ring with its settled operations, and with equal counts for all nodes."""
 
     def judged(one: Job) -> tuple[Candidate, RingCosts]:
         operations = settled(one, drafted, model, profile).course.choice
@@ -416,14 +409,14 @@ def _judged_again(
 def _with_fitting_operations(
     job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile
 ) -> tuple[list[Draft], tuple[str, ...]]:
-    """Give drafts the operations of their job; those whose micro-batches do not fit them are left out.
+    """Give drafts the operations of their job; drop those with a number of micro-batches that does not fit.
 
     Returns:
-        The drafts, and for each number of micro-batches that was left out why.
+        The drafts, and the reason for each dropped number of micro-batches.
 
     Raises:
-        JobError: no draft is left, as counts fit none.
-        PlanError: no draft is left, as given tables fit none.
+        JobError: no draft is left, because of the counts.
+        PlanError: no draft is left, because of given tables.
     """
     found, errors = [], dict[int, JobError | PlanError]()
     for draft in drafts:
@@ -445,9 +438,9 @@ def planned_as(
     microbatches: Sequence[int] = (),
     wire_dtypes: Sequence[str] = (),
 ) -> Planned:
-    """Return the plan that a coordinator made of this profile; with ``again`` also why, by planning it here too.
+    """Return a plan that a coordinator made from this profile; with ``again`` also the reasons, by planning here.
 
-    There is no reason to tell where the clock of one of the two cut it, so that they differ.
+    Without reasons if the two plans differ, as the clock may have ended one search.
     """
     if again:
         facts, links = profile.by_name, profile.links
@@ -460,7 +453,7 @@ def planned_as(
 def check_inputs(job: Job, profile: Profile) -> None:
     """Refuse a profile that was not measured for this job.
 
-    The model's folder may be absent where one plans; then the nodes only have to agree among themselves.
+    If the model's folder is not on this machine, only the nodes have to agree on the model.
 
     Raises:
         PlanError: another model or another shape; names node and values.
@@ -477,12 +470,7 @@ def check_inputs(job: Job, profile: Profile) -> None:
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
-    """Check the plan of an earlier run against the nodes as they are now.
-
-    Args:
-        job: of the run.
-        plan: of the run.
-        facts: of every node of the plan, by name.
+    """Check the plan of an earlier run against the present facts of its nodes, by name.
 
     Raises:
         PeerLostError: a node is missing.
@@ -493,7 +481,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
     """
     missing = [node for node in plan.nodes if node not in facts]
     if missing:
-        raise PeerLostError(f"the run can't go on without node {', '.join(missing)}; start it again")
+        raise PeerLostError(f"the run can't continue without node {', '.join(missing)}; start it again")
     model = agreed_model([facts[node] for node in plan.nodes])
     if (model.num_blocks, model.hidden_size) != (plan.course.num_blocks, plan.course.hidden_size):
         raise ModelError(
@@ -512,18 +500,14 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
 
 
 def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes_on: bool = False) -> Planned:
-    """Return a plan that was made before with the memory that its nodes need now.
+    """Return an existing plan with the memory that its nodes need now.
 
-    Args:
-        job: of the run.
-        plan: of the run.
-        facts: of every node of the plan, by name.
-        goes_on: whether the run has begun, so that its checkpoints may lie on the disks already.
+    With ``goes_on`` the run has begun, so that its checkpoints may be on the disks already.
 
     Raises:
-        CapacityError: a node has less memory than it needs, or a helper's parcel would be larger than a link takes.
+        CapacityError: a node has less memory than it needs, or a helper's parcel is larger than a link takes.
         StorageError: a node has less room on its disk than it needs.
-        PlanError: another message would be larger than a link takes, or copies on unlike nodes would differ.
+        PlanError: another message is larger than a link takes, or copies on unlike nodes would differ.
     """
     refuse_differing_copies(plan, facts)
     parts = [_refuse_part_if_full(job, part, facts, goes_on=goes_on) for part in plan.parts]
@@ -534,7 +518,7 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
 def _refuse_part_if_full(
     job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes_on: bool
 ) -> dict[str, MemoryEstimate]:
-    """Return the memory that nodes need in one placement; see ``refuse_if_full``."""
+    """Return the bytes that nodes need in one placement; see ``refuse_if_full``."""
     nodes = [facts[node] for node in plan.nodes]
     _check_blobs(job, plan.course, nodes)
     check_parcels(plan, Sizes.at(plan.course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
@@ -558,12 +542,12 @@ def _refuse_part_if_full(
 
 
 def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
-    """Refuse a run that would send a head, or the gradient of a unit, that is larger than a link takes."""
+    """Refuse a run with a head, or a gradient of a unit, that is larger than a link takes."""
     check_blobs(course, Sizes.at(course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
-    """Estimate by terms what each node of a plan holds at most."""
+    """Estimate by terms the peak memory of each node of a plan."""
     return fullest(parts_memory(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 
@@ -572,7 +556,7 @@ def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:
-    """Sort the draft's owners in initiator order, by the seconds that the head takes between two of them."""
+    """Sort the draft's owners in initiator order by the seconds that the head takes between them."""
     if not profile.links:
         return draft
     costs = CourseCosts(draft.course, profile, optimizer=optimizer)

@@ -1,14 +1,14 @@
 """Memory of a slice on a node: its bytes of memory and disk, and how it saves activations to fit.
 
-A job names one policy for all slices, or leaves the choice to the planner (``auto``). Then a slice keeps everything
-where that fits; else, of these that fit, the one with the shortest steps is taken::
+A job names one policy for all slices, or leaves the choice to the planner (``auto``). With ``auto`` a slice keeps
+everything if that fits; else it takes the policy with the shortest steps of those that fit::
 
-    velora               projections for inputs of linear layers: soon done, but gradients change; only if allowed
-    recompute r blocks   the lowest r blocks that train run again: a forward more for each; as few as needed
+    velora               projections of inputs of linear layers: little time, but gradients change; only if allowed
+    recompute r blocks   the lowest r trained blocks run again, one more forward for each; as few as needed
     both                 projections, and as few blocks as needed run again
 
-The lowest blocks run again because they train at the fewest steps where a run unfreezes from the top down. The very
-lowest that trains is passed over where that does: with adapters its graph begins inside it, so that it frees little.
+The lowest blocks run again because they train at the fewest steps in a run that unfreezes from the top down. The lowest
+trained block of the run may be skipped: with adapters its graph begins inside it, so that it frees little.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
 
 _FORWARD_SHARE: Final = 1 / 3
-"""A forward over forward and backward together, where nobody measured them."""
+"""Forward over forward and backward together, if they were not measured."""
 
 
 class SliceSaving(NamedTuple):
-    """What the trained blocks of one slice keep.
+    """How the trained blocks of one slice save activations.
 
     Attributes:
         start: first of the blocks that run again.
-        stop: one past the last; none where it is ``start``.
-        is_projected: whether linear layers keep projections of their inputs.
+        stop: one past the last; ``stop == start`` if none does.
     """
 
     start: int = 0
@@ -49,12 +48,12 @@ class SliceSaving(NamedTuple):
 
     @property
     def recomputed(self) -> int:
-        """How many blocks run again."""
+        """Number of blocks that run again."""
         return self.stop - self.start
 
     @property
     def policy(self) -> str:
-        """The policy in a word, as a job names it."""
+        """The policy, as ``memory.activations`` names it."""
         if self.recomputed:
             return BOTH if self.is_projected else RECOMPUTE
         return VELORA if self.is_projected else NONE
@@ -76,19 +75,13 @@ def slice_saving(
     gain: float = 0.0,
     first_is_small: bool = False,
 ) -> SliceSaving:
-    """How a slice saves activations under a job's policy.
+    """Choose how a slice saves activations under a job's policy.
 
-    Args:
-        activations: ``memory.activations`` of the job.
-        kept: the blocks of the slice that keep something for their backward.
-        needs: bytes for a saving.
-        facts: of the node: its memory and times.
-        may_project: whether ``auto`` may choose VeLoRA.
-        gain: what VeLoRA takes off, as for ``extra_share``.
-        first_is_small: whether the first of these blocks keeps less than the others.
+    ``kept`` are the blocks of the slice that keep activations for their backward; ``first_is_small``: the first of them
+    keeps less than the others. ``gain`` is that of ``extra_share``.
 
     Returns:
-        With ``auto`` the cheapest saving that fits; where none does, the one that needs least.
+        With ``auto`` the saving with the least extra time that fits; if none fits, the one that needs least.
     """
     if kept.start >= kept.stop or activations == NONE:
         return KEEPS_ALL
@@ -107,15 +100,12 @@ def slice_saving(
 
 
 def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: float = 0.0) -> float:
-    """The time that a saving adds, over that of the slice's forwards with graph and backwards; below 0 if it saves.
+    """Seconds that a saving adds, over those of the slice's forwards with graph and backwards; below 0 if it is faster.
 
     Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
 
-    Args:
-        saving: of the slice.
-        kept: its blocks that keep something for their backward.
-        facts: of the node.
-        gain: what VeLoRA takes off each of their backwards, over a forward (``activation_costs.projected_gain``).
+    ``kept`` are the blocks of the slice that keep activations for their backward. ``gain`` is the seconds that VeLoRA
+    takes off a backward, over those of a forward (``activation_costs.projected_gain``).
     """
     if kept.start >= kept.stop:
         return 0.0
@@ -126,7 +116,7 @@ def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: flo
 
 
 def _fewest(kept: Range, needs: Needs, has_bytes: int, *, is_projected: bool) -> SliceSaving:
-    """The saving with the fewest blocks that run again and still fits; with all of them where none fits."""
+    """Return the saving with the fewest blocks that run again and still fits; with all blocks if none fits."""
 
     def saving(count: int) -> SliceSaving:
         return SliceSaving(kept.start, kept.start + count, is_projected)
@@ -141,9 +131,9 @@ def _fewest(kept: Range, needs: Needs, has_bytes: int, *, is_projected: bool) ->
 
 
 def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
-    """How a plan's slice [start, stop) saves activations.
+    """Return how a plan's slice [start, stop) saves activations.
 
-    Where its blocks that run again are no neighbours, as in a plan by hand, they count as if they were.
+    Blocks that run again but are not adjacent, as in a plan made by hand, count as if they were.
     """
     policy = SlicePolicy.of(plan, start, stop)
     if policy.name == NONE:
@@ -155,18 +145,11 @@ def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
 
 _NEVER = 1 << 62
 _GROWING = ("weights", "adapters", "head", "data", "device")
-"""Parts of an estimate that no longer slice makes smaller."""
+"""Parts of an estimate that never shrink as a slice grows."""
 
 
 class MemoryCaps:
-    """Memory that each node needs for each slice of one draft.
-
-    Args:
-        draft: what is to be placed.
-        facts: of every candidate, by name.
-        optimizer: of the job.
-        dtype: of the computation.
-    """
+    """Memory that each node needs for each slice of one draft."""
 
     def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str) -> None:
         self.draft = draft
@@ -183,24 +166,24 @@ class MemoryCaps:
         self._needed: dict[tuple[str, int, int, int], int] = {}
 
     def fits(self, node: str, start: int, stop: int, above: int) -> bool:
-        """Whether ``node`` can host ``[start, stop)`` with so many hosts above it."""
+        """Whether ``node`` can host ``[start, stop)`` with ``above`` hosts above it."""
         return self.lacking(node, start, stop, above) == 0
 
     def max_blocks(self, node: str) -> int:
-        """How many blocks below the head ``node`` has room for, if it is the only host of them; 0 for none."""
+        """Number of blocks below the head for which ``node`` has room as their only host."""
         course, first = self.draft.course, self.draft.private_blocks
         counts = range(course.num_blocks - first, 0, -1)
         return next((count for count in counts if self.fits(node, course.num_blocks - count, course.num_blocks, 0)), 0)
 
     def fits_empty(self, node: str) -> bool:
-        """Whether ``node`` has room without any block: an owner for its embedding and head, any other node always."""
+        """Whether ``node`` has room without any block: an owner for embedding and head, any other node always."""
         top = self.draft.course.num_blocks
         return node not in self._owners or self.fits(node, top, top, 0)
 
     def lacking(self, node: str, start: int, stop: int, above: int) -> int:
-        """Bytes that ``node`` lacks to host ``[start, stop)``, of memory and on its disk; 0 if it fits.
+        """Bytes of memory and disk that ``node`` lacks to host ``[start, stop)``; 0 if it fits.
 
-        It lacks all that there is where it may not host them, see ``Draft.may_host``.
+        ``_NEVER`` if it may not host these blocks (``Draft.may_host``).
         """
         if not self.draft.may_host(node, start, stop):
             return _NEVER
@@ -208,12 +191,12 @@ class MemoryCaps:
         return memory + self.lacking_disk(node, start, stop)
 
     def lacking_disk(self, node: str, start: int, stop: int) -> int:
-        """Bytes that the disk of ``node`` lacks if it hosts ``[start, stop)``; 0 if they fit, or it is not known."""
+        """Bytes that the disk of ``node`` lacks to host ``[start, stop)``; 0 if it fits, or free bytes are unknown."""
         free_bytes = self.facts[node].state_free_bytes
         return 0 if free_bytes is None else max(0, self.disk_needs(node, start, stop).total_bytes - free_bytes)
 
     def disk_needs(self, node: str, start: int, stop: int) -> DiskNeeds:
-        """Estimate what ``node`` takes on its disk if it hosts ``[start, stop)``."""
+        """Estimate the bytes on the disk of ``node`` if it hosts ``[start, stop)``."""
         share = Share(
             is_owner=node in self._owners,
             start=start,
@@ -225,7 +208,7 @@ class MemoryCaps:
         return disk_needs(self._course, share, self._sizes[node])
 
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
-        """Estimate what ``node`` takes on its disk under ``plan``."""
+        """Estimate the bytes on the disk of ``node`` under ``plan``."""
         needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
         more = (term for technique in TECHNIQUES for term in technique.disk_terms(plan, node))
         return DiskNeeds((*needs.terms, *more))
@@ -234,7 +217,7 @@ class MemoryCaps:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()
 
     def holds(self, plan: Plan, node: str) -> bool:
-        """Whether ``node`` has memory and disk for its part in ``plan``, and links take what it sends."""
+        """Whether ``node`` has memory and disk for its part of ``plan``, and links take its parcels."""
         if not takes_parcels(plan, node, self._sizes[node]):
             return False
         free_bytes = self.facts[node].state_free_bytes
@@ -242,7 +225,7 @@ class MemoryCaps:
         return fits and (free_bytes is None or self.disk_of(plan, node).total_bytes <= free_bytes)
 
     def may_fit(self) -> bool:
-        """Whether some split might fit, by the frozen bytes alone; False is certain and takes no search.
+        """Whether some split might fit, counting only bytes that grow with a slice; False is certain.
 
         Example: 12 blocks of 4 MB can't be on two nodes of 20 MB, which hold at most 5 each.
         """
@@ -256,9 +239,9 @@ class MemoryCaps:
         return hosted >= self.draft.course.num_blocks - self.draft.private_blocks
 
     def _max_blocks(self, node: str) -> int:
-        """No more blocks than these fit at ``node``; below 0 where not even what it holds without any block fits.
+        """Upper bound of the blocks that fit at ``node``; below 0 if it has no memory without any block.
 
-        What only grows with a slice is counted: frozen weights and adapters, and an owner's embedding, head and rows.
+        Only parts that grow with a slice count: frozen weights and adapters, and an owner's embedding, head and rows.
         """
         top, sizes = self.draft.course.num_blocks, self._sizes[node]
         alone = self._estimate_of(node, top, top, 0, KEEPS_ALL).parts()
@@ -267,7 +250,7 @@ class MemoryCaps:
         return room_bytes // max(1, sizes.block_bytes + adapter_bytes)
 
     def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
-        """Bytes that ``node`` needs at most to host ``[start, stop)`` with so many hosts above it."""
+        """Peak bytes of ``node`` if it hosts ``[start, stop)`` with ``above`` hosts above it."""
         key = (node, start, stop, above)
         found = self._needed.get(key)
         if found is None:
@@ -275,11 +258,11 @@ class MemoryCaps:
         return found
 
     def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
-        """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts as there could be."""
+        """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts below as possible."""
         return self._estimate_of(node, start, stop, above, self.saving_of(node, start, stop, above))
 
     def saving_of(self, node: str, start: int, stop: int, above: int) -> SliceSaving:
-        """How ``node`` saves activations if it hosts ``[start, stop)`` with so many hosts above it."""
+        """Return how ``node`` saves activations if it hosts ``[start, stop)`` with ``above`` hosts above it."""
         if self.draft.activations == NONE:
             return KEEPS_ALL
         key = (node, start, stop, above)
@@ -299,13 +282,13 @@ class MemoryCaps:
         return found
 
     def projected_gain(self, node: str) -> float:
-        """What VeLoRA takes off a backward, over a forward; not counted on where a step trains one group of units."""
+        """Seconds that VeLoRA takes off a backward, over a forward; 0 if a step trains one group of units."""
         course = self.draft.course
         velora = None if course.method.full_parameters else self.draft.velora or course.velora
         return projected_gain(velora, self.facts[node].model)
 
     def kept_blocks(self, start: int, stop: int) -> Range:
-        """The blocks of [start, stop) that keep something for a backward: those from the lowest that trains on."""
+        """The blocks of [start, stop) that keep activations for a backward: from the lowest trained one on."""
         return Range(min(stop, max(start, ever_trained(self.draft.course).lowest)), stop)
 
     def _estimate_of(self, node: str, start: int, stop: int, above: int, saving: SliceSaving) -> MemoryEstimate:
@@ -327,26 +310,26 @@ class MemoryCaps:
         return memory_estimate(course, share, self._sizes[node])
 
     def _copies(self, start: int, stop: int) -> tuple[Range, ...] | None:
-        """Blocks of which a host may keep copies: all that it does not host, as the host before it could have them."""
+        """Blocks of which a host may keep copies: all that it does not host; None without copies."""
         first, top = self.draft.private_blocks, self.draft.course.num_blocks
         others = (Range(first, start), Range(stop, top)) if start < stop else ()
         return others if self.draft.copies else None
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
-        """Estimate by terms what ``node`` holds at most under ``plan``."""
+        """Estimate by terms the peak memory of ``node`` under ``plan``."""
         return memory_estimate(plan.course, Share.of(plan, node), self._sizes[node])
 
     def keeping_everything(self, plan: Plan, node: str) -> MemoryEstimate:
-        """Estimate what ``node`` would hold under ``plan`` if its blocks kept everything."""
+        """Estimate the peak memory of ``node`` under ``plan`` if its blocks kept everything."""
         share = dataclasses.replace(Share.of(plan, node), recompute=())
         return memory_estimate(dataclasses.replace(plan.course, velora=None), share, self._sizes[node])
 
     def with_velora(self, plan: Plan, node: str) -> MemoryEstimate:
-        """Estimate what ``node`` would hold under ``plan`` with VeLoRA wherever it can be, and nothing run again."""
+        """Estimate the peak memory of ``node`` under ``plan`` with VeLoRA wherever possible and no block run again."""
         share = dataclasses.replace(Share.of(plan, node), recompute=())
         return memory_estimate(dataclasses.replace(plan.course, velora=self.draft.velora), share, self._sizes[node])
 
     def block_bytes(self, node: str, tokens: int) -> tuple[int, int]:
-        """Bytes that one block keeps at ``node`` of so many padded tokens, and the same with VeLoRA."""
+        """Bytes that one block keeps at ``node`` for ``tokens`` padded tokens, and the same with VeLoRA."""
         sizes = self._sizes[node]
         return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens))

@@ -1,8 +1,8 @@
-"""Operations of a course as its job asks for them: given tables, or the rules by which the run chooses some.
+"""Operations of a course: given tables, or the rules by which the run chooses some.
 
-Before a ring is found, all blocks count as alike, with the mean costs of the nodes. ``operations.balance`` and
-``operations.by_slice`` depend on a subnet's host and are settled once the slices are known. All else of a choice is
-independent of the slices, so no other placement trains other weights.
+Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Choices that depend on a subnet's
+host (``operations.balance``, ``operations.by_slice``) are settled once the slices are known. All else is independent of
+the slices, so another placement trains the same weights.
 """
 
 from __future__ import annotations
@@ -30,17 +30,11 @@ from ringtune.transport.endpoints import MAX_MESSAGE_BYTES
 
 _MEAN = "mean"
 _BATCH_BYTES = 100
-"""Of text besides its codes: owner, id, place and brackets of one batch."""
+"""Bytes of JSON text per batch besides its codes: owner, id, position, brackets."""
 
 
 def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile) -> Draft:
-    """Give a draft that trains the operations of its job; one that only evaluates runs every block.
-
-    Args:
-        job: what is wanted.
-        draft: with its micro-batches.
-        model: what the nodes have.
-        profile: their times.
+    """Give a draft with training steps the operations of its job.
 
     Raises:
         JobError: subnets do not divide the model's heads, or counts do not fit the draft's micro-batches.
@@ -59,7 +53,7 @@ def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile)
 
 
 def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
-    """Settle what of a plan's operations depends on its slices; the plan itself where nothing does."""
+    """Return the plan with the operations that depend on its slices; the plan itself if none do."""
     operations, course = job.operations, plan.course
     if course.choice is None or not (operations.balance or operations.by_slice) or operations.table:
         return plan
@@ -71,7 +65,7 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
 
 
 def _checked(course: Course) -> Course:
-    """The course itself; refused where its tables fit no message, or pruning could keep nothing that trains.
+    """Return the course, or refuse tables that no message can carry, and pruning that may leave nothing to train.
 
     Raises:
         JobError: with both numbers, and the keys to change.
@@ -93,7 +87,7 @@ def _checked(course: Course) -> Course:
 
 
 def _check_size(course: Course, choice: Choice) -> None:
-    """Refuse tables that may be too large for the message that brings them to a node."""
+    """Refuse tables that may be too large for the message to a node."""
     batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
     codes = course.microbatches * choice.passes(course.microbatches) * course.num_blocks * choice.subnets
     most = batches * (packed_length(codes) + _BATCH_BYTES)
@@ -106,11 +100,11 @@ def _check_size(course: Course, choice: Choice) -> None:
 
 
 def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
-    """Give a course the tables that its job names: the only one, or several that follow each other.
+    """Give a course the tables that its job names: the only one, or several in sequence.
 
     Raises:
         JobError: they are of another model.
-        PlanError: they are of another course; names what does not fit.
+        PlanError: they are of another course; names the difference.
     """
     tables = given_tables(job.operations)
     job_subnets(job, model)
@@ -125,10 +119,10 @@ def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
 
 
 def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan with other operations than the job asks for.
+    """Refuse a given plan with other operations than the job says.
 
-    A plan may have a table where its job says nothing of operations. What subnets may do was settled when the plan was
-    made, with the times of then.
+    A plan may have a table if its job says nothing of operations. Capacities of subnets are compared with the times
+    that the plan was made with.
 
     Raises:
         PlanError: they differ; names the key.
@@ -187,7 +181,7 @@ def _ranges(choice: Choice) -> str:
 
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
-    """The seconds of a block that a choice was made with, for each host."""
+    """Seconds of a block with which a choice was made, for each host."""
     capacities = {host.node: choice.capacity(host.start) for host in hosts}
     return {node: (each.forward * choice.subnets, each.backward * choice.subnets) for node, each in capacities.items()}
 
@@ -221,9 +215,9 @@ def _choice(
 
 
 def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, float]]:
-    """Measure in seconds what one block takes each node for one row of a micro-batch: a forward, and the rest of full.
+    """Return for each node (forward, backward): seconds of one block for one row of a micro-batch.
 
-    The forward is without graph. The rest is what a full operation takes more than that: graph and backward.
+    The forward is without graph; ``backward`` is the rest of a full operation: graph and backward.
     """
     costs = CourseCosts(course, profile)
     rows = course.microbatch_sizes()[0]

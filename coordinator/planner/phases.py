@@ -6,8 +6,8 @@
     ring A     1.0  1.6  2.2  2.8
     ring B     1.4  1.5  1.6  1.7        best: A for depth 1, a move, B from depth 2 on
 
-Candidates are the placement that was chosen for all steps, and the best rings (and stages of several hosts) for
-stretches of the schedule. The cheapest way through the depths, seconds of moves included, is found exactly.
+Candidates are the placement chosen for all steps, and the best rings (and stages with several hosts) for stretches of
+depths. The sequence with the fewest seconds of steps and moves is found exactly.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ class Phase:
     """One placement of a run that moves.
 
     Attributes:
-        first_step: with which it begins.
-        depth: how many blocks train there.
-        slices: of it, in words.
-        move_s: predicted seconds of the move to it.
+        depth: number of blocks that train there.
         gain_s: seconds that its steps take less than on the best placement for all steps.
     """
 
@@ -57,13 +54,11 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasesReason:
-    """The planner's judgement of slices that follow the schedule.
+    """The planner's judgement of several placements.
 
     Attributes:
-        fixed_s: seconds of all steps on the best placement for all of them, by the simulator.
-        moving_s: seconds of all steps and moves.
+        fixed_s: seconds of all steps on the best single placement, by the simulator.
         phases: the placements of the best moving run; one, or none, if none is better.
-        is_taken: whether the run moves.
         why_not: why nothing was tried; empty if something was.
     """
 
@@ -79,7 +74,7 @@ class PhasesReason:
 
 
 def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write what was judged as lines for people."""
+    """Write the judgement as lines."""
     if reason.why_not:
         return [f"  the run stays on one placement: {reason.why_not}"]
     if not reason.is_taken:
@@ -93,11 +88,11 @@ def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[
         moved = f", after a move of {seconds(phase.move_s)}" if phase.first_step else ""
         when = f"from step {phase.first_step}, depth {phase.depth}{moved}"
         lines.append(f"    {when}: {phase.slices}; gains {seconds(phase.gain_s)}")
-    return [*lines, "  what follows is of the plan with one placement for all steps, from which this was made"]
+    return [*lines, "  the figures below are of the plan with one placement for all steps, from which this was made"]
 
 
 WORTH: Final = 0.98
-"""A run moves where steps and moves together need at most this share of the seconds without."""
+"""A run moves if steps and moves together take at most this share of the seconds without moves."""
 
 _EVALUATIONS: Final = 3000
 _LAYOUTS: Final = 40
@@ -120,19 +115,12 @@ def choose_phases(
     with_replicas: bool,
     clock: PlanningClock,
 ) -> tuple[Plan | None, PhasesReason]:
-    """Find the best way through the depths of a job, and the plan with its moves if that is worth taking.
+    """Find the best sequence of placements for the depths of a job.
 
-    Args:
-        plan: the best one with one placement.
-        profile: nodes with times, and links.
-        optimizer: of the job.
-        dtype: of the computation.
-        activations: ``memory.activations`` of the job.
-        with_replicas: whether stages may have several hosts.
-        clock: of the planning.
+    ``plan`` is the best one with one placement.
 
     Returns:
-        The plan with several placements if it is worth taking, else None; and the reasons.
+        The plan with several placements, None if it is not enough faster (``WORTH``); and the reasons.
     """
     if why_not := _refusal_reason(plan, activations):
         return None, PhasesReason(why_not=why_not)
@@ -157,7 +145,7 @@ def choose_phases(
 
 
 class _Stretch(NamedTuple):
-    """A stretch of turns that begin at one depth."""
+    """Consecutive turns that begin at one depth."""
 
     depth: int
     first_turn: int
@@ -166,13 +154,11 @@ class _Stretch(NamedTuple):
 
 
 class _Moves:
-    """What moves between candidates take, infinite where a node has no room."""
-
     def __init__(self, profile: Profile, caps: MemoryCaps) -> None:
         self._profile, self._caps = profile, caps
 
     def seconds(self, before: Plan, after: Plan) -> float:
-        """Seconds of a move; 0 where nothing changes."""
+        """Seconds of a move; 0 if nothing changes, infinite if a node has no memory for it."""
         if before is after:
             return 0.0
         caps, facts = self._caps, self._profile.by_name
@@ -201,7 +187,7 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
 
 
 def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
-    """List the stretches of whole turns by the depth of their first step, from the first turn on."""
+    """Return the stretches of turns, by the depth of the first step of each turn."""
     course, found = plan.course, list[_Stretch]()
     turns = range(0, course.num_steps, course.local_iterations)
     steps_at = [(turn, len(course.method.trained(course, step).blocks)) for turn, step in enumerate(turns)]
@@ -221,7 +207,7 @@ def _steps_s(step_s: Mapping[int, float], starts: Sequence[_Stretch]) -> float:
 
 
 def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves: _Moves) -> tuple[float, list[Plan]]:
-    """Find the candidates for each stretch such that steps and moves take least."""
+    """Return the least seconds of steps and moves, and the plan for each stretch that gives them."""
     ways = [(_steps_s(own, starts[:1]), [one]) for one, own in step_s.items()]
     between = {(one, other): moves.seconds(one, other) for one in step_s for other in step_s}
     for stretch in starts[1:]:
@@ -272,15 +258,7 @@ def _moving(way: Sequence[Plan], starts: Sequence[_Stretch]) -> Plan:
 def candidates(
     draft: Draft, costs: RingCosts, caps: MemoryCaps, *, with_replicas: bool, clock: PlanningClock
 ) -> Iterator[Plan]:
-    """Yield the best placements for stretches of the depths that fit the nodes' memory.
-
-    Args:
-        draft: what is to be placed.
-        costs: of it; depths without steps do not count.
-        caps: of it.
-        with_replicas: whether stages may have several hosts.
-        clock: ends the search.
-    """
+    """Yield the best placements for stretches of depths that fit the nodes' memory."""
     rooms = [caps.max_blocks(name) for name in costs.names] if with_replicas else ()
     classes = [numeric_class(caps.facts[name]) for name in costs.names]
     for masked in _masked(costs):
@@ -307,7 +285,7 @@ def candidates(
 
 
 def _masked(costs: RingCosts) -> Iterator[RingCosts]:
-    """Yield the costs with the steps of some depths alone: a few stretches from the lowest depth up."""
+    """Yield the costs with the steps of one stretch of depths alone, for up to ``_STRETCHES`` stretches."""
     depths = costs.depths
     count = min(_STRETCHES, len(depths))
     for at in range(count):

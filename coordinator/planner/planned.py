@@ -1,8 +1,7 @@
 """A plan with the memory of its nodes, its seconds, its copies, and the reasons for it.
 
-With measured times the seconds of all steps are the planner's prediction. Without any they are a rough guess, good for
-the order of magnitude only: the multiplications of a block at a rate that is assumed for every node, and messages that
-take no time.
+With measured times the seconds are the planner's prediction. Without, they are a rough guess of the order of magnitude:
+the multiplications of a block at one assumed rate for every node, and messages that take no time.
 """
 
 from __future__ import annotations
@@ -36,17 +35,11 @@ class Planned:
     """A plan with the memory that each of its nodes needs.
 
     Attributes:
-        plan: the plan.
-        memory: what each node of the plan holds at most.
-        choice: what the planner preferred it to; None for a plan that was made before.
-        profile: what it was planned with; of alike nodes the times are equal.
-        left_out: what the job asks for and the plan has not, each with its reason: numbers of micro-batches that the
-            operations do not fit, helpers of hosts where nothing trains.
-        helping: what the planner thought of helpers, where the job leaves them to it.
-        replicas: the judgement of stages with several hosts; None where none were tried.
-        phases: the judgement of slices that follow the schedule; None where none were tried.
-        num_searched: layouts that were searched for it; 0 for a plan that was made before.
-        search_s: seconds that this took.
+        choice: of the search; None for a plan that was made before.
+        profile: that the plan was made with; times of alike nodes are equal.
+        left_out: settings of the job that the plan does not have, each with its reason, for example helpers of hosts
+            without trainable blocks.
+        num_searched: number of layouts searched; 0 for a plan that was made before.
     """
 
     plan: Plan
@@ -62,10 +55,7 @@ class Planned:
 
     @property
     def effort_line(self) -> str:
-        """How many layouts were searched, and how long that took; empty for a plan that was made before.
-
-        Example: ``searched 412 layouts in 1.8 s``.
-        """
+        """Number of searched layouts and seconds: ``searched 412 layouts in 1.8 s``; empty for a plan made before."""
         if not self.num_searched:
             return ""
         plural = "s" if self.num_searched > 1 else ""
@@ -73,7 +63,7 @@ class Planned:
 
     @property
     def note(self) -> str:
-        """Notes for the reader of the plan: left out, kept on disks, cut by the clock; mostly empty."""
+        """Notes on the plan: settings left out, notes of techniques, a search ended by the clock; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
         nodes = self.profile.nodes if self.profile else ()
@@ -82,12 +72,12 @@ class Planned:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes that each node of the plan holds at most."""
+        """Peak bytes of each node of the plan."""
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
 
 def cut_note(seconds: float) -> str:
-    """Say that the clock ended the planning, and what follows."""
+    """Say that the clock ended the planning, and that the plan may differ elsewhere."""
     return (
         f"planning was cut after {seconds:g} s (runtime.plan_s): this is the best plan found so far; with more time "
         "or on another machine it may be another one"
@@ -95,19 +85,18 @@ def cut_note(seconds: float) -> str:
 
 
 ASSUMED_FLOP_PER_S: Final = 20e9
-"""Assumed of a node that was never measured; not a measurement."""
+"""Assumed rate of a node that was never measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobTime:
-    """The predicted seconds of all steps of a job.
+    """Predicted seconds of all steps of a job.
 
     Attributes:
-        steps_s: seconds, without evaluations, scores, checkpoints and the start.
-        by: ``simulator``, ``formula`` or ``rough guess``.
-        scores_s: seconds of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
+        steps_s: without evaluations, scores, checkpoints and start.
+        scores_s: of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
-        lacks_helpers: whether nodes help in the plan, but not in this prediction: only the simulator knows helpers.
+        lacks_helpers: whether the plan has helpers that the prediction leaves out: only the simulator knows helpers.
     """
 
     steps_s: float
@@ -121,7 +110,7 @@ class JobTime:
         return asdict(self)
 
     def line(self) -> str:
-        """Describe time and source on a line."""
+        """Return seconds and source as a line."""
         if self.assumed_flop_per_s is None:
             steps = f"predicted: {format_seconds(self.steps_s)} for all steps, by the {self.by} from measured times"
             return f"{steps}{self._on_top()}"
@@ -132,7 +121,7 @@ class JobTime:
         )
 
     def _on_top(self) -> str:
-        helpers = " if nobody helped" if self.lacks_helpers else ""
+        helpers = " without helpers" if self.lacks_helpers else ""
         if self.scores_s is None:
             return f"{helpers}; scores come on top"
         scores = f"; scores come on top, {format_seconds(self.scores_s)} by the simulator" if self.scores_s else ""
@@ -140,15 +129,9 @@ class JobTime:
 
 
 def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
-    """Predict the steps of a plan from measured times; None if a node has none.
-
-    Args:
-        planned: the plan; its choice has the prediction, if the plan was made here.
-        profile: with times.
-        optimizer: of the job.
-    """
+    """Predict the steps of a plan from measured times; None if a node has none, or the plan's moves were not judged."""
     if planned.plan.moves:
-        is_known = planned.phases is not None and planned.phases.is_taken  # else nobody has judged the moves
+        is_known = planned.phases is not None and planned.phases.is_taken  # else the moves were not judged
         return JobTime(steps_s=planned.phases.moving_s, by="simulator") if planned.phases and is_known else None
     scores_s = _scores_s(planned.plan, profile, optimizer)
     lacks = bool(planned.plan.placement.helpers)
@@ -176,7 +159,7 @@ def _scores_s(plan: Plan, profile: Profile, optimizer: str) -> float | None:
 
 
 def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | None:
-    """Guess the steps of a plan for nodes that nobody has measured; None for a plan that was made elsewhere.
+    """Guess the steps of a plan for nodes without measured times; None for a plan that was not searched here.
 
     The planner counts a block's forward of one micro-batch as 1, and its backward as much.
     """
@@ -195,11 +178,11 @@ def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | Non
 
 
 def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
-    """Count the operations of one block's forward for one micro-batch of full length.
+    """Floating-point operations of one block's forward for one micro-batch of full length.
 
-    Each weight is multiplied and added once a token; attention compares each token with all and adds up all values.
-    The weights of an adapter of the library are too few to count; a ``linear`` is as large as its matrix.
-    Example: 1.77 million weights, 8 rows of 64 tokens and width 384 are 1.9 billion.
+    Each weight is multiplied and added once a token; attention compares each token with all others and adds up their
+    values. Adapters of the library are too small to count; a ``linear`` is as large as its matrix. Example: 1.77
+    million weights, 8 rows of 64 tokens and width 384 are 1.9 billion.
     """
     tokens, rows = plan.course.max_length, max(plan.course.microbatch_sizes())
     adapter = job.adapter.config
@@ -211,24 +194,20 @@ def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
 def with_copies(
     job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned]
 ) -> Planned:
-    """Return a plan with the copies that its job asks for, or without and with the reason.
+    """Return a plan with the copies that its job asks for, or without them and with the reason.
 
-    Args:
-        job: of the run.
-        planned: as it was planned or given.
-        facts: of every node of the plan, by name.
-        fitting: returns what the nodes of a plan need; raises ``CapacityError`` where one has no memory.
+    ``fitting`` returns a plan with its memory; raises ``CapacityError`` if a node has too little.
 
     Raises:
-        PlanError: the job insists on copies, and the run stays on its placement.
-        CapacityError: the job insists on copies, for which a node has no memory.
+        PlanError: the job requires copies, and the run can't move from its placement.
+        CapacityError: the job requires copies, for which a node has no memory.
     """
     plan, wanted = planned.plan, job.recovery.copies
     if wanted == NONE or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
     if why := stay_reason(plan.course, plan.placements):
         if wanted == NEXT:
-            raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+            raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
         return _without(job, planned, facts, fitting, why)
     if wanted == NEXT:
         return _as_said(planned, fitting, copies=True)
@@ -241,12 +220,12 @@ def with_copies(
 
 
 def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
-    """Say what hosts keep of the ends of turns, and its bytes; nothing where they keep nothing."""
+    """Name the nodes that keep copies of the last turns and their bytes; empty without copies."""
     if not plan.placement.copies:
         return []
     kept = {node: memory[node].parts()["kept"] for node in plan.nodes if node in memory}
     each = ", ".join(f"{node} {format_bytes(size)}" for node, size in kept.items() if size)
-    return [f"hosts keep copies of the last turns in memory, to go on without a lost one: {each or 'nothing'}"]
+    return [f"hosts keep copies of the last turns in memory, to continue without a lost one: {each or 'nothing'}"]
 
 
 def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bool) -> Planned:
@@ -260,25 +239,22 @@ def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bo
 def _without(
     job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
 ) -> Planned:
-    """The plan without copies, with the reason and what they would be."""
+    """Return the plan without copies, with the reason and the bytes that they would take."""
     plan = planned.plan
     node = facts[plan.nodes[0]]
     sizes = Sizes.at(plan.course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
     most = max(end_of_turn_bytes(plan.course, Share.of(plan, one), sizes) for one in plan.nodes)
     said = (
-        f"no copies are kept of what hosts train, {format_bytes(most)} a turn at most: {why}; checkpoints on the disks "
-        "are there to go on from"
+        f"no copies of trained blocks are kept, {format_bytes(most)} a turn at most: {why}; the run can be resumed "
+        "from checkpoints on the disks"
     )
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 
 
 def with_techniques(job: Job, planned: Planned, fitting: Callable[[Plan], Planned]) -> Planned:
-    """Return a plan with the techniques that its job asks for and that a placement can have, or without and with why.
+    """Return a plan with the techniques of its job, or without those that do not fit and with the reason.
 
-    Args:
-        job: of the run.
-        planned: without them.
-        fitting: returns what the nodes of a plan need; raises an error where they, their disks or links have no room.
+    ``fitting`` returns a plan with its memory, or raises an error if nodes, disks or links have no room.
     """
     for technique in TECHNIQUES:
         try:

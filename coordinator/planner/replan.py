@@ -1,7 +1,7 @@
-"""Another placement of a run under way: without lost nodes, or after boards and links have changed their pace.
+"""Another placement for a running run: without lost nodes, or after nodes and links have changed their speed.
 
-Candidates are the present placement, the best rings and the best stages of several hosts, for all steps and for
-stretches of those that are left. The simulator judges them all, with the times of the newest turns, for the steps left.
+Candidates are the present placement, and the best rings and stages with several hosts for all steps and for stretches
+of the remaining ones. The simulator judges them with the times of the newest turns, for the remaining steps.
 """
 
 from __future__ import annotations
@@ -34,14 +34,9 @@ from ringtune.schedule.stages import no_replicas
 
 
 def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str], effort: Effort) -> Placement:
-    """Find the best ring of the nodes that are left.
+    """Return the best ring of the nodes that are not lost.
 
-    Args:
-        part: of the run's plan that held.
-        job: of the run.
-        profile: of its nodes and links; lost nodes in it are left out.
-        lost: names of nodes.
-        effort: limits of the search.
+    ``part`` is the run's plan on its last placement.
 
     Raises:
         CapacityError: the others have no memory for the model.
@@ -65,7 +60,7 @@ def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str]
 
 
 def without(profile: Profile, lost: Collection[str]) -> Profile:
-    """The profile of the nodes that are left, and of the links between them."""
+    """Return the profile of the nodes that are not lost, and of the links between them."""
     return dataclasses.replace(
         profile,
         nodes=tuple(node for node in profile.nodes if node.node not in lost),
@@ -74,18 +69,13 @@ def without(profile: Profile, lost: Collection[str]) -> Profile:
 
 
 CERTAIN_SHARE: Final = 0.1
-"""A gain of so small a part of the steps left may be an error of the prediction (``tests.bench.predictions``)."""
+"""A smaller share of the remaining seconds may be an error of the prediction (``tests.bench.predictions``)."""
 
 
 class PlacementProposal(NamedTuple):
-    """Another placement beside the present one, for the steps that are left.
+    """Another placement for the remaining steps, compared with the present one.
 
-    Attributes:
-        placement: the other one.
-        text: its stages in words.
-        stays_s: predicted seconds of the steps on the present placement.
-        moves_s: on the other one.
-        cost_s: of the move.
+    Seconds are those of the remaining steps, on the present placement and on the other one, and of the move.
     """
 
     placement: Placement
@@ -96,11 +86,11 @@ class PlacementProposal(NamedTuple):
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the move gains more than it costs, by more than the prediction may be wrong."""
+        """Whether the gain exceeds the cost by more than ``CERTAIN_SHARE`` of the remaining seconds."""
         return self.stays_s - self.moves_s - self.cost_s > CERTAIN_SHARE * self.stays_s
 
     def line(self) -> str:
-        """Describe gain and cost on a line."""
+        """Return gain and cost as a line."""
         gain = f"gains {format_seconds(self.stays_s - self.moves_s)} of {format_seconds(self.stays_s)}"
         return f"{self.text}: {gain} and costs {format_seconds(self.cost_s)}, as predicted from the newest turns"
 
@@ -115,22 +105,17 @@ def replanned(
     effort: Effort,
     unfreeze_at: tuple[int, ...] = (),
 ) -> PlacementProposal | None:
-    """Find the best other placement for the steps that are left.
+    """Find the best other placement for the remaining steps.
 
-    Where the losses decide what trains, they are predicted as if nothing more were unfrozen, and memory has to be there
-    for all that could be.
+    If the losses decide what trains, seconds are predicted as if nothing more were unfrozen, and memory must suffice
+    for all that may be.
 
-    Args:
-        part: of the run's plan that holds now.
-        job: of the run.
-        profile: of its nodes and links as they are now.
-        step: optimizer steps done.
-        move_s: seconds that a move takes besides, in which nodes build their slices.
-        effort: limits of the search.
-        unfreeze_at: the run's decisions so far (``Turn.unfreeze_at``).
+    ``part`` is the run's plan on its present placement, ``step`` the number of optimizer steps done, ``move_s`` the
+    seconds in which nodes build their slices at a move, ``unfreeze_at`` the run's decisions so far
+    (``Turn.unfreeze_at``).
 
     Returns:
-        None if there is no other placement, none that fits, or no step is left.
+        None if no step remains, or no other placement fits.
     """
     placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
     drafts = drafts_of(now)
@@ -154,7 +139,7 @@ def replanned(
 
 
 def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts) -> Iterator[Plan]:
-    """Yield the best ring and the best stages for all steps of a run, and those for stretches of the steps left."""
+    """Yield the best ring and the best stages for all steps, and for stretches of the remaining ones."""
     clock = effort.clock()
     caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
     is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1 or bool(no_replicas(draft.course))
@@ -180,7 +165,6 @@ def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: Ring
 
 
 def _fits(part: Plan, other: Placement, job: Job, profile: Profile) -> bool:
-    """Whether every node has memory for the other placement, and for the move."""
     try:
         refuse_if_full(job, part.extended(other, part.placement.first_turn + 1), profile.by_name, goes_on=True)
     except (CapacityError, StorageError, PlanError):
@@ -189,14 +173,14 @@ def _fits(part: Plan, other: Placement, job: Job, profile: Profile) -> bool:
 
 
 def _of_the_rest(costs: RingCosts, course: Course, step: int) -> RingCosts:
-    """The tables of a course, with the steps that are left alone."""
+    """Return the tables of a course with the remaining steps alone."""
     method = course.method.expected()
     counts = Counter(depth_of(method.trained(course, at)) for at in range(step, course.num_steps))
     return dataclasses.replace(costs, steps_at=tuple(counts[at] for at in range(len(costs.steps_at))))
 
 
 def _fetching_s(part: Plan, other: Placement, job: Job, profile: Profile, step: int) -> float:
-    """Seconds in which nodes fetch what others have trained, the slowest of them."""
+    """Seconds in which the slowest node fetches trained blocks from others."""
     nodes = profile.by_name
     sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
     block_bytes = sizes.adapter_bytes + sizes.adapter_state_bytes

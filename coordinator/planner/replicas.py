@@ -1,7 +1,8 @@
 """Stages with several hosts: layouts ranked by a formula, the best of them judged by the simulator.
 
-Among few nodes every layout of up to three stages is ranked, with every cut; nodes that are equally fast and have room
-for as many blocks count as alike. Among many, nodes are spread so that the stages are about equally fast.
+With at most ``FEW_NODES`` nodes every layout of up to three stages (two with more than four nodes) is ranked, with
+every cut; equally fast nodes with room for equally many blocks count as alike. With more, nodes are spread over stages
+of about equal speed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ringtune.schedule.stages import no_replicas
 from ringtune.techniques.activation_checkpointing import NONE
 
 _TOLD: Final = 5
-"""Most layouts beside the one that is taken that people are told of, the ring of single hosts among them."""
+"""Most other layouts that are printed; the ring of single hosts is always one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +36,8 @@ class ReplicasReason:
 
     Attributes:
         ring_s: seconds of all steps on the best ring, by the simulator.
-        judged: the slices of each layout that the simulator judged well, with its seconds, the fastest first.
-        num_rough: layouts that the simulator judged roughly, these among them.
-        is_taken: whether the first of them was taken.
+        judged: (slices in words, seconds) of each finalist, fastest first.
+        num_rough: number of layouts that were simulated at few depths, finalists included.
         why_not: why none was judged; empty if some were.
     """
 
@@ -49,7 +49,7 @@ class ReplicasReason:
 
     @property
     def best_s(self) -> float | None:
-        """Seconds of all steps as they are carried out; None if nothing was judged."""
+        """Seconds of all steps of the plan that was taken; None if nothing was judged."""
         return None if not self.judged else self.judged[0][1] if self.is_taken else self.ring_s
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class ReplicasReason:
 
 
 def layout_text(plan: Plan) -> str:
-    """Name stages and micro-batches: ``[0, 6) on a, b; [6, 12) on c with 8 micro-batches``; shares if they differ."""
+    """Name stages and micro-batches: ``[0, 6) on a, b; [6, 12) on c with 8 micro-batches``, with shares if unequal."""
     parts = []
     for stage in plan.placement.stages:
         has_shares = len({piece.share for piece in stage}) > 1
@@ -68,7 +68,7 @@ def layout_text(plan: Plan) -> str:
 
 
 def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write what was judged as lines for people."""
+    """Write the judgement as lines."""
     if reason.why_not:
         return [f"  each block has one host: {reason.why_not}"]
     ring = ("one host for each block", reason.ring_s)
@@ -92,20 +92,20 @@ FEW_NODES: Final = 6
 _THREE_STAGES_UP_TO: Final = 4
 _DEPTHS: Final = 4
 _ALIKE: Final = 0.02
-"""Nodes whose blocks take times that differ by no more than this share count as alike."""
+"""Nodes count as equally fast if the seconds of their blocks differ by at most this share."""
 
 
 def ranked_layouts(
     costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = (), classes: Sequence[str] = ()
 ) -> list[tuple[float, Layout]]:
-    """Every layout that is tried and has a stage with several hosts, by the formula's seconds of some steps.
+    """Return the layouts with at least one stage of several hosts, sorted by the formula's seconds of some steps.
 
     Args:
         costs: of the job.
         exchange_s: of gradients.
-        rooms: for how many blocks each node has room as their only host, which makes nodes alike or not; empty = all.
-            As one of several hosts it keeps less of each block, so that layouts may have more.
-        classes: the numeric class of each node: hosts of one stage have the same; empty = all have.
+        rooms: for how many blocks each node has room as their only host; nodes are alike only if equal; empty = all
+            equal. As one of several hosts it keeps less of each block, so that layouts may give it more.
+        classes: the numeric class of each node; hosts of one stage have the same; empty = all equal.
     """
     rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
     depths = _some(costs.depths)
@@ -117,7 +117,7 @@ def ranked_layouts(
 
 
 def neighbours(layout: Layout) -> Iterator[Layout]:
-    """Yield the layouts with a block more in one stage and one less beside it, or with two stages' hosts exchanged."""
+    """Yield the layouts with one block moved to the next stage, or with two adjacent stages' hosts exchanged."""
     for at, (lower, upper) in enumerate(itertools.pairwise(layout)):
         for more in (1, -1):
             counts = lower.count + more, upper.count - more
@@ -128,7 +128,7 @@ def neighbours(layout: Layout) -> Iterator[Layout]:
 
 
 def slices_of_layout(costs: RingCosts, layout: Layout) -> tuple[Slice, ...]:
-    """Return the slices of a layout with their nodes' names and shares."""
+    """Return the slices of a layout, with names of nodes and shares."""
     slices, at = list[Slice](), costs.first
     for stage in layout:
         common = math.gcd(*stage.shares)
@@ -153,7 +153,7 @@ def _stage(costs: RingCosts, nodes: tuple[int, ...], count: int) -> Stage:
 
 
 def _groups(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield the nodes of each stage, bottom to top, of one class each; of groups of alike nodes the first."""
+    """Yield the nodes of each stage, bottom to top, of one class each; one of several equivalent groupings."""
     nodes = sorted(range(costs.num_nodes), key=lambda node: (_block_s(costs, node), node))
     if len(nodes) > FEW_NODES:
         yield from _balanced_groups(costs, nodes, classes)
@@ -175,7 +175,7 @@ def _groups(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> I
 def _balanced_groups(
     costs: RingCosts, nodes: Sequence[int], classes: Sequence[str]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield stages that are about equally fast, for each number of them; each class has some by how many nodes it has.
+    """Yield stages of about equal speed, for each number of stages; classes get stages in proportion to their nodes.
 
     Example: of six nodes of one class and two of another, three stages are two of three nodes and one of two.
     """
@@ -200,7 +200,7 @@ def _balanced(costs: RingCosts, nodes: Sequence[int], num_stages: int) -> tuple[
 
 
 def _cuts(costs: RingCosts, groups: Sequence[Sequence[int]], blocks: int) -> Iterator[tuple[int, ...]]:
-    """Yield the counts of blocks of the stages: every cut among few nodes, one in proportion to speed among many."""
+    """Yield the blocks of each stage: every cut with few nodes, else one in proportion to speed."""
     if costs.num_nodes <= FEW_NODES:
         for inner in itertools.combinations(range(1, blocks), len(groups) - 1):
             yield tuple(after - before for before, after in itertools.pairwise((0, *inner, blocks)))
@@ -215,7 +215,7 @@ def _cuts(costs: RingCosts, groups: Sequence[Sequence[int]], blocks: int) -> Ite
 
 
 def _kinds(costs: RingCosts, nodes: Sequence[int]) -> dict[int, int]:
-    """Number nodes by their speed; those that are about as fast as the one before have its number."""
+    """Number nodes by speed: those within ``_ALIKE`` of a kind's first node have its number."""
     found: dict[int, int] = {}
     last_s, kind = 0.0, -1
     for node in nodes:
@@ -239,26 +239,24 @@ def _key(layout: Layout) -> tuple[tuple[tuple[int, ...], int], ...]:
 
 
 WORTH: Final = 0.98
-"""Stages with several hosts are taken where they need at most this share of the ring's seconds."""
+"""Stages with several hosts are taken if they need at most this share of the ring's seconds."""
 
 _JUDGED: Final = 8
 _TRIED: Final = 200
 _CLIMBED: Final = 16
-"""Most layouts that are judged on the way from the best of the first few to a better one."""
+"""Most neighbours that are judged in the search from the best layouts."""
 _ROUGH_DEPTHS: Final = 3
-"""At so many depths layouts are judged at first; the best ``_FINALISTS`` then at more, as the ring is."""
+"""Number of depths at which all layouts are judged; the best ``_FINALISTS`` are then judged at more."""
 _FINALISTS: Final = 2
 
 
 class _Tables(NamedTuple):
-    """A draft with what layouts of it cost in time and memory."""
-
     draft: Draft
     costs: RingCosts
     caps: MemoryCaps
 
     def placed(self, layout: Layout) -> Plan | None:
-        """The plan of a layout; None if a node has no memory for its part."""
+        """Return the plan of a layout; None if a node has no memory for its part."""
         plan = self.draft.placed(slices_of_layout(self.costs, layout))
         return plan if all(self.caps.holds(plan, node) for node in plan.nodes) else None
 
@@ -281,20 +279,15 @@ def choose_replicas(
     dtype: str,
     is_over: Callable[[], bool],
 ) -> tuple[Plan | None, ReplicasReason]:
-    """Judge the best layouts that fit the nodes' memory beside the best ring.
+    """Judge the best layouts that fit the nodes' memory, against the best ring.
 
-    Nearly all seconds of planning are the simulator's, so all layouts are judged roughly, and the best few well.
+    Nearly all seconds of planning are the simulator's, so all layouts are judged at few depths, and the best few at
+    more.
 
-    Args:
-        plan: the best ring.
-        drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
-        profile: nodes with times, and links.
-        optimizer: of the job.
-        dtype: of the computation.
-        is_over: whether the time for planning is used up.
+    ``plan`` is the best ring; there is a draft for each number of micro-batches and wire dtype.
 
     Returns:
-        The plan with replicas if it is worth taking, else None; and the reasons.
+        The plan with replicas, None if it is not enough faster (``WORTH``); and the reasons.
     """
     if why_not := _refusal_reason(plan, drafts, profile):
         return None, ReplicasReason(why_not=why_not)
@@ -324,7 +317,7 @@ def choose_replicas(
 
 
 def _climb(rough: Ranking[_Option]) -> None:
-    """Go on from the best layout of each number of stages to faster ones beside it, the best of them first."""
+    """From the best layout of each number of stages, go to its fastest neighbour until none is faster."""
     seen, most = {one.plan for _, one in rough.judged}, len(rough.judged) + _CLIMBED
     firsts = {len(pair[1].layout): pair for pair in reversed(rough.ranked)}
     for best_s, best in sorted(firsts.values(), key=lambda pair: pair[0]):
@@ -345,7 +338,7 @@ def _climb(rough: Ranking[_Option]) -> None:
 def _options(
     drafts: Sequence[Draft], profile: Profile, optimizer: str, dtype: str, is_over: Callable[[], bool]
 ) -> Iterator[_Option]:
-    """Yield layouts of each draft that fit the nodes' memory: the first few by the formula, the first of each depth."""
+    """Yield up to ``_JUDGED`` layouts of each draft that fit the nodes' memory, in the order of ``_of_interest``."""
     for draft in drafts:
         costs = ring_costs(draft, profile, optimizer=optimizer)
         tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype))
@@ -366,14 +359,17 @@ def _options(
 
 
 def _of_interest(ranked: Sequence[tuple[float, Layout]]) -> list[tuple[float, Layout]]:
-    """Take the first of each number of stages, which the formula compares badly, then the others in their order."""
+    """Return the first layout of each number of stages, then up to ``_TRIED`` others.
+
+    The formula compares layouts of different numbers of stages badly.
+    """
     firsts = {len(pair[1]): pair for pair in reversed(ranked)}
     others = (pair for pair in ranked if pair is not firsts[len(pair[1])])
     return [*sorted(firsts.values(), key=lambda pair: pair[0]), *itertools.islice(others, _TRIED)]
 
 
 def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
-    """Take the first ``_JUDGED`` options, among them the first of each draft and of each number of stages."""
+    """Return the first option of each draft and of each number of stages, and others up to ``_JUDGED``."""
     firsts: dict[tuple[str, int, str], _Option] = {}
     for one in options:
         course = one.plan.course
@@ -407,7 +403,7 @@ def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> st
 
 
 def _exchange_s(profile: Profile, names: Sequence[str], num_bytes: float) -> float:
-    """Seconds in which each of some nodes sends so many bytes to every other one, one after the other."""
+    """Seconds in which the slowest node sends ``num_bytes`` to every other one, one after the other."""
     longest_s = 0.0
     for source in names:
         links = (profile.link_by_pair.get((source, target)) for target in names if target != source)

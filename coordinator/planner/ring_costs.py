@@ -1,10 +1,10 @@
-"""Seconds of a job's work and messages for the planner's formulas: one row per node, one column per peer, by depth.
+"""Tables of a job's seconds for the planner's formulas: one row per node, one column per peer, by depth.
 
 All numbers are from ``ringtune.costs.action_costs``, at the mean size of the owners' micro-batches: times are linear in
-the size, so the mean over the owners' turns is right although owners differ.
+the size, so their mean over the owners' turns is exact.
 
-The formulas count equal blocks. So an operation table becomes the mean time of a block on each node, a weight of each
-block against that mean, and the share of micro-batches that visit a slice at all::
+The formulas count equal blocks. So an operation table becomes the mean seconds of a block on each node, a weight of
+each block against that mean, and the share of micro-batches that visit a slice at all::
 
     table of two micro-batches      weights of the blocks      visits of [0, 2)   of [2, 4)
     11 13 33 33                     1.78 0.44 0.89 0.89        1.0                0.5
@@ -41,15 +41,15 @@ from ringtune.techniques.operations import expected_table
 def steps_by_depth(course: Course) -> tuple[int, ...]:
     """Number of training steps at each depth; the index is the depth.
 
-    The depth is that of the lowest trained block. Steps of one depth count as alike, whatever trains above their
-    lowest block. An evaluation without training is taken as one step of the first depth, which is nearly all forward.
+    Steps of one depth count as alike, whatever trains above their lowest block. An evaluation without training counts
+    as one step of the first depth.
     """
     counts = Counter({depth: count for depth, (count, _) in step_kinds(course).items()})
     return tuple(counts[at] for at in range(course.num_blocks - course.frozen_blocks + 1))
 
 
 def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
-    """Count the steps of each depth: depth -> (number of steps, units that train at the first of them)."""
+    """Return depth -> (number of steps, units that train at the first of them)."""
     method = course.method.expected()
     found: dict[int, tuple[int, Units]] = {}
     for step in range(course.num_steps) or range(1):
@@ -61,14 +61,14 @@ def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
 
 
 def depth_of(units: Units) -> int:
-    """The depth of a step: blocks from the lowest one up that gets a gradient; of the embedding's step all of them."""
+    """Number of blocks from the lowest one that gets a gradient; all blocks if the embedding trains."""
     return min(units.num_blocks, max(0, units.num_blocks - units.lowest))
 
 
 def trained_shares(course: Course) -> tuple[float, float]:
-    """Which share of the blocks that a step goes back through it trains, and which of those above the lowest one.
+    """Share of the blocks passed by the backward that train, and the share of those above the lowest of them.
 
-    Both are 1 except where all parameters train a group at a time. Example: four blocks, groups of one unit: of 0 to 4
+    Both are 1 unless all parameters train, a group at a time. Example: four blocks, groups of one unit: of 0 to 4
     blocks, 14 in a sweep, 4 train, and none of them above the lowest.
     """
     if not course.method.full_parameters:
@@ -84,13 +84,13 @@ Visits = tuple[tuple[float, ...], ...]
 
 
 class PatternShares(NamedTuple):
-    """How often which pattern occurs in a run.
+    """Shares of patterns in a run.
 
     Attributes:
-        patterns: pattern -> its share of all micro-batches of all blocks that are shared out; "" = all full.
-        of_blocks: the same of each block that is shared out.
-        visits: ``[start][stop]``: the share of micro-batches that have something to do in these blocks; empty if all.
-        active: the share of micro-batches that take part (``lowering.takes_part``).
+        patterns: pattern -> its share of all micro-batches of all blocks that are not private; "" = all full.
+        of_blocks: the same for each of these blocks.
+        visits: ``[start][stop]``: share of micro-batches that do something in these blocks; empty if all do.
+        active: share of micro-batches that take part (``lowering.takes_part``).
     """
 
     patterns: Mapping[str, float]
@@ -99,11 +99,11 @@ class PatternShares(NamedTuple):
     active: float
 
     def mean_s(self, seconds: Callable[[str], float]) -> float:
-        """Mean of what a pattern takes, over all micro-batches and blocks."""
+        """Mean seconds of a pattern, over all micro-batches and blocks."""
         return sum(share * seconds(pattern) for pattern, share in self.patterns.items())
 
     def weights(self, seconds: Callable[[str], float]) -> tuple[float, ...]:
-        """What each block takes over the mean block, added up from the first block on; empty if all are alike."""
+        """Cumulative sums, from 0, of each block's seconds over those of the mean block; empty if all are alike."""
         mean_s = self.mean_s(seconds)
         found = [
             sum(share * seconds(pattern) for pattern, share in of_block.items()) / mean_s if mean_s > 0 else 1.0
@@ -121,9 +121,9 @@ _ALIKE = 1e-3
 
 
 def pattern_s(node: NodeCosts, op: Op, pattern: str, *, size: float, lowest: bool) -> float:
-    """Seconds of a block with a pattern on a node, where a whole one would do ``op``.
+    """Seconds of ``op`` on a block with a pattern on a node.
 
-    A block that is passed by takes nothing; one without a full subnet has a forward without a graph and no backward.
+    0 for a block that is passed by. A block without a full subnet runs a forward without graph, and no backward.
     """
     code = block_code(pattern) if pattern else FULL
     if code == SHORTCUT or (code == FORWARD_ONLY and op is Op.BACKWARD):
@@ -135,7 +135,7 @@ def pattern_s(node: NodeCosts, op: Op, pattern: str, *, size: float, lowest: boo
 
 @functools.lru_cache(maxsize=64)
 def loads_of(course: Course, first: int) -> PatternShares | None:
-    """How often which pattern occurs in blocks [first, N) of a run; None if everything is full.
+    """Return the shares of patterns in blocks [first, N) of a run; None if everything is full.
 
     Owners count by their shares of the steps, batches of an owner alike.
     """
@@ -165,9 +165,9 @@ def loads_of(course: Course, first: int) -> PatternShares | None:
 
 
 def _rows_by_share(course: Course) -> dict[str, float]:
-    """Every row of the expected table with its share of all micro-batches of the run; "" is all full.
+    """Return every row of the expected table with its share of all micro-batches of the run; "" is all full.
 
-    The row of a micro-batch that takes no part has shortcuts in the blocks that never train, too.
+    The row of a micro-batch that takes no part has shortcuts in blocks that never train, too.
     """
     table, found = expected_table(course), dict[str, float]()
     idle = SHORTCUT * (len(course.trainable.blocks) * table.subnets)
@@ -185,7 +185,7 @@ def _rows_by_share(course: Course) -> dict[str, float]:
 
 
 def _visits(rows: Mapping[str, float], subnets: int, num_blocks: int) -> Visits:
-    """The share of micro-batches that do something in [start, stop), for every range of blocks."""
+    """Share of micro-batches that do something in [start, stop), for every range of blocks; empty if all do."""
     passed = [(block_row(row, subnets), share) for row, share in rows.items() if row]
     passed = [(row, share) for row, share in passed if SHORTCUT in row]
     if not passed:
@@ -204,7 +204,7 @@ Row = tuple[float, ...]
 SavingOf = Callable[[int, int, int, int], SliceSaving]
 """(node, start, stop, hosts above) -> how that slice saves activations."""
 _BEHIND = 0.5
-"""A gradient of the head waits for half an embedding on the same uplink, on average.
+"""Part of an embedding's seconds on the uplink for which a gradient of the head waits on average.
 
 Fitted so that the formula meets the simulator: ``tests/bench/planner.py``, part ``formula``.
 """
@@ -216,14 +216,13 @@ class OwnerCosts:
 
     Attributes:
         node: index of the owner; -1 stands for the mean of all.
-        weight: its share of the steps.
         embed_s: embedding of one micro-batch, private blocks included.
         head_s: head, loss and the head's backward of one micro-batch.
         update_s: optimizer step of the head.
         up_s: from each node to the owner's head: one hidden state, first byte to last.
-        down_s: from the owner's head to each node: one gradient, and what it waits for embeddings before it.
-        wire_s: per top node, how long the busier of the two links is taken by a micro-batch.
-        into_s: per bottom node, how long the link to it is taken by an embedding.
+        down_s: from the owner's head to each node: one gradient, and its wait for embeddings on the uplink.
+        wire_s: per top node, seconds that a micro-batch takes on the busier of the two links.
+        into_s: per bottom node, seconds that an embedding takes on the link to it.
     """
 
     node: int
@@ -241,33 +240,26 @@ class OwnerCosts:
 class RingCosts:
     """Tables of one job on all candidate nodes.
 
-    Times of blocks are seconds of one block and one micro-batch.
+    Seconds of blocks are those of one block and one micro-batch.
 
     Attributes:
-        names: of the nodes, sorted.
-        first: lowest block that is shared out.
-        stop: one past the highest.
-        num_micro: micro-batches of a step.
-        stale_steps: steps of a turn if they overlap everywhere (PipeAdapter); 0 if no step's weights are ever stale.
+        first: lowest block that is not private.
+        stale_steps: steps of a turn if they overlap (PipeAdapter); 0 if weights are never stale.
         steps_at: ``steps_at[d]`` steps train ``d`` blocks.
         forward_s: per node, without graph.
         graph_s: with graph; ``graph_lowest_s`` of the lowest trainable block.
         backward_s: its backward; ``backward_lowest_s`` of the lowest trainable block.
         projected_back_s: its backward where linear layers keep projections; ``projected_back_lowest_s`` likewise.
         update_s: optimizer step of one block, once a step.
-        hidden_s: ``[source][target]``: a hidden state on its way, first byte to last.
-        grad_s: the same of a gradient.
-        hidden_wire_s: how long the link is taken by it.
-        grad_wire_s: the same of a gradient.
-        uplink_s: per node, how long its uplink is taken by one tensor.
-        downlink_s: per node, how long its downlink is taken by one tensor.
-        sending_s: per node, what sending a tensor takes from its computing, where no core is left for it.
-        receiving_s: the same of receiving.
-        owners: in initiator order.
-        owner_of: index of a node -> index in ``owners``.
-        weights: what each block takes over the mean block, added up from block ``first`` on; empty: all are alike.
-        visits: ``[start][stop]``: the share of micro-batches that these blocks do not pass by; empty: all.
-        saving: how a node saves activations for a slice, with so many hosts above it; None: it keeps everything.
+        hidden_s: ``[source][target]``: a hidden state, first byte to last; ``grad_s`` a gradient.
+        hidden_wire_s: ``[source][target]``: seconds that it takes on the link; ``grad_wire_s`` a gradient.
+        uplink_s: per node, seconds that one tensor takes on its uplink; ``downlink_s`` on its downlink.
+        sending_s: per node, compute seconds lost by sending a tensor if no core is left for it; ``receiving_s``
+            likewise.
+        weights: cumulative block weights as of ``PatternShares.weights``, from block ``first`` on; empty: all are
+            alike.
+        visits: ``[start][stop]``: share of micro-batches that do something in these blocks; empty: all do.
+        saving: how a node saves activations for a slice; None: it keeps everything.
     """
 
     names: tuple[str, ...]
@@ -299,16 +291,16 @@ class RingCosts:
     saving: SavingOf | None = None
 
     def weight(self, start: int, stop: int) -> float:
-        """How many mean blocks the blocks [start, stop) are; their number where all are alike."""
+        """Return the blocks [start, stop) as a number of mean blocks."""
         first, sums = self.first, self.weights
         return sums[stop - first] - sums[start - first] if sums else stop - start
 
     def saving_of(self, node: int, start: int, stop: int, above: int) -> SliceSaving:
-        """How a node saves activations for blocks [start, stop) with so many hosts above it."""
+        """Return how a node saves activations for blocks [start, stop) with ``above`` hosts above it."""
         return KEEPS_ALL if self.saving is None else self.saving(node, start, stop, above)
 
     def visit(self, start: int, stop: int) -> float:
-        """The share of micro-batches that have something to do in [start, stop); 1 without operation tables."""
+        """Share of micro-batches that do something in [start, stop); 1 without operation tables."""
         return self.visits[start][stop] if self.visits else 1.0
 
     @property
@@ -318,17 +310,14 @@ class RingCosts:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The depths that the job reaches, ascending."""
+        """The depths that have steps, ascending."""
         return tuple(at for at, steps in enumerate(self.steps_at) if steps)
 
 
 def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     """Compute the tables of a job on all nodes of a profile.
 
-    Args:
-        draft: what is to be placed; its micro-batches and wire dtype count.
-        profile: every node with measured times; every link between them, or no links at all.
-        optimizer: of the job.
+    ``profile`` has measured times of every node, and every link between them or none.
 
     Raises:
         PlanError: a node was not measured, or a link is missing; names it.
@@ -402,14 +391,14 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
 
 
 def _projected(forward_s: Row, back_s: Row, gain: float) -> Row:
-    """Seconds of backwards where linear layers keep projections, per node."""
+    """Seconds of backwards per node if linear layers keep projections."""
     return tuple(
         max(0.0, (1 + VELORA_EXTRA) * one_s - gain * there_s) for there_s, one_s in zip(forward_s, back_s, strict=True)
     )
 
 
 def with_mean_owner(costs: RingCosts) -> RingCosts:
-    """Replace the owners by one that has their mean times and hosts nothing, so that rings are cheap to evaluate."""
+    """Replace the owners by one with their mean times that hosts no blocks, so that rings are cheap to evaluate."""
     owners = costs.owners
 
     def mean(value: Callable[[OwnerCosts], float]) -> float:
@@ -433,7 +422,7 @@ def with_mean_owner(costs: RingCosts) -> RingCosts:
 
 
 def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
-    """Merge neighbouring depths so that at most ``most`` remain, so that rings are cheap to evaluate.
+    """Merge neighbouring depths until at most ``most`` remain, so that rings are cheap to evaluate.
 
     All steps of a group count at its middle depth; the last depth stays alone.
     """
@@ -451,21 +440,20 @@ def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
 
 
 def _mean_s(node: NodeCosts, op: Op, loads: PatternShares | None, *, size: float, lowest: bool) -> float:
-    """Seconds of the mean block on a node."""
     if loads is None:
         return pattern_s(node, op, "", size=size, lowest=lowest)
     return loads.mean_s(lambda pattern: pattern_s(node, op, pattern, size=size, lowest=lowest))
 
 
 def _weights(node: NodeCosts, loads: PatternShares, size: float) -> Row:
-    """The weights of the blocks, by their forward with a graph and their backward on one node."""
+    """Weights of the blocks, by forward with graph and backward on one node."""
     return loads.weights(
         lambda pattern: sum(pattern_s(node, op, pattern, size=size, lowest=False) for op in (Op.FORWARD, Op.BACKWARD))
     )
 
 
 def _top_weights(draft: Draft, profile: Profile, size: float) -> Row:
-    """The weights of the blocks where the last one computes the head's tokens only; empty where it computes all."""
+    """Weights of the blocks if the last one computes only the tokens that the head reads; empty if it computes all."""
     course, first = draft.course, draft.private_blocks
     if not course.top_tokens:
         return ()
@@ -481,7 +469,7 @@ def _size(costs: CourseCosts, owner: str, rows: float) -> float:
 def _transfer(
     costs: CourseCosts, source: str, target: str, payload: str, boundary: int, size: float
 ) -> tuple[float, float]:
-    """Seconds of a tensor from first byte to last, and seconds that the link is taken; 0 within a node."""
+    """Seconds of a tensor from first byte to last, and seconds on the link; 0 within a node."""
     if source == target:
         return 0.0, 0.0
     around_s = costs.around_message_s(source, target, payload, costs.sent_size(boundary, size))
@@ -503,7 +491,7 @@ def _pairs(
 
 
 def _ends(costs: CourseCosts, profile: Profile, names: Sequence[str], size: float) -> tuple[Row, Row]:
-    """Seconds that one hidden state takes each node's uplink and downlink, at the rate of the node's fastest link."""
+    """Seconds that one hidden state takes on each node's uplink and downlink, at the rate of its fastest link."""
     num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
     up, down = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for link in profile.links:
@@ -516,7 +504,7 @@ def _ends(costs: CourseCosts, profile: Profile, names: Sequence[str], size: floa
 
 
 def _taken(costs: CourseCosts, names: Sequence[str], size: float) -> tuple[Row, Row]:
-    """Seconds that one hidden state takes from each node's computing as sender and as receiver, mean over its peers."""
+    """Compute seconds that one hidden state costs each node as sender and as receiver, mean over its peers."""
     num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
     sending, receiving = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     share = 1 / max(1, len(names) - 1)

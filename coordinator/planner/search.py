@@ -1,13 +1,13 @@
 """Search of the ring, the number of micro-batches, the wire dtype and the credits of a job.
 
-Each pair of micro-batches and wire dtype is searched on its own, with fewer credits, which need less memory, if no ring
+Each pair of micro-batches and wire dtype is searched by itself, with fewer credits, which need less memory, if no ring
 fits. The simulator then ranks the best few rings of all searches.
 
-Nodes that are alike get even slices in the order of their names. Measured times of equal machines differ by some
-percent from start to start; a plan that followed them would differ each time, and gain nothing. So where no link
-between them was measured, nodes count as alike if they report the same hardware, or if their blocks' times differ by no
-more than ``ALIKE``; all get the times of the middle one. The even split is then taken unless another, with the same
-micro-batches and wire dtype, is predicted to be faster by more than ``WORTH``.
+Nodes that are alike get even slices in the order of their names: measured times of equal machines differ by some
+percent from start to start, and a plan made from them would differ each time without gain. If no link was measured,
+nodes count as alike if they report the same hardware, or if the seconds of their blocks differ by at most a factor
+``ALIKE``; all get the times of the middle one. The even split is taken unless another, with the same micro-batches and
+wire dtype, is predicted to be faster by more than a factor ``WORTH``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
     """Give all nodes equal times if they are alike; return None if they differ.
 
     Nodes are alike if they report the same hardware, threads and device, or if the slowest block takes at most
-    ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1; the backward of a
-    block all of whose parameters train takes 2.
+    ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1, or 2 for the backward
+    of a block with all parameters trained.
     """
     if any(not block_s(node) > 0 for node in nodes):
         return tuple(
@@ -82,9 +82,9 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
 
 
 def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
-    """Take for every work the points of the middle node, by block time, among the nodes that measured that work.
+    """Return for every work the points of the middle node, by block seconds, among the nodes that measured it.
 
-    Not every node has every work: only owners measure embedding and head.
+    Only owners measure embedding and head.
     """
     works = sorted({str(point.work) for node in ranked for point in node.work_times})
     found: list[WorkTime] = []
@@ -96,9 +96,9 @@ def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
 
 
 def block_s(node: NodeFacts) -> float:
-    """Seconds of one block's forward with graph and its backward for one micro-batch; 0 if the node was not measured.
+    """Seconds of one block's forward with graph and backward for one micro-batch; 0 if the node was not measured.
 
-    A node with only a forward without graph measured has the seconds of that.
+    If only a forward without graph was measured, the seconds of that.
     """
     return node.block_graph_s + node.block_backward_s or node.block_forward_s
 
@@ -106,20 +106,20 @@ def block_s(node: NodeFacts) -> float:
 def split_blocks(
     costs: Sequence[float], *, start: int, stop: int, longest: Callable[[int, int], int] | None = None
 ) -> tuple[int, ...] | None:
-    """Share blocks out in contiguous slices, so that the slowest slice is fast and the counts are even.
+    """Split blocks into contiguous slices: the slowest slice is fast, and the counts are even.
 
-    Among the splits whose slowest slice is at most 15 % slower than the best one the most even is taken. Blocks that
-    are left over go to the earlier nodes, whose blocks train last: 10 blocks on four equal nodes are 3, 3, 2, 2.
+    Of the splits with a slowest slice at most 15 % slower than the best one, the most even is taken. Remaining blocks
+    go to earlier nodes, which train last: 10 blocks on four equal nodes are 3, 3, 2, 2.
 
     Args:
         costs: of one block on each node, in ring order; any unit.
         start: first block to place.
         stop: one past the last block.
-        longest: (index, first) -> the largest end of a slice of that node that begins at ``first``; -1 if it
-            can't even be empty. No limit if not given.
+        longest: (index, first) -> largest end of a slice of that node that begins at ``first``; -1 if not even an empty
+            one fits. Default: no limit.
 
     Returns:
-        Counts in ring order, None if no split fits.
+        Counts in ring order; None if no split fits.
     """
     ends = longest or (lambda index, first: stop)
     best = _fill(costs, start, stop, ends, limit=math.inf, weight=None)
@@ -138,10 +138,10 @@ def _fill(
     limit: float,
     weight: Callable[[int], int] | None,
 ) -> tuple[int, ...] | None:
-    """Find the best of all contiguous splits exactly, from the last node to the first.
+    """Return the best contiguous split, by dynamic programming from the last node to the first.
 
-    Without ``weight`` it minimises the slowest slice, with it the sum of weights; no slice costs more than
-    ``limit``. Among equals, earlier nodes get more.
+    Without ``weight`` it minimises the slowest slice, with it the sum of weights; no slice costs more than ``limit``.
+    Among equals, earlier nodes get more.
     """
     nothing: tuple[float, tuple[int, ...]] = (0.0, ())
     tails: dict[int, tuple[float, tuple[int, ...]]] = {stop: nothing}
@@ -163,14 +163,14 @@ def _fill(
 
 _FEW_NODES, _FEW_BLOCKS = 8, 24
 _EVALUATIONS_EACH = 32
-"""Most rings that are evaluated among few nodes, for each node and block: with fewer the best is missed more often."""
+"""Most rings evaluated among few nodes, per node and block; with fewer the best ring is missed more often."""
 FEWER_CREDITS = (4, 2, 1)
 _COARSE_DEPTHS = 12
 _BETTER = 1e-3
 
 
 class Task(NamedTuple):
-    """The profile and the job's settings to plan with, and the limits of the search."""
+    """Profile, settings of the job, and limits of a search."""
 
     profile: Profile
     optimizer: str
@@ -180,8 +180,6 @@ class Task(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """A draft with what its rings cost in time and memory, and the clock of its search."""
-
     draft: Draft
     costs: RingCosts
     caps: MemoryCaps
@@ -189,20 +187,17 @@ class _Places(NamedTuple):
     counts: Counter[str]
 
     def lacking(self, node: int, start: int, stop: int, above: int) -> int:
-        """Bytes that a node lacks for a slice."""
         return self.caps.lacking(self.costs.names[node], start, stop, above)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """The rings that were found for a draft, best first.
+    """The rings found for a draft.
 
     Attributes:
         draft: with the credits that fit.
-        costs: tables of the draft.
-        caps: memory of the draft.
-        pool: (predicted seconds of the job, ring).
-        proven: whether the formula knows nothing better, as every ring was evaluated.
+        pool: (predicted seconds of the job, ring), best first.
+        proven: whether every ring was evaluated, so that none is better by the formula.
     """
 
     draft: Draft
@@ -215,12 +210,10 @@ class SearchResult:
 def searched(
     draft: Draft, task: Task, clock: PlanningClock, *, is_thorough: bool, known: tuple[Ring, ...] = ()
 ) -> SearchResult | None:
-    """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
+    """Search rings with the draft's credits; if none fits, with fewer (``FEWER_CREDITS``), which need less memory.
 
-    The search begins with the ``known`` rings too. Unless it is thorough, it is short among few nodes.
-
-    Fewer credits cost less time than running blocks again. So where slices of the best ring save activations, fewer
-    credits are tried too, and the fastest ring of all is taken.
+    The search begins with the ``known`` rings too; with few nodes it is short unless ``is_thorough``. Fewer credits
+    cost less time than recomputing blocks, so they are also tried if slices of the best ring save activations.
 
     Returns:
         None if no ring fits with any number of credits.
@@ -243,7 +236,7 @@ def searched(
 
 
 def _saves(found: SearchResult) -> bool:
-    """Whether a slice of the best ring that was found saves activations although the job left that to the planner."""
+    """Whether ``auto`` makes a slice of the best ring save activations."""
     if found.draft.activations != AUTO:
         return False
     ring, stop = found.pool[0][1], found.costs.first
@@ -255,14 +248,14 @@ def _saves(found: SearchResult) -> bool:
 
 
 def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
-    """Give the tables of a draft what its slices do to save activations; the same tables where they keep everything."""
+    """Add to the tables how slices of the draft save activations; unchanged if they keep everything."""
     if caps.draft.activations == NONE:
         return costs
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
 def _search(places: _Places, effort: Effort, *, is_thorough: bool, known: tuple[Ring, ...]) -> SearchResult:
-    """Search among few nodes and blocks with all owners; among many with the mean owner, then with all."""
+    """Search few nodes and blocks with all owners; many with the mean owner, then with all."""
     draft, costs, caps, *_ = places
     num_blocks, few = costs.stop - costs.first, max(1, effort.evaluations // 10)
     if costs.num_nodes <= _FEW_NODES and num_blocks <= _FEW_BLOCKS:
@@ -290,7 +283,7 @@ def _local(
     known: tuple[Ring, ...] = (),
     construct: bool = True,
 ) -> LocalResult:
-    """Search locally within a share of the time that is left, and note it if the clock ended the search."""
+    """Search locally within a share of the time left; note it if the clock ended the search."""
     clock = places.clock
     found = search_local(
         costs,
@@ -329,11 +322,7 @@ _SHARE_OF_SEARCHES = 0.7
 class Candidate:
     """A ring for a draft, with the predicted seconds of the job.
 
-    Attributes:
-        ring: hosts and counts.
-        draft: micro-batches, credits and wire dtype that it was planned with.
-        job_s: seconds of all steps, by the formula.
-        simulated_s: by the simulator; None if it was not asked.
+    ``job_s`` is by the formula, ``simulated_s`` by the simulator, None if it was not simulated.
     """
 
     ring: Ring
@@ -344,12 +333,9 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled:
-    """The chosen ring, judged again with the operations that were settled with its slices.
+    """The chosen ring, judged again with the operations settled for its slices.
 
-    Attributes:
-        best: with those operations.
-        costs: tables with them.
-        equal: with equal counts for all nodes; None without ``operations.balance``.
+    ``equal`` has equal counts for all nodes; None without ``operations.balance``.
     """
 
     best: Candidate
@@ -359,19 +345,16 @@ class Settled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The ring that was chosen and the rings that it was preferred to.
+    """The chosen ring and its runners-up.
 
     Attributes:
-        best: the chosen one.
         others: the runners-up, best first.
-        costs: tables of the chosen micro-batches and dtype.
-        caps: memory of the chosen credits.
-        proven: whether the formula knows nothing better for these micro-batches.
+        proven: whether no ring with these micro-batches is faster by the formula.
         even: whether alike nodes got even slices.
-        cut_after_s: the seconds after which the clock ended the planning; None if it did not.
-        settled: what was judged again; None where no operations depend on the slices.
-        too_large: ways of carrying the course out for which no plan fits, in the order in which they were tried, and
-            why; None where there was nothing to choose.
+        cut_after_s: seconds after which the clock ended the planning; None if it did not.
+        settled: None if no operations depend on the slices.
+        too_large: variants of the course that did not fit, in the order of trial, with the reason; None without
+            variants.
     """
 
     best: Candidate
@@ -386,7 +369,7 @@ class Choice:
 
     @property
     def runs(self) -> Candidate:
-        """The chosen ring with the operations that a run carries out."""
+        """The chosen ring with the operations of the run."""
         return self.settled.best if self.settled is not None else self.best
 
 
@@ -399,22 +382,17 @@ def choose_plan(
     effort: Effort,
     alike: bool = False,
 ) -> Choice | None:
-    """Choose one of ``drafts`` and a ring for it, so that the job takes the least predicted time.
+    """Choose one of ``drafts`` and a ring for it, for the least predicted seconds of the job.
 
-    Args:
-        drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
-        profile: nodes with times, and links.
-        optimizer: of the job.
-        dtype: of the computation.
-        effort: limits of the search.
-        alike: prefer the even split in name order, unless it is predicted to be much slower.
+    There is a draft for each number of micro-batches and wire dtype. With ``alike`` the even split in name order is
+    taken unless it is predicted to be much slower.
 
     Returns:
         None if nothing fits the nodes' memory.
 
     Raises:
         DeadlineError: the time was used up before any ring was found that fits.
-        InterruptedRunError: nobody waits for the plan any more.
+        InterruptedRunError: the caller no longer waits for the plan.
     """
     clock = effort.clock()
     choice = _chosen(drafts, Task(profile, optimizer, dtype, effort, clock), alike=alike)
@@ -427,7 +405,7 @@ def choose_plan(
 
 
 def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | None:
-    """Search each draft shortly, then the best one thoroughly from its ring on, unless every ring was evaluated."""
+    """Search each draft briefly, then the best one thoroughly from its ring on, unless every ring was evaluated."""
     is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
     tried = [searched(draft, task, task.clock.part(share), is_thorough=is_single) for draft in drafts]
     found = [each for each in tried if each is not None]
@@ -445,7 +423,7 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
 
 
 def _best_of(found: Sequence[SearchResult], task: Task, *, alike: bool) -> Choice:
-    """Choose the best ring of all searches, or the even one of the best ring's own draft where that is worth it."""
+    """Choose the best ring of all searches, or the even ring of its draft if that is hardly slower."""
     candidates = _candidates(found)
     evens = [even for each in found if (even := _even(each)) is not None] if alike else []
     pairs = [(even.ring, even.draft) for even in evens]
@@ -460,7 +438,7 @@ def _best_of(found: Sequence[SearchResult], task: Task, *, alike: bool) -> Choic
 
 
 def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
-    """Return a ring's slices with their nodes' names: counts 2 and 3 from block 1 on are [1, 3), [3, 6)."""
+    """Return the slices of a ring, with names of nodes: counts 2 and 3 from block 1 on are [1, 3), [3, 6)."""
     slices, at = [], costs.first
     for node, count in zip(ring.nodes, ring.counts, strict=True):
         slices.append(Slice(node=costs.names[node], start=at, stop=at + count))
@@ -469,7 +447,7 @@ def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
 
 
 def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
-    """Make the plan that places ``draft`` on ``ring``, with what its slices do to save activations."""
+    """Make the plan that places ``draft`` on ``ring``, with its saved activations."""
     slices = slices_of(costs, ring)
     savings = savings_of(costs, ring)
     projecting = [piece for piece in slices if savings[piece.node].is_projected]
@@ -482,7 +460,7 @@ def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
 
 
 def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
-    """How each host of a ring saves activations."""
+    """Return how each host of a ring saves activations."""
     slices = slices_of(costs, ring)
     return {
         piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
@@ -491,10 +469,10 @@ def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
 
 
 def _candidates(found: Sequence[SearchResult]) -> list[Candidate]:
-    """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time.
+    """Return the ``_CANDIDATES`` fastest rings of every search that fit the nodes' memory, sorted by predicted seconds.
 
-    Searches know nothing of the room of helpers. If no ring fits, the fastest one is taken, and refused afterwards by
-    what it lacks.
+    Searches do not check the memory of helpers. If no ring fits, the fastest one is returned, and refused later by what
+    it lacks.
     """
     candidates = []
     for each in found:
@@ -515,9 +493,9 @@ def _by_formula(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...]
 
 
 def _is_worth_taking(even: Candidate, best: Candidate) -> bool:
-    """Whether the even split is predicted to be at most ``WORTH`` times slower than the best ring.
+    """Whether the even split is predicted to take at most ``WORTH`` times the seconds of the best ring.
 
-    The simulator says so if it was asked about both, otherwise the formula.
+    By the simulator if it judged both, else by the formula.
     """
     if even.simulated_s is not None and best.simulated_s is not None:
         return even.simulated_s <= WORTH * best.simulated_s
@@ -530,9 +508,9 @@ def _fits(each: SearchResult, ring: Ring) -> bool:
 
 
 def _even(each: SearchResult) -> Candidate | None:
-    """Cut the blocks into slices as even as memory allows, on the nodes by name; None if none fits.
+    """Return the ring of the most even slices that memory allows, on the nodes by name; None if none fits.
 
-    Example: 12 blocks on four roomy nodes are 3 each; a node with room for one block gets one.
+    Example: 12 blocks on four large nodes are 3 each; a node with room for one block gets one.
     """
     costs, caps = each.costs, each.caps
     if each.draft.course.method.max_hosts == 1:
@@ -556,10 +534,10 @@ def _even(each: SearchResult) -> Candidate | None:
 
 
 def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Task) -> list[Candidate]:
-    """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
+    """Sort the best few candidates by the simulator; the others follow in their order.
 
-    All are judged roughly, the best ``_FINALISTS`` then well. The order stays that of the formula if actions or time do
-    not suffice to probe each.
+    All are simulated at few depths, then the best ``_FINALISTS`` at more. If actions or time do not suffice for all,
+    the order stays that of the formula.
     """
     near = _worth_judging(candidates)
     share = task.effort.judged_actions // max(1, len(near))
@@ -589,10 +567,10 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
 def judged_again(
     one: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, optimizer: str, effort: Effort
 ) -> tuple[Candidate, RingCosts]:
-    """Judge a candidate's ring for a draft that was settled since; by the simulator if the candidate was.
+    """Judge a candidate's ring for a draft settled since; by the simulator if the candidate was simulated.
 
     Returns:
-        The candidate, and the tables of its draft; its slices save activations as they did before.
+        The candidate, and the tables of its draft; its slices save activations as before.
     """
     costs = dataclasses.replace(ring_costs(draft, profile, optimizer=optimizer), saving=before.saving)
     seconds = None
@@ -610,9 +588,9 @@ def judged_again(
 
 
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Take at most ``_CANDIDATES`` candidates within ``_NEAR`` of the best predicted time, the best of each kind first.
+    """Return ``_CANDIDATES`` candidates within ``_NEAR`` of the best predicted seconds, or more for more kinds.
 
-    A kind is a pair of micro-batches and wire dtype; with more kinds than ``_CANDIDATES`` each gives its best one.
+    A kind is a pair of micro-batches and wire dtype; the best candidate of each kind is always returned.
     """
     near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
     kinds = list(dict.fromkeys((one.draft.course.microbatches, one.draft.course.wire_dtype) for one in near))

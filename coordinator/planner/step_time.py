@@ -48,18 +48,16 @@ Rows = list[list[float]]
 
 @dataclass(frozen=True, slots=True)
 class PlacedStages:
-    """The stages placed so far, all of them trained whole.
+    """The stages placed so far, from the top down, all of them trained whole.
 
     Attributes:
         node: of the lowest one; -1 if none is placed.
-        placed: blocks of all of them.
-        hosts: how many stages there are.
         path_s: forwards, backwards and transfers of one micro-batch, without what depends on the owner.
         slowest_s: the slowest single action or transfer.
-        ends_s: per owner, its head and the way from the top node and back.
+        ends_s: per owner, its head and the transfers from and to the top node.
         pace_s: per owner, the slowest of these.
-        span_s: per owner, most that a node or its links take for all micro-batches, with the way to it and back.
-        busy_s: per owner, how long the busiest node or link is taken.
+        span_s: per owner, longest span of a node or its links; see ``_wider``.
+        busy_s: per owner, seconds that the busiest node or link works in a step.
     """
 
     node: int
@@ -74,7 +72,7 @@ class PlacedStages:
 
 
 def at_the_head(costs: RingCosts, top: int) -> PlacedStages:
-    """Begin a ring whose top stage will be on node ``top``, with no stage placed yet."""
+    """Return the figures before any stage is placed, for a ring with ``top`` as its top node."""
     return PlacedStages(
         node=-1,
         placed=0,
@@ -91,11 +89,11 @@ def at_the_head(costs: RingCosts, top: int) -> PlacedStages:
 def place(
     costs: RingCosts, above: PlacedStages, node: int, count: int, *, is_bottom: bool
 ) -> tuple[Rows, PlacedStages]:
-    """Put ``count`` blocks on ``node`` below what is placed.
+    """Put ``count`` blocks on ``node`` below the placed stages.
 
     Returns:
-        Rows and the ring with this stage. Row ``k - 1`` has per owner the seconds of a step that trains the upper
-        ``k`` blocks of this stage, if no stage below takes longer; it is empty where the job has no such step.
+        Rows and the ring with this stage. Row ``k - 1`` has per owner the seconds of a step that trains the upper ``k``
+        blocks of this stage, if no stage below takes longer; it is empty if the job has no such step.
     """
     micro = costs.num_micro
     is_top = above.node < 0
@@ -149,7 +147,7 @@ def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float
 
 
 def frozen_s(costs: RingCosts, above: PlacedStages, node: int, count: int, *, is_bottom: bool) -> list[float]:
-    """Seconds per owner that a stage of frozen blocks, or the busiest link at it, is taken in a step."""
+    """Seconds per owner that a stage of frozen blocks, or its busiest link, works in a step."""
     is_top = above.node < 0
     stop = costs.stop - above.placed
     visit = costs.visit(stop - count, stop)
@@ -204,18 +202,12 @@ def _saved(
     *,
     is_lowest: bool = True,
 ) -> tuple[float, float]:
-    """Seconds of a stage's forwards and backwards where it saves activations.
+    """Seconds of a stage's forwards and backwards if it saves activations.
 
-    Blocks that run again go forward with a graph before their backward too;
-    see ``ringtune.costs.activation_costs``.
+    Blocks that run again add a forward with graph to their backward; see ``ringtune.costs.activation_costs``.
 
-    Args:
-        costs: tables of the job.
-        node: of the stage.
-        trained: its blocks that train.
-        saving: what it does.
-        times_s: its forwards and backwards where it keeps everything.
-        is_lowest: whether the first of these blocks is the lowest of all that train.
+    ``trained`` are its trained blocks [first, stop), ``times_s`` its forwards and backwards if it keeps everything.
+    With ``is_lowest`` the first of these blocks is the lowest trained one of the run.
     """
     longer = 1 + VELORA_EXTRA * saving.is_projected
     forward_s, back_s = longer * times_s[0], times_s[1]
@@ -234,16 +226,16 @@ def _saved(
 
 
 def _between(costs: RingCosts, node: int, upper: int, visit: float) -> tuple[float, float]:
-    """Seconds that a hidden state up and its gradient down take together, and seconds that the busier link is taken.
+    """Seconds of a hidden state up and its gradient down together, and seconds on the busier of the two links.
 
-    Both are means over all micro-batches, of which only a share visits the node.
+    Both are means over all micro-batches, of which only the share ``visit`` has something to do on the node.
     """
     moves_s = costs.hidden_s[node][upper] + costs.grad_s[upper][node]
     return visit * moves_s, visit * max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
 
 
 class _MessageTimes(NamedTuple):
-    """Seconds that a host's messages take in a step, in other owners' turns and in its own.
+    """Seconds of a host's messages in a step, in other owners' turns and in its own.
 
     ``wires_s`` is of the busier of uplink and downlink, ``taken_s`` of the host's computing.
     """
@@ -259,11 +251,9 @@ def _traffic(
 ) -> _MessageTimes:
     """Seconds that a host's messages in a step take from its links and its computing.
 
-    Each micro-batch that visits the host has ``ups`` tensors on the uplink and ``downs`` on the downlink; a share
-    ``visit`` of them does.
-
-    In its own turn the host also sends embeddings and the head's gradients, and receives the top's hidden states;
-    what would go from the host to itself does not travel.
+    Each micro-batch of the share ``visit`` that visits the host has ``ups`` tensors on the uplink and ``downs`` on the
+    downlink. In its own turn the host also sends embeddings and the head's gradients, and receives the top's hidden
+    states; tensors to itself do not travel.
     """
     micro = costs.num_micro
     up_s, down_s = micro * costs.uplink_s[node], micro * costs.downlink_s[node]
@@ -281,7 +271,7 @@ def _traffic(
 def _busier(
     costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _MessageTimes
 ) -> list[float]:
-    """Seconds per owner of the busiest resource: the busiest one before, or this host's computing, links or ``wire_s``.
+    """Seconds per owner of the busiest resource: of ``before``, this host's computing, links and ``wire_s``.
 
     Only in its own turn does the host add embedding, head and the head's update.
     """
@@ -301,8 +291,8 @@ def _wider(
     """Longest span per owner, after this host was placed below the others.
 
     A span is one host's forwards and backwards of a step, with the way from the lowest stage to that host and back.
-    This host's segment lengthens the way to all hosts above it; to itself there is no way. Example: a span of 5 s
-    above and a segment of 2 s are 7 s. This host's own span of 6 s is shorter, so the result is 7 s.
+    This host's segment lengthens the way to all hosts above it. Example: a span of 5 s above and a segment of 2 s are 7
+    s; this host's own span of 6 s is shorter, so the result is 7 s.
     """
     common_s = max(both_s, traffic.wires_s)
     span = [max(span_s + segment_s, common_s) for span_s in before]
@@ -314,9 +304,9 @@ def _wider(
 
 
 def _visiting_s(costs: RingCosts, owner: OwnerCosts, top: int) -> float:
-    """Seconds that an owner is busy in a step of its own if it hosts nothing: embedding, head, update and messages.
+    """Seconds that an owner without blocks works in a step of its own turn: embedding, head, update and messages.
 
-    If the owner is the top host messages count nothing; for the mean owner the result is 0.
+    Without messages if the owner is the top host; 0 for the mean owner.
     """
     micro = costs.num_micro
     work_s = micro * (owner.embed_s + owner.head_s) + owner.update_s
@@ -332,8 +322,7 @@ class Ring:
     """The hosts in ring order, each with its number of blocks.
 
     Attributes:
-        nodes: indices into the names of ``RingCosts``.
-        counts: blocks of each, at least 1.
+        nodes: indices into ``RingCosts.names``.
     """
 
     nodes: tuple[int, ...]
@@ -347,7 +336,7 @@ def job_s(costs: RingCosts, ring: Ring) -> float:
 
 
 def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
-    """Predicted seconds of a step at every depth that the job reaches, averaged over the owners by their weights."""
+    """Predicted seconds of a step at every depth of the job, averaged over the owners by their weights."""
     above = at_the_head(costs, ring.nodes[-1])
     num_owners = len(costs.owners)
     stage_rows: list[list[list[float]]] = []
@@ -367,7 +356,7 @@ def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
                 times[at] = sum(weight * max(one, two) for weight, one, two in zip(weights, row, below, strict=True))
             at -= 1
         below = list(map(max, below, busy))
-    if costs.steps_at[0]:  # only the head trains: its micro-batches follow each other, all blocks work ahead
+    if costs.steps_at[0]:  # only the head trains: no backward through blocks, so all of them work ahead
         heads = (costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s for owner in costs.owners)
         times[0] = sum(weight * max(one, two) for weight, one, two in zip(weights, below, heads, strict=True))
     return times

@@ -1,6 +1,6 @@
-"""One what-if: change a profile and a plan, plan anew if asked, predict, and list in what the runs differ.
+"""One what-if: change a profile and a plan, plan again if asked, predict, and list the differences.
 
-``WhatIf`` is a value that can be called, so a sweep may send it to other processes.
+``WhatIf`` is a picklable callable, so that a sweep can send it to other processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Sample = tuple[str, Action, float]
 
 
 class Times(TypedDict, total=False):
-    """What ``sim.prediction.predict`` is given of a recording."""
+    """Keyword arguments of ``sim.prediction.predict`` from a recording."""
 
     samples: tuple[Sample, ...]
     same_run: bool
@@ -50,10 +50,8 @@ class RunRecording:
     """A recording of a run.
 
     Attributes:
-        recording: its compute actions.
         plan: of the recorded run, or assumed for it.
-        is_of_plan: whether it is of that very plan, action by action.
-        seed: of draws where the plan is another.
+        is_of_plan: whether the recording matches the plan action by action.
     """
 
     recording: Recording
@@ -62,22 +60,19 @@ class RunRecording:
     seed: int = 0
 
     def options(self, plan: Plan, before: Profile, after: Profile, added: Sequence[tuple[str, str]]) -> Times:
-        """Give a prediction the recorded times.
+        """Return the recorded times as arguments of a prediction.
 
-        Args:
-            plan: to be predicted.
-            before: the profile as it is.
-            after: the profile that the plan is predicted with; a node in it may be faster than before.
-            added: (name, like): a node that was not there takes the times of the one that it is like.
+        Times are scaled by the ratio of a node's speeds in ``after`` and ``before``. ``added``: (name, like): a new
+        node takes the times of node ``like``.
 
         Raises:
-            PlanError: the micro-batches have another size, so that the times say nothing about them.
+            PlanError: the micro-batches have another size.
         """
         course, recorded = plan.course, self.plan.course
         sizes = [(each.microbatch_sizes()[0], each.max_length) for each in (recorded, course)]
         if sizes[0] != sizes[1]:
             raise PlanError(
-                f"the recorded times are of micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, asked is about "
+                f"the recorded times are of micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, the plan has "
                 f"{sizes[1][0]} x {sizes[1][1]}; leave out --trace, then the times of the profile are scaled"
             )
         old, new = before.by_name, after.by_name
@@ -91,13 +86,13 @@ class RunRecording:
 
 
 def _speed(before: NodeFacts, after: NodeFacts) -> float:
-    """How many times as fast a node computes as before, by its profile: 0.004 s after 0.008 s a block is 2."""
+    """Return how many times as fast a node is afterwards: 0.004 s after 0.008 s a block is 2."""
     old, new = (_some_s(node) for node in (before, after))
     return old / new if old and new else 1.0
 
 
 def _some_s(node: NodeFacts) -> float:
-    """Any time of the node that grows with all its others."""
+    """Return a measured time of the node; all its times scale alike."""
     times: Mapping[str, float] = {str(point.work): point.median_s for point in node.work_times if point.median_s > 0}
     return times[min(times)] if times else node.block_forward_s
 
@@ -117,7 +112,7 @@ JOB_KEYS = {
     "offload": "offload.mode",
     "users": "offload.users",
 }
-"""Keys of the plan that may be changed -> the keys of a job that say the same."""
+"""Keys of a plan that may be changed -> keys of a job."""
 _WORDS_OF_MODE = (AUTO, OFF)
 
 
@@ -126,11 +121,9 @@ class PredictedPlan:
     """A plan with its prediction.
 
     Attributes:
-        plan: what was predicted.
-        prediction: of it.
-        memory: what each node holds at most.
+        memory: peak of each node.
         left_out: nodes of the profile that the plan does not use.
-        note: what is to be said of its planning, e.g. that the clock cut it.
+        note: of its planning, for example that the clock ended the search.
     """
 
     plan: Plan
@@ -141,7 +134,7 @@ class PredictedPlan:
 
     @property
     def trained_rows(self) -> int:
-        """Rows of all steps together, each as often as it is trained."""
+        """Rows of all steps together; a row counts each time it is trained."""
         return sum(use.trained_rows for use in row_uses(self.plan.course))
 
     @property
@@ -175,7 +168,6 @@ class PredictedPlan:
         }
 
     def _moves(self) -> list[dict[str, Any]]:
-        """List the later placements, each with the step from which on it holds."""
         course = self.plan.course
         return [
             {
@@ -191,14 +183,9 @@ class CellResult:
     """The result of one cell of a sweep.
 
     Attributes:
-        values: of the axes, as text.
-        wall_s: predicted; None if there is no such run.
-        bubble_share: idle share of the hosts.
-        rows_per_s: trained rows per second.
+        wall_s: predicted; None if the plan is not possible, like the next ones.
         trained_rows: of all steps; times of equal numbers can be compared.
-        fullest_node: who needs the largest share of its budget.
-        fullest_share: that share.
-        error: why there is no such run; empty if there is.
+        fullest_node: node that needs the largest share of its memory budget.
     """
 
     values: tuple[str, ...]
@@ -213,19 +200,14 @@ class CellResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """A question about a plan: what would it do after these changes?
+    """A question: how does a plan run after some changes?
 
     Attributes:
-        plan: as it is.
-        profile: as it is.
-        optimizer: of the job.
-        dtype: of the computation.
-        shape: what the profile's timings have to belong to.
+        shape: of the batches for which the profile was timed.
         changes: ``KEY=VALUE``, for every answer.
-        drop: nodes that leave.
         add: (name, like) of nodes that join.
-        job: plan anew for it; None = keep the plan.
-        move_s: seconds of a move, where the run has made some; None = by the planner's formula.
+        job: plan again for it; None = keep the plan.
+        move_s: measured seconds of a move; None = by the planner's formula.
         recorded: times of a real run, in place of the profile's medians.
     """
 
@@ -250,9 +232,9 @@ class WhatIf:
         return self._predicted(self.plan, self.profile, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
-        """Refuse a job or the cells of a sweep if one makes no sense, before any is computed.
+        """Refuse an invalid job or invalid cells of a sweep before any cell is computed.
 
-        Such a cell is a mistake of the user; a plan that does not fit is a result.
+        A plan that does not fit is not invalid but a result.
 
         Raises:
             UsageError: a change is not KEY=VALUE.
@@ -272,7 +254,7 @@ class WhatIf:
         """Predict the plan with all changes, and those of ``more``.
 
         Raises:
-            RingTuneError: a change makes no sense, or its result does not fit.
+            RingTuneError: a change is invalid, or its result does not fit.
         """
         profile, plan, note = self._joined(), self.plan, ""
         changes = (*self.changes, *more)
@@ -285,7 +267,7 @@ class WhatIf:
         return self._predicted(plan, profile, None, note)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
-        """Compute a cell of a sweep; the error of a plan that is not possible becomes part of the result."""
+        """Compute a cell of a sweep; an error of its plan becomes part of the result."""
         values = tuple(split_change(text)[1] for text in more)
         try:
             found = self.after(more)
@@ -303,7 +285,6 @@ class WhatIf:
         )
 
     def _joined(self) -> Profile:
-        """Add the nodes that join to the profile."""
         if self.add and self.job is None:
             raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
         profile = self.profile
@@ -312,12 +293,12 @@ class WhatIf:
         return profile
 
     def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan, str]:
-        """Plan anew with the changes, as ``ringtune plan`` does.
+        """Plan again with the changes, as ``ringtune plan`` does.
 
-        Keys of a plan change the job, except for credits, which a job has not.
+        Keys of a plan change the job, except for credits, which no job has.
 
         Returns:
-            The profile, the plan, and what is to be said of it.
+            The profile, the plan, and its note.
         """
         of_job: dict[str, object] = {}
         of_plan: dict[str, Any] = {}
@@ -356,17 +337,14 @@ _PATHS = ("model.path", "data.train", "data.eval")
 
 
 def is_same_work(before: PredictedPlan, after: PredictedPlan) -> bool:
-    """Whether both train as many steps of as many rows at each depth, so that their wall times can be compared."""
+    """Whether both plans train equally many steps and rows at each depth, so that wall times are comparable."""
     one, other = before.plan.course, after.plan.course
     depths = [[(each.depth, each.steps) for each in found.prediction.depths] for found in (before, after)]
     return (one.batch_size, one.num_steps) == (other.batch_size, other.num_steps) and depths[0] == depths[1]
 
 
 def course_differences(before: PredictedPlan, after: PredictedPlan) -> dict[str, tuple[str, str]]:
-    """Name what of the course is another after the change, with both values.
-
-    Example: ``{"num_steps": ("60", "120")}``.
-    """
+    """Return the fields of the course that differ, with both values: ``{"num_steps": ("60", "120")}``."""
     one, other = _figures(before.plan.course), _figures(after.plan.course)
     return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
 
@@ -378,10 +356,7 @@ def _figures(course: Course) -> dict[str, str]:
 
 
 def job_differences(run: Job, asked: Job) -> dict[str, tuple[str, str]]:
-    """Name the keys in which the job to plan for differs from that of the run, with both values.
-
-    Paths may differ without another meaning.
-    """
+    """Return the keys in which two jobs differ, with both values; paths are not compared."""
     one, other = (_keys(job) for job in (run, asked))
     names = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
     return {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in names if name not in _PATHS}

@@ -123,7 +123,7 @@ class ResumeChooser:
         silent = [one.node for one in manifest.shards if manifest.step not in found.get(one.node, {})]
         if silent:
             raise IntegrityError(
-                f"node {silent[0]} did not say whether its shards are whole; use one version everywhere"
+                f"node {silent[0]} did not report whether its shards are intact; use one version everywhere"
             )
         wrong = [found[one.node][manifest.step] for one in manifest.shards if found[one.node][manifest.step]]
         if wrong:
@@ -159,9 +159,9 @@ class ResumeChooser:
         turns = course.turns_of(manifest.step)
         for owner in [one.node for one in course.owners if one.node not in self._facts]:
             if self._job.recovery.owners != SKIP_OWNER:
-                return f"node {owner} is not there, whose rows no other node has"
+                return f"node {owner} has not joined, and no other node has its rows"
             if why := wait_reason(course, owner):
-                return f"node {owner} is not there, whose rows can't be left out: {why}"
+                return f"node {owner} has not joined, and its rows can't be left out: {why}"
             course = without_owner(course, owner, turns)
         return course
 
@@ -393,7 +393,7 @@ class CheckpointManager:
         missing = [node for node in plan.nodes if node not in shards]
         if missing:
             raise IntegrityError(
-                f"node {', '.join(missing)} did not say what it saved at step {step}; use one version on all machines"
+                f"node {', '.join(missing)} did not report its shard of step {step}; use one version on all machines"
             )
         self._newest_step = step
         ordered = tuple(shards[node] for node in plan.nodes)

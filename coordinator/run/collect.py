@@ -199,9 +199,9 @@ def _counted(
         block = None if path == HEAD_FILE else block_of(name)
         where = f"node {node} sent {path} with tensor {shown(name)}"
         if block is None and not (is_holder and (is_whole or path == HEAD_FILE)):
-            raise _refused(f"{where}, which is not its to send")
+            raise _refused(f"{where}, which it may not send")
         if block is not None and block not in blocks:
-            raise _refused(f"{where} of a block that it does not answer for")
+            raise _refused(f"{where} of a block that it may not send")
         if info.dtype != dtype and not (block is None and is_whole):
             raise _refused(f"{where} in numbers of type {info.dtype} instead of {dtype}")
         if block is not None:
@@ -240,7 +240,9 @@ def _check_config(content: Pieces, where: str) -> None:
 
 
 def _refused(problem: str) -> IntegrityError:
-    return IntegrityError(f"{problem}; nothing of the result was written, mend the node and go on with --resume")
+    return IntegrityError(
+        f"{problem}; nothing of the result was written, repair the node and resume the run with --resume"
+    )
 
 
 _TOTALS = "totals.json"
@@ -414,7 +416,7 @@ class ResultCollector:
             self._ask(command, calls[command.node], part)
             return
         if command.number != self._number:
-            raise PlanError(f"the best result of step {command.step} is not the one that came; please report this")
+            raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
         self._best.send(self._job, self._emit, part=part, below=f"{BEST_FOLDER}/{command.step}/")
         self._tell(command.step, is_result=False)
         self._best.drop()

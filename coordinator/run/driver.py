@@ -81,7 +81,7 @@ class AbsentNodes:
         if self._job.recovery.owners != SKIP_OWNER:
             return f"no other node has the rows of {', '.join(owners)}; or set recovery.owners = 'skip'"
         if len(owners) == len(course.owners):
-            return "no other node than they owns rows"
+            return "no other node owns rows"
         return wait_reason(course, owners[0])
 
     def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
@@ -94,8 +94,8 @@ class AbsentNodes:
         missing = [node for node in named if node not in living]
         waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
         if why := self.need_reason(missing):
-            return f"{waits}, without which the run can't go on: {why}"
-        return f"{waits}; then the run goes on without, if the disks of the others have what was trained there"
+            return f"{waits}, and the run can't continue without them: {why}"
+        return f"{waits}; then the run continues without them, if the disks of other nodes have their trained blocks"
 
 
 _FIGURES = ("round", "initiator", "depth", "trains", "loss")
@@ -331,7 +331,7 @@ class Driver(abc.ABC):
             try:
                 sink(event)
             except Exception:
-                _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
+                _LOG.exception("%s: a reader of events failed; the run continues", self.run_id)
 
     def _next(self) -> Any:
         """Take the next entry of the queue; None after ``TICK_S`` without one."""

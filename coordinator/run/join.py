@@ -369,12 +369,12 @@ class JoinHandler:
         self._note(
             f"node {facts.node} is back; resuming"
             if is_awaited
-            else f"node {facts.node} may have blocks of this run; whether they pay is looked at after the next turn"
+            else f"node {facts.node} may get blocks of this run; that is decided after the next turn"
         )
         self._feed(rd.NodeJoined(facts.node))
 
     def _refuse(self, candidate: JoinCandidate, problem: str) -> None:
         node = candidate.member.node
-        waits = "; the run waits on" if self._is_awaited(node) else ""
+        waits = "; the run still waits" if self._is_awaited(node) else ""
         self._note(f"node {node} takes no part in this run: {problem}{waits}")
         release_node(candidate.calls, problem)

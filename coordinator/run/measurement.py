@@ -251,7 +251,7 @@ class MeasureDriver(Driver):
                 timeout_s=job.runtime.wait_s,
                 on_result=self._answer_to(member.node),
             )
-        facts = self._facts_of(self._chosen, "to say what they are")
+        facts = self._facts_of(self._chosen, "to report their facts")
         try:
             return make_plan(job, facts).plan.course.frozen
         except CapacityError:  # as small as the job allows

@@ -156,7 +156,7 @@ class Registry:
             TrustError: the node was removed.
         """
         if member.node in self._refused:
-            raise TrustError(f"{self._refused[member.node]}; it may join when the coordinator was started again")
+            raise TrustError(f"{self._refused[member.node]}; it may join after a restart of the coordinator")
         self._forget_ghosts(now_s)
         present = self._members.get(member.node)
         if present and present.instance != member.instance and self._is_alive(present, now_s):
@@ -315,8 +315,8 @@ def missing_nodes_error(
             "'ringtune plan JOB --save FILE'"
         )
     return DeadlineError(
-        f"{waited}: a run goes on with the nodes that it had ({listed}), because their rows or their parts of the "
-        "checkpoint are nowhere else; start the missing ones again"
+        f"{waited}: the run needs its nodes ({listed}), as only they have their rows or their parts of the "
+        "checkpoint; start the missing ones again"
     )
 
 
@@ -339,5 +339,5 @@ def too_few_nodes_error(living: Sequence[Member], wanted: int, waited_s: float) 
 
 def lost_message(node: str, silent_s: float, lease_s: float) -> str:
     """Say why a node counts as lost, and the remedy."""
-    since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
+    since = "it has left, or was started again" if silent_s == float("inf") else f"last contact {silent_s:.1f} s ago"
     return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat or --resume the run"

@@ -172,7 +172,7 @@ class MigrationDriver:
         if not command.lost:
             return (
                 f"a bad step: {command.bad_step}; all nodes went back to the end of step {command.step} in"
-                f" {format_seconds(command.seconds)} and do what came after it once more"
+                f" {format_seconds(command.seconds)} and repeat the steps after it"
             )
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
         out, num_steps = ", ".join(command.left_out), self.part.course.num_steps
@@ -181,7 +181,7 @@ class MigrationDriver:
         who = [f"node {', '.join(gone)} is lost"] if gone else []
         who += [f"node {', '.join(command.back)} is back"] if command.back else []
         return (
-            f"{' and '.join(who)}; the run goes on from step {command.step}, in placement"
+            f"{' and '.join(who)}; the run continues from step {command.step}, in placement"
             f" {self.part.placement.placement_number}, after {format_seconds(command.seconds)}; {came} of copies "
             "were fetched"
         ) + shorter
@@ -196,7 +196,7 @@ class MigrationDriver:
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
         return (
             f"the run moved to placement {command.placement_number} {where} in {format_seconds(command.seconds)}; "
-            f"{came} of what was trained went from node to node"
+            f"{came} of trained tensors were sent between nodes"
         )
 
     def _place(self) -> None:
@@ -374,14 +374,14 @@ class ReplanSearch:
         who = f"with node {', '.join(answer.candidates)}: " if answer.candidates else ""
         if found is None:
             why = answer.problem or "there is no other placement that fits the nodes"
-            self._note(f"{who}{why}; the run stays on its own")
+            self._note(f"{who}{why}; the run stays on its placement")
             return None
         lost = [piece.node for piece in found.placement.slices if piece.node not in living]
         if lost or not found.is_worth_it:
             also = f", and node {lost[0]} is lost" if lost else ""
             self._note(f"{who}the run stays on its placement: {found.line()}{also}")
             return None
-        self._note(f"{who}the run is to move: {found.line()}")
+        self._note(f"{who}the run will move: {found.line()}")
         self._next = answer.profile
         return rd.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
 
@@ -470,7 +470,7 @@ def _closed_reason(stays: str, *, watches: bool, is_shared: bool) -> str:
         return f"the run stays on its placement, as {stays}"
     if not watches:
         return "placement.replan is 'never'"
-    return "its nodes share a machine, or nobody has measured the links between them" if is_shared else ""
+    return "its nodes share a machine, or the links between them were not measured" if is_shared else ""
 
 
 def _sorted(profile: Profile, nodes: Sequence[NodeFacts], links: Sequence[LinkFacts]) -> Profile:

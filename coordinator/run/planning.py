@@ -221,12 +221,12 @@ class FirstInspection:
         try:
             planned = self._plan()
         except DeadlineError as error:  # the planner that knows all will say what is wrong
-            _LOG.info("the first look took too long: %s", error)
+            _LOG.info("the first inspection took too long: %s", error)
             self._on_done(FirstInspectionDone(None))
         except RingTuneError as error:
             self._on_done(FirstInspectionDone(error))
         except Exception as error:
-            _LOG.exception("the first look failed by a bug")
+            _LOG.exception("the first inspection failed by a bug")
             self._on_done(FirstInspectionDone(internal_error(error)))
         else:
             self._on_done(FirstInspectionDone(None, planned.plan.course.frozen))

@@ -181,7 +181,7 @@ class RunRecorder:
             except PlanError as error:
                 count = self._left_out.told(request.node)
                 if count:
-                    told = "node %s reports what is no action, it is left out: %s%s"
+                    told = "node %s reports an invalid action, which is left out: %s%s"
                     _LOG.warning(told, request.node, error, times(count))
             else:
                 yield Span(action, span.start_unix_s, span.end_unix_s, span.worked_s)

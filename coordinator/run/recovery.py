@@ -140,7 +140,7 @@ class Reports:
         held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
         if held > _MAX_SCORES:
             raise IntegrityError(
-                f"node {request.node} reports scores without end: {held} are here of turns that nobody has ended; use "
+                f"node {request.node} reports too many scores: {held} of turns that have not ended; use "
                 "one version on all machines"
             )
 
@@ -151,7 +151,7 @@ class Reports:
             copies.append(CopyDigest(message.unit, message.sha256))
             if len(copies) > _MAX_COPIES or len(self._copies) > _MAX_TURNS:
                 raise IntegrityError(
-                    f"node {request.node} reports digests of copies without end; use one version on all machines"
+                    f"node {request.node} reports too many digests of copies; use one version on all machines"
                 )
 
     def _turn_reported(self, node: str, turn: int) -> rd.TurnReported:

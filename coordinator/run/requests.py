@@ -168,7 +168,7 @@ def read_run_request(content: bytes) -> RunRequest:
     try:
         return run_request_from_proto(control_pb2.RunRequest.FromString(content))
     except DecodeError as error:
-        raise IntegrityError(f"with what the run began is not readable: {error}; submit it again") from error
+        raise IntegrityError(f"the request of the run is not readable: {error}; submit it again") from error
 
 
 def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:

@@ -107,7 +107,7 @@ def fetched_text(command: LogFetched) -> str:
     if not count:
         return ""
     return (
-        f"{format_bytes(count)} of base weights came for placement {command.placement_number} in"
+        f"{format_bytes(count)} of base weights were fetched for placement {command.placement_number} in"
         f" {format_seconds(command.seconds)}, while the run trained"
     )
 
@@ -340,7 +340,7 @@ def _group_notes(course: Course) -> list[str]:
     period, steps = course.method.period(course), mixing_iterations(course)
     remedy = f"; train.local_iterations = {steps} would mix them" if steps else ""
     return [
-        f"turns of {course.local_iterations} steps keep step with sweeps of {period}, so that rows of "
+        f"turns of {course.local_iterations} steps and sweeps of {period} have a common period, so that rows of "
         f"{_names([*lone])} train some of the groups only{remedy}"
     ]
 

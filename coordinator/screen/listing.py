@@ -117,7 +117,7 @@ def run_table(records: Sequence[RunRecord]) -> list[str]:
 
 def _why(record: RunRecord, records: Mapping[str, RunRecord]) -> str:
     after = resumed_by(records, record.run_id)
-    return printable(record.message) + (f"; {after.run_id} goes on with it" if after is not None else "")
+    return printable(record.message) + (f"; {after.run_id} resumes it" if after is not None else "")
 
 
 def _run_row(record: RunRecord) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""The coordinator's server: gRPC services, certificate authority, and the runs that it keeps on disk."""
+"""The coordinator's server: gRPC services, certificate authority, and the store of runs."""

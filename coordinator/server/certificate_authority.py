@@ -1,14 +1,14 @@
-"""The certificate authority of a coordinator: certificates, join tokens, removals, and the files of all these.
+"""The certificate authority of a coordinator: certificates, join tokens, revocations, and their files.
 
 ::
 
     DIR/authority.pem        key and certificate of the authority
-    DIR/identity.pem         the coordinator's own
-    DIR/admin/identity.pem   the first user's: for commands on this machine
-    DIR/register.sqlite      tokens and certificates, and which of them are no longer valid
+    DIR/identity.pem         key and certificate of the coordinator
+    DIR/admin/identity.pem   those of the first user: for commands on this machine
+    DIR/register.sqlite      tokens and certificates, valid and revoked
 
-A token is consumed in the transaction that writes down its certificate, so no crash makes two certificates of one
-token. A repeated request with the same token and the same key, after a lost answer, gets the same certificate again.
+A token is consumed in the transaction that stores its certificate, so no crash makes two certificates of one token. A
+request repeated with the same token and key, after a lost answer, gets the same certificate.
 """
 
 from __future__ import annotations
@@ -85,22 +85,16 @@ CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 @dataclass(frozen=True, slots=True)
 class RevokedCertificate:
-    """A certificate that holds no longer.
-
-    Attributes:
-        serial: of the certificate.
-        reason: why.
-    """
+    """Serial number of a revoked certificate, and the reason."""
 
     serial: str
     reason: str
 
 
 class Register:
-    """The register in one folder; several processes may use it, and any thread.
+    """The register of one folder; safe for threads and for several processes.
 
-    Args:
-        folder: of the trust; the file is made if it is missing.
+    The file is made if it is missing.
 
     Raises:
         StorageError: it can't be used, or is of another version.
@@ -124,7 +118,7 @@ class Register:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open the file and do what the block does as a whole or not at all."""
+        """Yield a connection in a transaction: committed at the end, rolled back after an exception."""
         with _storage_errors(self._path):
             database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
             try:
@@ -138,7 +132,7 @@ class Register:
     # ---- tokens -----------------------------------------------------------------------------------
 
     def add_token(self, secret_sha256: str, party: Party, ends_unix_s: float) -> None:
-        """Write a new token down: the hash of its secret, for whom it is, and until when."""
+        """Store a new token: the hash of its secret, its party, and the end of its validity."""
         with self._transaction() as database:
             database.execute(
                 "INSERT INTO tokens (secret_sha256, role, name, ends_unix_s) VALUES (?, ?, ?, ?)",
@@ -146,16 +140,12 @@ class Register:
             )
 
     def redeem(self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party], bytes]) -> bytes:
-        """Give a certificate for a token; earlier certificates of the same party hold no longer.
+        """Return the certificate for a token; earlier certificates of its party are revoked.
 
-        Args:
-            secret_sha256: of the token that was shown.
-            key_sha256: of the public key that the certificate is for.
-            now_unix_s: the clock of this machine.
-            issue: makes the certificate.
+        ``key_sha256`` is the hash of the public key for the certificate; ``issue`` makes the certificate, PEM.
 
         Raises:
-            TokenError: the token is wrong, used or expired; the log alone says which.
+            TokenError: the token is wrong, used or expired; only the log says which.
         """
         with self._transaction() as database:
             found = database.execute(
@@ -163,7 +153,7 @@ class Register:
                 (secret_sha256,),
             ).fetchone()
             if found is None:
-                return self._refuse("it is of no token that is known here")
+                return self._refuse("it is of no known token")
             role, name, ends_unix_s, used_by, certificate = found
             party = Party(role, name)
             if now_unix_s > ends_unix_s:
@@ -171,7 +161,7 @@ class Register:
             if used_by is not None:
                 return bytes(certificate) if used_by == key_sha256 else self._refuse(f"the token of {party} is used")
             pem = issue(party)
-            _remove(database, party, f"{party} has joined anew with a later token")
+            _remove(database, party, f"{party} has joined again with a later token")
             _write_down(database, pem)
             database.execute(
                 "UPDATE tokens SET key_sha256 = ?, certificate = ? WHERE secret_sha256 = ?",
@@ -188,12 +178,12 @@ class Register:
     # ---- certificates -----------------------------------------------------------------------------
 
     def add_certificate(self, pem: bytes) -> None:
-        """Write down a certificate that was issued without a token: at the beginning, or for an older one."""
+        """Store a certificate issued without a token: one of ``init_trust``, or a renewed one."""
         with self._transaction() as database:
             _write_down(database, pem)
 
     def remove(self, party: Party, reason: str) -> int:
-        """Let all certificates and open tokens of a party hold no longer; return how many certificates.
+        """Revoke all certificates and open tokens of a party; return the number of certificates.
 
         Raises:
             TrustError: it never had any.
@@ -206,7 +196,7 @@ class Register:
         return number
 
     def removed(self, now_unix_s: float) -> tuple[RevokedCertificate, ...]:
-        """List what was removed and has not expired yet."""
+        """Return the revoked certificates that have not expired yet."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT serial, removed FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? ORDER BY serial",
@@ -217,12 +207,12 @@ class Register:
     # ---- notes ------------------------------------------------------------------------------------
 
     def note(self, key: str, value: str) -> None:
-        """Keep a value for other processes that use the register."""
+        """Store a value for other processes that use the register."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO notes (key, value) VALUES (?, ?)", (key, value))
 
     def noted(self, key: str) -> str:
-        """Return such a value; empty = none was kept."""
+        """Return a stored value; empty if there is none."""
         with self._transaction() as database:
             found = database.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
         return str(found[0]) if found else ""
@@ -253,7 +243,7 @@ def _is_known(database: sqlite3.Connection, party: Party) -> bool:
 
 @contextlib.contextmanager
 def _storage_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk or the database refuses into a ``StorageError`` that names the file."""
+    """Turn errors of the disk or database into a ``StorageError`` that names the file."""
     try:
         yield
     except FileExistsError:
@@ -267,7 +257,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 
 DAYS: Final = 365.0
-"""How long a certificate of a node or user holds; the coordinator's holds as long as its authority."""
+"""Validity of a certificate of a node or user; the coordinator's is valid as long as its authority."""
 _AUTHORITY_DAYS: Final = 3650.0
 _DAY_S: Final = 86400.0
 _BETWEEN = b"-----END PRIVATE KEY-----\n"
@@ -275,18 +265,13 @@ _BETWEEN = b"-----END PRIVATE KEY-----\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Authority:
-    """The authority with its private key.
-
-    Attributes:
-        key: signs.
-        certificate_pem: by which others know it.
-    """
+    """The authority with its private key and its certificate."""
 
     key: ec.EllipticCurvePrivateKey
     certificate_pem: bytes
 
     def __repr__(self) -> str:
-        """The authority without its key, for logs."""
+        """Return a text without the key, for logs."""
         return "Authority()"
 
     @classmethod
@@ -308,7 +293,7 @@ class Authority:
         """Read the authority of a folder.
 
         Raises:
-            TrustError: it is missing, damaged, or others may read its key.
+            TrustError: it is missing or damaged, or other users of this machine may read its key.
         """
         path = folder / AUTHORITY
         key, end, certificate = read_private(path, what="authority").partition(_BETWEEN)
@@ -318,10 +303,10 @@ class Authority:
         return authority
 
     def write(self, folder: Path) -> None:
-        """Write it, for this user's eyes only.
+        """Write key and certificate, readable by this user only.
 
         Raises:
-            StorageError: it can't be written.
+            StorageError: they can't be written.
         """
         make_private_folder(folder)
         write_durably(folder / AUTHORITY, key_pem(self.key) + self.certificate_pem, mode=0o600)
@@ -329,11 +314,7 @@ class Authority:
     def issue(self, party: Party, key: ec.EllipticCurvePublicKey, now_unix_s: float, *, days: float = DAYS) -> bytes:
         """Issue a certificate, PEM.
 
-        Args:
-            party: whom it names.
-            key: its bearer's.
-            now_unix_s: the clock of this machine.
-            days: how long it holds, at most as long as the authority.
+        Valid for ``days``, but at most as long as the authority.
 
         Raises:
             TrustError: the authority has expired.
@@ -366,7 +347,7 @@ class Authority:
         return Identity.of(key_pem(key), certificate_pem, self.certificate_pem)
 
     def own_identity(self, now_unix_s: float) -> Identity:
-        """Make the coordinator's identity, for as long as the authority lasts: who has one may have the other."""
+        """Make the coordinator's identity, valid as long as the authority: both keys are on the same disk."""
         return self.identity(COORDINATOR, now_unix_s, days=_AUTHORITY_DAYS)
 
 
@@ -408,7 +389,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 ADMIN: Final = Party(SUBMITTER_ROLE, parties.ADMIN)
 JOIN_PORT: Final = "join_port"
-"""Note in the register: where the coordinator last answered those without a certificate."""
+"""Key of a note in the register: last port at which callers without a certificate were served."""
 NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
 
 
@@ -420,7 +401,7 @@ def has_authority(folder: Path) -> bool:
 def init_trust(folder: Path, now_unix_s: float) -> Authority:
     """Make an authority, with the identities of the coordinator and of its first user.
 
-    The authority's file is written last: without it the folder does not count, and a second try begins anew.
+    The authority's file is written last: without it the folder does not count, so an interrupted call can be repeated.
 
     Raises:
         UsageError: there is one already.
@@ -428,7 +409,7 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
     """
     if has_authority(folder):
         raise UsageError(
-            f"{folder} has an authority already, and whoever joined believes it; take another --trust, or remove the "
+            f"{folder} has an authority already, which nodes and users trust; give another --trust, or remove the "
             "folder to begin anew"
         )
     make_private_folder(folder)
@@ -443,7 +424,7 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
 
 
 def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
-    """Make a join token; the register gets the hash of its secret.
+    """Make a join token; the register stores only the hash of its secret.
 
     Raises:
         TrustError: the folder has no authority.
@@ -465,21 +446,20 @@ def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
 _GUEST_TTL_S: Final = 600.0
 _GUEST_DAYS: Final = 1.0
 GUEST = re.compile(r"eval-[0-9a-f]{8}")
-"""Names of nodes that a user's machine may have invited by itself, for one evaluation."""
+"""Names of nodes that a user's machine may invite for one evaluation."""
 
 
 class TrustKeeper:
-    """Keeps the trust of one folder while a coordinator runs; safe for threads.
+    """The trust of one folder while a coordinator runs; safe for threads.
 
     Args:
-        folder: as ``coordinator.server.certificate_authority.init_trust`` made it.
-        clock: this machine's wall clock.
+        folder: made by ``init_trust``.
 
     Attributes:
-        speaker: the coordinator's own identity.
+        speaker: the coordinator's own identity, and the revoked certificates.
 
     Raises:
-        TrustError: there is no authority, or others can read its key.
+        TrustError: there is no authority, or other users of this machine can read its key.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -494,7 +474,7 @@ class TrustKeeper:
         self._look()
 
     def _own(self) -> Identity:
-        """Read the coordinator's identity; make a new one where it is gone, ends soon, or is of another authority."""
+        """Read the coordinator's identity; make a new one if it is missing, ends soon, or is of another authority."""
         now_unix_s = self._clock()
         try:
             found = read_identity(self._folder, now_unix_s)
@@ -510,20 +490,20 @@ class TrustKeeper:
         return identity
 
     def serves_at(self, join_port: int) -> None:
-        """Note for new tokens where those without a certificate are answered."""
+        """Store the port for callers without a certificate; new tokens contain it."""
         self._register.note(JOIN_PORT, str(join_port))
 
     @property
     def authority_pem(self) -> bytes:
-        """The certificate of the authority, which anybody may see."""
+        """The public certificate of the authority."""
         return self._authority.certificate_pem
 
     def certify(self, secret: str, request_pem: bytes) -> bytes:
-        """Give a certificate for a token.
+        """Return a certificate for a token.
 
         Raises:
             TokenError: the token is wrong, used or expired.
-            TrustError: the request is none.
+            TrustError: ``request_pem`` is no valid certificate request.
         """
         key, now_unix_s = requested_key(request_pem), self._clock()
 
@@ -536,10 +516,10 @@ class TrustKeeper:
         return pem
 
     def renew(self, caller: CertificateFacts, request_pem: bytes) -> bytes:
-        """Give a certificate in the name of somebody who has one.
+        """Return a certificate with a new key for a caller who has a valid one.
 
         Raises:
-            TrustError: the request is none.
+            TrustError: ``request_pem`` is no valid certificate request.
         """
         party = caller.party
         pem = self._authority.issue(party, requested_key(request_pem), self._clock(), days=_days(party))
@@ -550,7 +530,7 @@ class TrustKeeper:
         """Make a token for a node that joins for one evaluation.
 
         Raises:
-            TrustError: it has not the name of such a node.
+            TrustError: the name is not one of such nodes (``GUEST``).
         """
         party = node_party(node)
         if not _is_guest(party):
@@ -558,7 +538,7 @@ class TrustKeeper:
         return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
 
     def remove(self, party: Party, reason: str) -> int:
-        """Let all certificates of a party hold no longer, from this moment on; return how many.
+        """Revoke all certificates of a party at once; return their number.
 
         Raises:
             TrustError: it never had any.

@@ -1,4 +1,4 @@
-"""The coordinator: its members, at most one run or measurement at a time, its lines on the terminal, and its end."""
+"""The coordinator: its members, its one run or measurement at a time, its lines on the terminal, and its shutdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ringtune.v1 import control_pb2
 
 
 def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
-    """Make the record of a run that begins; ``takes_up`` is the interrupted one that it resumes, if any."""
+    """Make the record of a run that begins; ``takes_up`` is the interrupted run that it resumes, if any."""
     return RunRecord(
         run_id=run_id,
         first_run=request.resume.run_id if request.resume else run_id,
@@ -59,7 +59,7 @@ def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: 
 
 
 def joined_line(member: Member) -> str:
-    """Describe a node that has joined.
+    """Return the line about a node that has joined.
 
     Example: ``node pi joined from 10.0.0.7:4000: 4 threads, 3,788 MiB, cpu, owns rows``.
     """
@@ -72,20 +72,12 @@ def joined_line(member: Member) -> str:
 
 
 def lost_line(member: Member, silent_s: float) -> str:
-    """Describe a node without a heartbeat for a whole lease."""
-    return f"node {member.node} is lost: last heard of {format_seconds(silent_s)} ago"
+    """Return the line about a node without a heartbeat for a whole lease."""
+    return f"node {member.node} is lost: last contact {format_seconds(silent_s)} ago"
 
 
 class RunLogger:
-    """Says when a run begins and how it ends, from its events.
-
-    Args:
-        what: kind of work: run, measurement, plan, evaluation.
-        who: submitted it; empty = it did not say.
-        model: that it is about.
-        say: takes a line.
-        clock: monotonic seconds.
-    """
+    """An event sink that passes a line to ``say`` when a run begins and when it ends."""
 
     def __init__(
         self, what: str, *, who: str, model: str, say: Callable[[str], None], clock: Callable[[], float]
@@ -97,7 +89,7 @@ class RunLogger:
         self._steps = 0
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Say a line if the event begins or ends the run."""
+        """Pass a line on if the event begins or ends the run."""
         match event.WhichOneof("event"):
             case "run_id":
                 self._name = f"{self._what} {event.run_id}"
@@ -122,20 +114,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Keeps the members and drives at most one run or measurement; safe to call from any thread.
-
-    Args:
-        lease_s: a node without a heartbeat for so long is lost.
-        insecure: whether nodes may be on other machines.
+    """Keeps the members and drives at most one run or measurement; safe for threads.
 
     Attributes:
-        links: what was measured between members, in this process's life.
-        kept: where the books of runs are kept; None = they are not, and a run ends with its submitter.
-        awaits_nodes: whether nodes that are lost may be started again, so that runs wait for them.
-        say: takes a line about nodes that join or leave, and runs that begin or end. It must not wait.
-        sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
-            logged.
-        onlookers: further readers that also get the actions of each turn; as for sinks, none may wait.
+        links: measured between members, in this process's life.
+        kept: store of runs; None = runs are not stored, and end with their submitter.
+        awaits_nodes: whether runs wait for lost nodes, which may be started again.
+        say: gets lines about nodes and runs; must not block.
+        sinks: readers of the events of each later run; must not block. Their exceptions are logged.
+        onlookers: like ``sinks``, but they also get the actions of each turn.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
@@ -152,7 +139,7 @@ class Coordinator:
         self._registry = Registry(lease_s)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
-        self._drivers: list[Driver] = []  # the one that is driven, and those that may still say how they ended
+        self._drivers: list[Driver] = []  # the driven one, and earlier ones that may still send their last event
         self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
@@ -162,7 +149,7 @@ class Coordinator:
 
         Raises:
             BusyError: the name is taken.
-            UsageError: name, address or version can't be used.
+            UsageError: name, address or version is not accepted.
         """
         check_node_name(member.node)
         require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
@@ -171,12 +158,12 @@ class Coordinator:
             was_there = self._registry.is_alive(member.node, self._now_s())
             self._registry.join(member, self._now_s())
             if self._driver is not None and not was_there:
-                self._driver.joined(member)  # before anybody sees it among the living
+                self._driver.joined(member)  # before other threads see it as living
         _LOG.info("node %s at %s joined", member.node, member.address)
         self.tell(joined_line(member))
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
-        """Renew a node's lease; return whether the node is known, and the id of the run that is driven."""
+        """Renew a node's lease; return whether the node is a member, and the id of the driven run."""
         with self._lock:
             known = self._registry.heartbeat(node, instance, rss_bytes, self._now_s())
             return known, self._driver.run_id if self._driver else ""
@@ -190,18 +177,15 @@ class Coordinator:
             self.tell(f"node {node} left")
 
     def remove(self, node: str, reason: str, *, forever: bool) -> bool:
-        """Forget a member that shall not stay; a run continues as if the node were lost.
+        """Remove a member; a driven run treats it as lost.
 
-        Args:
-            node: its name.
-            reason: of it, for the node and the run.
-            forever: whether the name is refused while this coordinator runs.
+        With ``forever`` its name is refused as long as this coordinator runs.
 
         Returns:
             Whether it was a member.
 
         Raises:
-            UsageError: nobody is, or may be, called so.
+            UsageError: ``node`` is no valid name.
         """
         check_node_name(node)
         with self._lock:
@@ -210,11 +194,11 @@ class Coordinator:
         if was_member:
             self.tell(reason)
         if driver is not None and node in driver.nodes:
-            driver.node_failed(node, PeerLostError(f"{reason}; the run can't have it any more"))
+            driver.node_failed(node, PeerLostError(f"{reason}; the run can't use it any more"))
         return was_member
 
     def drain_node(self, node: str, *, undo: bool) -> str:
-        """Take a member into no new run, or again; return the run that it still works on.
+        """Exclude a member from new runs, or undo that; return the run that it still works on.
 
         Raises:
             UsageError: it is no member.
@@ -225,14 +209,14 @@ class Coordinator:
             return self._driver.run_id if self._driver and node in self._driver.nodes else ""
 
     def tell(self, line: str) -> None:
-        """Pass a line to ``say``; one that can't be shown is logged."""
+        """Pass a line to ``say``; log it if it can't be shown."""
         try:
             self.say(line)
-        except OSError as error:  # its terminal is gone; nobody else shall suffer for it
+        except OSError as error:  # the terminal is gone; the caller continues
             _LOG.info("%s (can't be shown: %s)", line, error)
 
     def report_lost_members(self) -> None:
-        """Say once of each member that is lost that it is."""
+        """Pass on a line about each newly lost member, once."""
         now_s = self._now_s()
         with self._lock:
             lost = self._registry.newly_lost(now_s)
@@ -240,20 +224,20 @@ class Coordinator:
             self.tell(lost_line(member, now_s - member.seen_at_s))
 
     def living(self) -> tuple[Member, ...]:
-        """List the living members that may be taken into a run, sorted by name."""
+        """Return the living members that may be taken into a run, sorted by name."""
         with self._lock:
             living = self._registry.living(self._now_s())
             return tuple(member for member in living if not self._registry.is_drained(member.node))
 
     def silent_for_s(self, node: str, instance: str) -> float:
-        """Seconds since the last sign of life of a node's process; infinite if it is no member."""
+        """Seconds since the last call of a node's process; infinite if it is no member."""
         with self._lock:
             return self._registry.silent_for_s(node, instance, self._now_s())
 
     def members(self) -> tuple[tuple[Member, str, float], ...]:
-        """List every member with its state, and the seconds since its last sign of life.
+        """Return every member with its state, and the seconds since its last call.
 
-        The state is idle, running, drained (taken into no new run), draining (that, and running), or lost.
+        States: idle, running, drained (excluded from new runs), draining (drained and running), lost.
         """
         with self._lock:
             now_s = self._now_s()
@@ -274,15 +258,13 @@ class Coordinator:
     # ---- runs -------------------------------------------------------------------------------------
 
     def run(self, request: RunRequest, *, takes_up: str = "") -> RunDriver:
-        """Start a run, resume one, or evaluate a saved adapter; nodes measure unless a profile is given.
+        """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
-        Args:
-            request: what is wanted.
-            takes_up: the interrupted run that the coordinator resumes by itself.
+        ``takes_up`` is the interrupted run that the coordinator resumes by itself.
 
         Raises:
-            BusyError: there is one already.
-            JobError: the job wants a shorter lease than this coordinator has.
+            BusyError: a run or measurement is driven already.
+            JobError: the job has a shorter lease than this coordinator.
             PlanError: the checkpoint is of another job or plan.
         """
         lease_s = request.job.runtime.lease_s
@@ -304,15 +286,13 @@ class Coordinator:
         return driver
 
     def resume_interrupted(self, *, within_s: float) -> None:
-        """Go on with the run that was under way when the coordinator's process before this one ended, if any.
+        """Resume the run that was interrupted by the end of the previous coordinator process, if any.
 
-        A run that can't be resumed is named, and stays interrupted.
-
-        Args:
-            within_s: an older interruption is left to the user.
+        A run that can't be resumed is reported to ``say``, and stays interrupted. One that was interrupted more than
+        ``within_s`` seconds ago is left to the user.
 
         Raises:
-            UsageError: no runs are kept.
+            UsageError: no runs are stored.
         """
         kept = self.require_kept()
         found = run_to_resume(kept.records(), now_unix_s=time.time(), within_s=within_s)
@@ -322,33 +302,33 @@ class Coordinator:
             asked = read_run_request(kept.request(found.run_id))
             request = resume_request(asked, found, kept.events(found.run_id, wait=False))
             driver = self.run(request, takes_up=found.run_id)
-            if request.resume is None:  # all of it is done again, so nobody will fetch it
+            if request.resume is None:  # the run starts from the beginning, so the old events are not needed
                 kept.fetched(found.run_id)
         except RingTuneError as error:
-            self.tell(f"run {found.run_id} was under way when the coordinator ended, and can't go on: {error}")
+            self.tell(f"run {found.run_id} was interrupted when the coordinator ended, and can't be resumed: {error}")
         else:
-            self.tell(f"run {found.run_id} was under way when the coordinator ended; {driver.run_id} goes on with it")
+            self.tell(f"run {found.run_id} was interrupted when the coordinator ended; {driver.run_id} resumes it")
 
     def keeps(self, run_id: str) -> RunStore | None:
-        """Return where the books of a run are kept; None if they are not."""
+        """Return the store if it has the run; else None."""
         return self.kept if self.kept is not None and run_id in self.kept.records() else None
 
     def require_kept(self) -> RunStore:
-        """Return where books of runs are kept.
+        """Return the store of runs.
 
         Raises:
-            UsageError: nowhere.
+            UsageError: there is none.
         """
         if self.kept is None:
-            raise UsageError("this coordinator keeps no runs; it is of a local run, whose folder is its --out")
+            raise UsageError("this coordinator stores no runs; it is part of a local run: see the folder of its --out")
         return self.kept
 
     def measure(self, request: MeasureRequest) -> MeasureDriver:
         """Start a measurement.
 
         Raises:
-            BusyError: there is a run or another measurement.
-            JobError: the job wants a shorter lease than this coordinator has.
+            BusyError: a run or measurement is driven already.
+            JobError: the job has a shorter lease than this coordinator.
         """
         lease_s = request.job.runtime.lease_s
         return self._begin(
@@ -386,16 +366,16 @@ class Coordinator:
         return driver
 
     def run_status(self) -> control_pb2.RunStatus | None:
-        """Return where the run stands, or how the last run ended; None before the first."""
+        """Return the state of the run, or the end of the last one; None before the first."""
         with self._lock:
             board = self._board
         return board.read() if board else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Pass a node's report to the run that is driven.
+        """Pass a node's report to the driven run.
 
         Raises:
-            FrameError: that run is not driven.
+            FrameError: the report's run is not driven.
         """
         with self._lock:
             driver = self._driver
@@ -405,30 +385,26 @@ class Coordinator:
         driver.report(request)
 
     def drain(self, run_id: str, reason: str) -> None:
-        """Ask for a run's end after the granted turns, with a checkpoint; a second call ends it at once.
-
-        Args:
-            run_id: of the run.
-            reason: for which it ends.
+        """End a run after the granted turns, with a checkpoint; a second call ends it at once.
 
         Raises:
-            FrameError: that run is not driven.
+            FrameError: the run is not driven.
         """
         self._driver_of(run_id).drain(reason)
 
     def stop_run(self, run_id: str, reason: str) -> None:
-        """Ask for a run's end at once.
+        """End a run at once.
 
         Raises:
-            FrameError: that run is not driven.
+            FrameError: the run is not driven.
         """
         self._driver_of(run_id).stop(reason)
 
     def noted(self, run_id: str, step: int) -> None:
-        """Tell a run that its submitter has the manifest of a checkpoint on disk.
+        """Tell a run that its submitter has the manifest of the checkpoint of ``step`` on disk.
 
         Raises:
-            FrameError: that run is not driven.
+            FrameError: the run is not driven.
         """
         self._driver_of(run_id).noted(step)
 
@@ -440,22 +416,22 @@ class Coordinator:
         return driver
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
-        """Tell the run, if one is driven, that a node has ended."""
+        """Tell the driven run, if any, that a node has failed."""
         with self._lock:
             driver = self._driver
         if driver is not None:
             driver.node_failed(node, error)
 
     def driven(self) -> str:
-        """Return the id of the run or measurement that is driven; empty if there is none."""
+        """Return the id of the driven run or measurement; empty if there is none."""
         with self._lock:
             return self._driver.run_id if self._driver else ""
 
     def stop(self, reason: str, timeout_s: float) -> bool:
-        """Stop the run, if one is driven, and wait for the last event of every run.
+        """Stop the driven run, and wait for the last event of every run.
 
         Returns:
-            False if one has not ended after ``timeout_s`` seconds.
+            False if a run has not ended after ``timeout_s`` seconds.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
@@ -470,7 +446,7 @@ class Coordinator:
                 self._driver = None
                 self._registry.lease_s = self.lease_s
                 self.offers.drop(driver.run_id)
-        trim_heap()  # of what the run, and strangers meanwhile, took
+        trim_heap()  # return memory of the run, and of refused callers, to the system
 
 
 def model_folder(job: Job) -> Path | None:
@@ -481,17 +457,17 @@ def model_folder(job: Job) -> Path | None:
 
 SAVE_S = 60.0
 GRACE_S = 30.0
-"""The longest that a coordinator takes to end after its run was saved, whatever a thread of it waits for."""
-# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+"""Longest time, in seconds, from the saved run to the forced end of the process."""
+# Short: a signal may go to any thread and then does not wake the main thread, which runs the handlers.
 _WAIT_S = 0.5
 _POLL_S = 0.1
 
 
 class ShutdownSignals:
-    """Hears SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
+    """Handles SIGINT, SIGTERM and SIGHUP in its context, as ``handled`` does; for the main thread.
 
     Attributes:
-        by_ctrl_c: whether Ctrl-C was among the signals; the others are how a service is ended.
+        by_ctrl_c: whether SIGINT was among the signals; the others end a service.
     """
 
     def __init__(self) -> None:
@@ -501,14 +477,12 @@ class ShutdownSignals:
         self._hearing = handled(self._on_signal)
 
     def __enter__(self) -> ShutdownSignals:
-        """Install the handlers."""
         self._hearing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Install the handlers that were there before."""
         self._hearing.__exit__(kind, error, traceback)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -518,11 +492,11 @@ class ShutdownSignals:
         end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
 
     def wait(self) -> bool:
-        """Wait for a moment; return whether the end was asked for."""
+        """Wait up to ``_WAIT_S``; return whether a signal has arrived."""
         return self._asked.wait(_WAIT_S)
 
     def save(self, coordinator: Coordinator) -> None:
-        """Let the run that is driven end with a checkpoint; give up after ``SAVE_S`` or at a second signal."""
+        """End the driven run with a checkpoint; give up after ``SAVE_S`` or at a second signal."""
         run_id = coordinator.driven()
         if not run_id:
             return
@@ -530,7 +504,7 @@ class ShutdownSignals:
             coordinator.drain(run_id, "the coordinator was stopped")
         except FrameError:  # it has ended by itself
             return
-        coordinator.tell(f"stopping {run_id} with a checkpoint; the same again stops at once")
+        coordinator.tell(f"stopping {run_id} with a checkpoint; the same signal again stops at once")
         deadline_s = time.monotonic() + SAVE_S
         while coordinator.driven() and self._count < 2 and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)

@@ -1,13 +1,13 @@
-"""The choice of the run that a restarted coordinator takes up, and of the step it resumes from. Pure.
+"""The run that a restarted coordinator resumes, and the step that it resumes from. Pure functions.
 
 ::
 
-    under way --(the coordinator ends)--> interrupted --(it starts again)--> taken up by another run:
-                                             from the end of the last turn that all nodes had done,
-                                             else from the newest checkpoint, or anew where there is none
+    running --(the coordinator ends)--> interrupted --(it starts again)--> resumed by another run:
+                                           from the end of the last turn that all nodes had done,
+                                           else from the newest checkpoint, else from the beginning
 
-Nodes released it meanwhile, and have on their disks what they kept of the last turns, and their shards. The run that
-takes it up has an id of its own, as one of ``--resume``, so late messages of the former one are refused.
+Meanwhile nodes have released the run, and have written shards and their copies of the last turns to disk. The resuming
+run has an id of its own, as with ``--resume``, so late messages of the former run are refused.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
 MAX_IN_VAIN: Final = 3
-"""So often in a row a run is taken up that does not get to its next checkpoint: what it does may end coordinators."""
+"""Most resumptions in a row without a new checkpoint or turn: the run itself may crash the coordinator."""
 
 NODES_S: Final = 300.0
-"""How long a run that is taken up waits for its nodes: they may have to start too."""
+"""Seconds that a resumed run waits for its nodes, which may have to start too."""
 
 
 def resumed_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | None:
@@ -39,7 +39,7 @@ def resumed_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | Non
 
 
 def last_of(records: Mapping[str, RunRecord], run_id: str) -> str:
-    """Return the id of the last run that resumes a run: its own unless it was taken up."""
+    """Return the id of the last run in the chain of runs that took this one up; its own id without such a chain."""
     seen = {run_id}
     while (after := resumed_by(records, run_id)) is not None and after.run_id not in seen:
         run_id = after.run_id
@@ -48,15 +48,9 @@ def last_of(records: Mapping[str, RunRecord], run_id: str) -> str:
 
 
 def run_to_resume(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s: float) -> RunRecord | None:
-    """Choose the run to take up: the newest one, if it was interrupted and not too often in vain.
+    """Return the newest run if it is interrupted and was not resumed in vain ``MAX_IN_VAIN`` times; else None.
 
-    Args:
-        records: of all runs, by id.
-        now_unix_s: wall clock.
-        within_s: an older interruption is left to the user.
-
-    Returns:
-        What is known of it; None if there is none.
+    An interruption more than ``within_s`` seconds ago is left to the user.
     """
     open_ends = in_order(record for record in records.values() if resumed_by(records, record.run_id) is None)
     last = open_ends[-1] if open_ends else None
@@ -66,7 +60,7 @@ def run_to_resume(records: Mapping[str, RunRecord], *, now_unix_s: float, within
 
 
 def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
-    """Count how often in a row a run was taken up that brought no new checkpoint, and ended no new turn."""
+    """Count the resumptions in a row that made no new checkpoint and ended no new turn."""
     count = 0
     while (before := records.get(last.takes_up)) is not None and last.newest_step <= before.newest_step:
         count, last = count + 1, before
@@ -76,17 +70,14 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
 def resume_request(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
     """Make the request that resumes an interrupted run.
 
-    Args:
-        request: with which it began.
-        record: what is known of it.
-        events: its own, without those of the runs that it resumes.
+    ``request`` began the run; ``events`` are its own, without those of the runs that it resumes.
 
     Returns:
-        A request to resume from its last turns and checkpoints, or to begin anew with the nodes that it had.
+        A request to resume from the last turns and checkpoints, or to begin again with the same nodes.
 
     Raises:
-        UsageError: it was interrupted before it had any.
-        RingTuneError: its books are damaged.
+        UsageError: the run was interrupted before it had nodes.
+        RingTuneError: its events are damaged.
     """
     plan = request.resume.plan if request.resume else None
     before = request.resume.manifests if request.resume else ()
@@ -106,7 +97,7 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
     if plan is not None and newest:
         lengths = request.resume.lengths if request.resume else ()
         resume = _of_one_course(request, plan, newest, lengths)
-        if resume.saved_step < 0:  # nodes that have lost the last turns begin anew, as they were asked to
+        if resume.saved_step < 0:  # if nodes have lost the last turns, the run begins again with its first request
             return waiting._replace(resume=resume)
         return waiting._replace(resume=resume, plan=None, choices=NO_CHOICES)
     nodes = record.nodes or request.nodes
@@ -116,7 +107,7 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
 
 
 def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ...]:
-    """The newest checkpoints and ends of turns, as many as nodes keep; of one step the checkpoint is first."""
+    """Return the newest checkpoints and ends of turns, as many as nodes keep; of equal steps the checkpoint first."""
     ordered = sorted(found, key=lambda one: (one.step, bool(one.shards)), reverse=True)
     saved = [one for one in ordered if one.shards][:KEPT]
     kept = [one for one in ordered if not one.shards][:TURNS_KEPT]
@@ -126,7 +117,7 @@ def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ..
 def _of_one_course(
     request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
 ) -> Resume:
-    """The points to resume from, without those from before an owner was left out, unless there are no others."""
+    """Return the points to resume from, without those before an owner was left out, except the newest."""
     plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
     known = set[str]().union(*digests(request.job, plan, lengths).values())
     manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)

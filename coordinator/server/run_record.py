@@ -1,10 +1,10 @@
-"""The record of a run, a small file beside its events: what a coordinator knows without reading these. Pure.
+"""The record of a run: a small file beside its events, with what is needed to list, resume and drop it. Pure.
 
 ::
 
-    running --> done       the result is there
-            --> stopped    somebody stopped it
-            --> failed     it ended with an error
+    running --> done           it has a result
+            --> stopped        a user stopped it
+            --> failed         it ended with an error
             --> interrupted    the coordinator ended before the run did
 
 A run with a checkpoint can be resumed from any state but running and done.
@@ -30,27 +30,21 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What is known of a run.
+    """State of a run.
 
     Attributes:
-        run_id: of the run.
-        first_run: the id under which nodes keep its shards: its own, or that of the run that it resumes.
-        model: last part of the model's path.
-        method: how it trains.
-        submitted_by: ``user@host``; empty = it did not say.
-        started_unix_s: wall clock.
-        state: one of ``STATES``.
+        first_run: id under which nodes store its shards: its own, or that of the run that it resumes.
+        submitted_by: ``user@host``; empty = not known.
         ended_unix_s: wall clock; 0 = it has not ended.
         num_steps: of the whole run; 0 = there is no plan yet.
-        steps_done: optimizer steps that were reported, those of the runs before it included.
-        saved_step: of the newest checkpoint; -1 = there is none.
-        kept_step: of the newest turn with an end that all nodes kept in memory; -1 = there is none.
-        message: why it did not end well.
-        is_fetched: whether somebody has all of its events.
+        steps_done: reported optimizer steps, those of the resumed runs included.
+        saved_step: of the newest checkpoint; -1 = none.
+        kept_step: last step of the newest turn of which all nodes keep the end in memory; -1 = none.
+        is_fetched: whether a user has all of its events.
         size_bytes: of its events on the disk.
-        nodes: that take part, or that were asked about themselves for it; none until they were.
-        takes_up: the interrupted run that the coordinator resumes by this one; empty = somebody submitted it.
-        submission: random; the submitter finds the run by this without having its id.
+        nodes: that take part or were inspected for it; empty before that.
+        takes_up: the interrupted run that the coordinator resumes by this one; empty = a user submitted it.
+        submission: random id, by which the submitter finds the run before it has the run's id.
     """
 
     run_id: str
@@ -73,7 +67,7 @@ class RunRecord:
     submission: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse ids that may not become part of a path, and a state that there is not."""
+        """Refuse ids that are unsafe in a path, and unknown states."""
         check_run_id(self.run_id)
         check_run_id(self.first_run)
         if self.takes_up:
@@ -81,25 +75,25 @@ class RunRecord:
         for node in self.nodes:
             check_node_name(node)
         if self.state not in STATES:
-            raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is none")
+            raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is unknown")
 
     @property
     def has_books(self) -> bool:
-        """Whether there is something to fetch: a run that ended before its plan has left nothing."""
+        """Whether it has events to fetch: a run that ended before its plan has none."""
         return self.num_steps > 0
 
     @property
     def newest_step(self) -> int:
-        """The last step from which a coordinator that starts again may resume; -1 = there is none."""
+        """The last step from which a restarted coordinator may resume; -1 = none."""
         return max(self.saved_step, self.kept_step)
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it can be resumed."""
+        """Whether a user can resume it: it has ended without a result and has a checkpoint."""
         return self.state in ("stopped", "failed", "interrupted") and self.saved_step >= 0
 
     def after(self, event: control_pb2.RunEvent, now_unix_s: float) -> RunRecord:
-        """Return what is known of the run after one more event; itself if the event tells nothing new."""
+        """Return the record after one more event; itself if the event changes nothing."""
         match event.WhichOneof("event"):
             case "plan_json":
                 return replace(self, num_steps=json.loads(event.plan_json)["course"]["num_steps"])
@@ -130,18 +124,18 @@ class RunRecord:
         return self
 
     def interrupted(self, ended_unix_s: float) -> RunRecord:
-        """Return what is known of a run that was under way when its coordinator ended."""
+        """Return the record of a running run as one interrupted at ``ended_unix_s``."""
         return replace(
             self, state="interrupted", message="the coordinator ended before the run did", ended_unix_s=ended_unix_s
         )
 
     def to_text(self) -> str:
-        """Write the record as JSON text."""
+        """Return the record as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def parse(text: str) -> RunRecord:
-        """Read what ``to_text`` wrote.
+        """Read the text of ``to_text``.
 
         Raises:
             IntegrityError: it is damaged.
@@ -153,12 +147,12 @@ class RunRecord:
 
 
 def in_order(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Sort runs by their start, oldest first; ids tell the order only to the second."""
+    """Sort runs by start, oldest first; ids give the order only to the second."""
     return sorted(records, key=lambda record: (record.started_unix_s, record.run_id))
 
 
 def chain_of(records: Mapping[str, RunRecord], run_id: str) -> tuple[RunRecord, ...]:
-    """List the runs that a run resumes, oldest first, and the run itself last."""
+    """Return the runs that a run resumes, oldest first, and the run itself last."""
     last = records[run_id]
     family = in_order(record for record in records.values() if record.first_run == last.first_run)
     return tuple(family[: family.index(last) + 1])
@@ -173,19 +167,19 @@ def to_drop(
     keep_unfetched_days: float = math.inf,
     busy: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Choose the runs to drop the books of, oldest first: by age, and those that were fetched by size too.
+    """Choose runs to delete, oldest first: old ones, and fetched ones while all together are too large.
 
-    A run of which there is nothing to fetch, because it ended before its plan, counts as fetched. The runs that one
-    run resumes stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
-    one that nobody has fetched stays for ``keep_unfetched_days``.
+    A run that ended before its plan counts as fetched. A chain of runs that resume each other is deleted as a whole.
+    Example: with 7 days, a run that was fetched and ended 8 days ago is deleted; one that was not fetched stays for
+    ``keep_unfetched_days``.
 
     Args:
         records: of all runs.
         now_unix_s: wall clock.
-        keep_days: how long to keep what was fetched.
-        keep_bytes: how much all runs may take; what was not fetched is never dropped for it.
-        keep_unfetched_days: how long to keep what nobody has fetched; infinite = for ever.
-        busy: runs that somebody reads now.
+        keep_days: days for fetched runs, since their end.
+        keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it.
+        keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
+        busy: runs that are being read now.
     """
     families: dict[str, list[RunRecord]] = {}
     for record in records:

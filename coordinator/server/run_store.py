@@ -1,15 +1,15 @@
-"""Runs on the coordinator's disk: their events with checksums, kept until they are fetched and some days more.
+"""Runs on the coordinator's disk: their events with checksums, kept until fetched and some days longer.
 
 ::
 
     STATE/lock                    held by the coordinator that writes here
     STATE/runs/<run id>/run.json  the record of the run
     STATE/runs/<run id>/request   the ``RunRequest`` with which it began
-    STATE/runs/<run id>/events    its events, of which its folder can be written again
+    STATE/runs/<run id>/events    its events, from which its folder can be written again
 
-Every follower of a run, its submitter included, reads the growing file, so nothing is held in memory, and a follower
-that is slow, asleep or gone holds nothing up. A crash leaves at most a torn last event, which readers pass over. A run
-that was under way when the coordinator ended is found as interrupted at the next start, and taken up.
+Every follower of a run, its submitter included, reads the growing file, so a slow follower costs no memory and delays
+no other. A crash leaves at most one incomplete event at the end, which readers skip. A run that was running when the
+coordinator ended is marked as interrupted at the next start, and may be resumed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,7 @@ _MAX_BYTES: Final = 1 << 30
 
 
 class EventLog:
-    """Appends events to a file.
-
-    Args:
-        path: of the file; made, with its folder.
-
-    Attributes:
-        size_bytes: of the events that are whole.
+    """Appends events to a new file; makes its folder.
 
     Raises:
         StorageError: it can't be made.
@@ -73,7 +67,7 @@ class EventLog:
             sync_folder(path.parent)
 
     def append(self, event: control_pb2.RunEvent) -> None:
-        """Write one event; if there is no room, the file is as before.
+        """Write one event; without room for it the file stays unchanged.
 
         Raises:
             StorageError: no room.
@@ -95,7 +89,7 @@ class EventLog:
             left = left[self._file.write(left) :]
 
     def force(self) -> None:
-        """Force what was written to the disk.
+        """Force the written events to the disk.
 
         Raises:
             StorageError: the disk refuses.
@@ -109,23 +103,20 @@ class EventLog:
 
 
 class Entry(NamedTuple):
-    """An event, and where the next one begins."""
+    """An event, and the position of the next one."""
 
     event: control_pb2.RunEvent
     end: int
 
 
 def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False) -> Iterator[Entry]:
-    """Yield the whole events of a file, from one position to another; a torn last one is left out.
+    """Yield the complete events of a file; an incomplete last one is left out.
 
-    Args:
-        path: of the file.
-        start: position of the first event.
-        stop: position behind the last event; None = the end of the file.
-        to_damage: a damaged event ends the events as a torn one does, and is no error.
+    ``start`` and ``stop`` are positions in the file. With ``to_damage`` a damaged event is the end, with a warning, and
+    no error.
 
     Raises:
-        IntegrityError: the file can't be read, or an event in it is damaged.
+        IntegrityError: the file can't be read, or an event is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -139,7 +130,7 @@ def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damag
                 if len(content) < length:
                     return
                 if zlib.crc32(content) != checksum:
-                    damage = f"{path} is damaged at byte {file.tell() - length}; what is before can be read"
+                    damage = f"{path} is damaged at byte {file.tell() - length}; earlier events can be read"
                     if not to_damage:
                         raise IntegrityError(damage)
                     _LOG.warning(damage)
@@ -154,13 +145,9 @@ _ENDS = ("failure", "done")
 
 
 class StoredRun:
-    """A run that is or was written to the disk; one thread writes, any thread reads.
+    """A run on the disk; one thread writes, any thread reads.
 
     Args:
-        record: what is known of it.
-        record_path: where that is written.
-        events_path: of the file of its events.
-        log: to append to; None = the run is over.
         on_saved: called with the step when the manifest of a checkpoint is on disk.
     """
 
@@ -183,7 +170,7 @@ class StoredRun:
 
     @staticmethod
     def begun(record: RunRecord, record_path: Path, events_path: Path, *, on_saved: Callable[[int], None]) -> StoredRun:
-        """Begin to write a run.
+        """Make the files of a new run.
 
         Raises:
             StorageError: no room.
@@ -193,9 +180,9 @@ class StoredRun:
 
     @staticmethod
     def found(record_path: Path, events_path: Path) -> StoredRun:
-        """Read a run of an earlier coordinator; one that was under way then counts as interrupted now.
+        """Read a run of an earlier coordinator process; one that was running is marked as interrupted.
 
-        Of its events those before the first damaged one count.
+        Events from the first damaged one on are ignored.
 
         Raises:
             IntegrityError: its record is damaged, or its events can't be read.
@@ -206,18 +193,18 @@ class StoredRun:
             if record.state == "running":
                 written = events_path if events_path.exists() else record_path
                 record = record.interrupted(written.stat().st_mtime)
-            with suppress(StorageError):  # the next start finds it again
+            with suppress(StorageError):  # the next start tries again
                 write_durably(record_path, record.to_text().encode())
         return StoredRun(record, record_path, events_path, log=None)
 
     # ---- writing ----------------------------------------------------------------------------------
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Write one event. After a failure to write only the last event counts, which then is kept in memory.
+        """Write one event. After a failed write further events are ignored, except the last, which is kept in memory.
 
         Raises:
-            StorageError: no room; what was written before is intact.
-            InterruptedRunError: the books are closed, because the coordinator ends.
+            StorageError: no room; the events before are intact.
+            InterruptedRunError: the file is closed, because the coordinator ends.
         """
         is_last = event.WhichOneof("event") in _ENDS
         if self._is_full and not is_last:
@@ -238,7 +225,7 @@ class StoredRun:
             self._on_saved(self.record.saved_step)
 
     def _write(self, event: control_pb2.RunEvent) -> None:
-        if self._log is None:  # a gap would pass for a whole run
+        if self._log is None:  # events with a gap would look like a complete run
             raise InterruptedRunError(f"the books of run {self.record.run_id} are closed; the coordinator ends")
         self._log.append(event)
         if event.WhichOneof("event") == "checkpoint_json":
@@ -254,11 +241,11 @@ class StoredRun:
                 self._log.force()
             write_durably(self._record_path, self.record.to_text().encode())
         except StorageError:
-            self._is_full = True  # the next start finds it as interrupted
+            self._is_full = True  # the next start marks it as interrupted
         self.close()
 
     def fetched(self) -> None:
-        """Note that somebody has all events; a run that is not over is not fetched yet."""
+        """Note that a user has all events; ignored while the run is running."""
         with self._changed:
             if self.record.state == "running" or self.record.is_fetched:
                 return
@@ -266,10 +253,10 @@ class StoredRun:
             try:
                 write_durably(self._record_path, self.record.to_text().encode())
             except StorageError:
-                self._is_full = True  # it only stays longer
+                self._is_full = True  # the only effect is that it stays longer
 
     def close(self) -> None:
-        """Close the file; a run that is not over can write no more, and is found as interrupted."""
+        """Close the file; a running run can write no more, and is marked as interrupted at the next start."""
         with self._changed:
             if self._log is not None:
                 self._log.close()
@@ -278,7 +265,7 @@ class StoredRun:
     # ---- reading ----------------------------------------------------------------------------------
 
     def events(self, *, wait: bool, is_over: Callable[[], bool] = lambda: False) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events; with ``wait`` until the run is over, or ``is_over`` says that nobody reads any more."""
+        """Yield the events; with ``wait`` until the run is over, or until ``is_over`` returns true."""
         position = 0
         while True:
             with self._changed:
@@ -303,7 +290,6 @@ class StoredRun:
 
 
 def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
-    """Return what is known of a run after those of its events that are whole."""
     size_bytes = 0
     if events_path.exists():
         written_unix_s = events_path.stat().st_mtime
@@ -318,13 +304,13 @@ _LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request"
 
 
 class RunStore:
-    """The runs in a folder, which is locked; safe to call from any thread.
+    """The runs in a folder, which is locked; safe for threads.
 
     Args:
         folder: made if it is missing.
-        keep_days: how long the books of a run stay after they were fetched.
-        keep_bytes: how much all books may take; those that nobody has fetched are never dropped for it.
-        keep_unfetched_days: how long books stay that nobody fetches; infinite = for ever.
+        keep_days: days for fetched runs, since their end.
+        keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it.
+        keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
 
     Raises:
         BusyError: another coordinator has the folder.
@@ -350,18 +336,18 @@ class RunStore:
             make_folder(folder / _RUNS)
         self._held = FileLock(
             folder / _LOCK,
-            busy=f"another coordinator, {{holder}}, keeps its runs in {folder}; end it or give this one its own folder "
-            "with --state",
+            busy=f"another coordinator, {{holder}}, stores its runs in {folder}; end it or give this one its own "
+            "folder with --state",
         )
         self._held.acquire()
         self._find()
         self.prune()
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Close the files and release the lock."""
         for run in self._runs.values():
             run.close()
-        with suppress(OSError):  # one that is not empty stays: this version may not have been able to read all
+        with suppress(OSError):  # a folder with runs stays
             (self.folder / _RUNS).rmdir()
         self._held.release()
 
@@ -372,7 +358,7 @@ class RunStore:
             remove_partial_files(folder)
             try:
                 run = StoredRun.found(folder / _RECORD, folder / _EVENTS)
-            except Exception as error:  # whatever is in its files, the other runs are served
+            except Exception as error:  # a damaged run must not hide the others
                 _LOG.warning("the run in %s can't be used, and stays as it is: %s", folder, error)
             else:
                 self._runs[folder.name] = run
@@ -380,12 +366,10 @@ class RunStore:
     # ---- runs -------------------------------------------------------------------------------------
 
     def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> StoredRun:
-        """Begin to keep a run.
+        """Begin to store a run.
 
-        Args:
-            record: of the run.
-            request: with what it began, as a message.
-            on_saved: called with the step when the manifest of a checkpoint is on disk.
+        ``request`` is the serialized ``RunRequest``; ``on_saved`` is called with the step when the manifest of a
+        checkpoint is on disk.
 
         Raises:
             StorageError: no room.
@@ -399,11 +383,11 @@ class RunStore:
         return run
 
     def request(self, run_id: str) -> bytes:
-        """Return with what a run began, as a message.
+        """Return the serialized ``RunRequest`` with which a run began.
 
         Raises:
             UsageError: there is no such run.
-            IntegrityError: it was not kept.
+            IntegrityError: the file can't be read.
         """
         self._run(run_id)
         path = self.folder / _RUNS / run_id / _REQUEST
@@ -413,12 +397,12 @@ class RunStore:
             raise IntegrityError(f"{path} can't be read: {error.strerror}; submit the run again") from error
 
     def records(self) -> dict[str, RunRecord]:
-        """What is known of every run, by its id, oldest first."""
+        """Return the record of every run by its id, oldest first."""
         with self._lock:
             return {record.run_id: record for record in in_order(run.record for run in self._runs.values())}
 
     def require(self, run_id: str) -> RunRecord:
-        """Return what is known of a run.
+        """Return the record of a run.
 
         Raises:
             UsageError: there is no such run.
@@ -426,7 +410,7 @@ class RunStore:
         return self._run(run_id).record
 
     def fetched(self, run_id: str) -> None:
-        """Note that somebody has all events of a run and of those that it resumes.
+        """Note that a user has all events of a run and of those that it resumes.
 
         Raises:
             UsageError: there is no such run.
@@ -440,11 +424,8 @@ class RunStore:
     ) -> Iterator[control_pb2.RunEvent]:
         """Yield the events of a run.
 
-        Args:
-            run_id: of the run.
-            wait: yield until the run is over; else end with what is there.
-            whole: first the events of the runs that it resumes.
-            is_over: asked now and then while there is nothing new; true ends the waiting.
+        With ``wait`` until the run is over, or ``is_over`` returns true; with ``whole`` first those of the runs that it
+        resumes.
 
         Raises:
             UsageError: there is no such run.
@@ -461,7 +442,7 @@ class RunStore:
         with self._lock:
             run = self._runs.get(run_id)
         if run is None:
-            raise UsageError(f"run {run_id} is not kept here; 'ringtune runs' lists those that are")
+            raise UsageError(f"run {run_id} is not stored here; 'ringtune runs' lists the stored runs")
         return run
 
     @contextmanager
@@ -477,7 +458,7 @@ class RunStore:
     # ---- room -------------------------------------------------------------------------------------
 
     def prune(self) -> tuple[str, ...]:
-        """Drop books that are too old, and those that were fetched if they are too many; return their runs."""
+        """Delete the runs that ``to_drop`` chooses; return their ids."""
         records = self.records()
         with self._lock:
             busy = {name for name, count in self._readers.items() if count}
@@ -494,10 +475,10 @@ class RunStore:
         for name in names:
             shutil.rmtree(self.folder / _RUNS / name, ignore_errors=True)
             if records[name].has_books and not records[name].is_fetched:
-                _LOG.warning("run %s is dropped: nobody fetched it for %g days", name, self._keep_unfetched_days)
+                _LOG.warning("run %s is deleted: it was not fetched for %g days", name, self._keep_unfetched_days)
         return names
 
 
 def default_folder(address: str) -> Path:
-    """Return the folder in which the coordinator at an address keeps its runs, as this system has it."""
+    """Return this user's state folder for the coordinator at an address."""
     return user_state_path("ringtune-coordinator") / str(split_address(address, option="--bind")[1])

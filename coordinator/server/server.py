@@ -54,25 +54,25 @@ _TOLD = tuple(name for name in _SAID if name != "instance")
 
 
 def member_of(request: control_pb2.JoinRequest) -> Member:
-    """Make a member from what an agent said of itself as it joined."""
+    """Make a member from the fields of an agent's join request."""
     said: dict[str, Any] = {name: _checked(getattr(request, name)) for name in _SAID}
     return Member(**said | {name: None for name in _OPTIONAL if not request.HasField(name)})
 
 
 def _checked(value: object) -> object:
-    """Bound a text of an agent, which is shown and logged later."""
+    """Clean and shorten a text of an agent, which is shown and logged later."""
     return printable(value, most=_MAX_TEXT) if isinstance(value, str) else value
 
 
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
-    """Make the entry of a member in a list for users; its ``instance`` is left out."""
+    """Make the entry of a member in a list for users, without its ``instance``."""
     joined = control_pb2.JoinRequest(**{name: getattr(member, name) for name in _TOLD})
     return control_pb2.NodeEntry(joined=joined, state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
 
 
 _UPLOAD_S = 600.0
 _MAX_UPLOADS = 8
-"""Saved results that may be sent here at a time; each takes a worker, also of somebody who sends nothing."""
+"""Most uploads at a time; each occupies a worker, even if its sender sends nothing."""
 
 
 class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
@@ -119,7 +119,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
 
     def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
-        """Return where the run stands, and the members."""
+        """Return the state of the run, and the members."""
         members = answer(context, self._coordinator.members)
         return control_pb2.StatusReply(
             version=__version__,
@@ -129,7 +129,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         )
 
     def Run(self, request: control_pb2.RunRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
-        """Start a run and follow it; unless it is kept, the run stops if nobody follows it any more."""
+        """Start a run and follow it; a run that is not stored stops when its follower disconnects."""
         driver = answer(context, lambda: self._coordinator.run(run_request_from_proto(request)))
         kept = self._coordinator.keeps(driver.run_id)
         if kept is None:
@@ -140,7 +140,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             yield from answer_stream(context, events)
 
     def Runs(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.RunsReply:
-        """List the runs that are kept."""
+        """List the stored runs."""
         records = answer(context, lambda: self._coordinator.require_kept().records())
         return control_pb2.RunsReply(
             runs=[control_pb2.KeptRun(record_json=record.to_text()) for record in records.values()]
@@ -149,7 +149,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Follow(
         self, request: control_pb2.FollowRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
-        """Send the events of a run that is kept."""
+        """Send the events of a stored run."""
         kept = answer(context, self._coordinator.require_kept)
         answer(context, lambda: kept.require(request.run_id))
         events = kept.events(
@@ -160,32 +160,32 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 yield event
 
     def Fetched(self, request: control_pb2.RunRef, context: grpc.ServicerContext) -> control_pb2.Empty:
-        """Hear that all events of a run have arrived."""
+        """Note that a user has all events of a run."""
         answer(context, lambda: self._coordinator.require_kept().fetched(request.run_id))
         return control_pb2.Empty()
 
     def Measure(
         self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
-        """Start a measurement and follow it; the measurement stops if nobody follows it any more."""
+        """Start a measurement and follow it; it stops when its follower disconnects."""
         driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
         yield from _follow(driver, context)
 
     def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
-        """End a run in order, or at once."""
+        """End a run after the granted turns, or at once."""
         end = self._coordinator.stop_run if request.now else self._coordinator.drain
         answer(context, lambda: end(request.run_id, request.reason))
         return control_pb2.Empty()
 
     def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:
-        """Hear that the submitter has the manifest of a checkpoint on disk."""
+        """Note that the submitter has the manifest of a checkpoint on disk."""
         answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
         return control_pb2.Empty()
 
     def Evaluate(
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
-        """Evaluate a saved result and follow the evaluation, which stops if nobody follows it any more."""
+        """Evaluate an uploaded result and follow the evaluation; it stops when its follower disconnects."""
         answer(context, self._begin_upload)
         with contextlib.ExitStack() as stack:
             stack.callback(self._uploads.release)
@@ -201,7 +201,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def _begin_upload(self) -> None:
         if not self._uploads.acquire(blocking=False):
-            raise BusyError(f"{_MAX_UPLOADS} results are sent here, or evaluated, already; try again soon")
+            raise BusyError(f"{_MAX_UPLOADS} results are already being uploaded or evaluated; try again soon")
 
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request
@@ -227,34 +227,32 @@ def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:
 
 
 def _follow(driver: Driver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
-    gone = "the submitter stopped the run or is gone"
+    gone = "the submitter stopped the run or disconnected"
     if not context.add_callback(lambda: driver.stop(gone)):
         driver.stop(gone)
     yield from driver.events()
 
 
 class JoiningServicer(trust_pb2_grpc.JoiningServicer):
-    """The calls of those who have no certificate yet."""
+    """The calls of parties without a certificate."""
 
     def __init__(self, keeper: TrustKeeper) -> None:
         self._keeper = keeper
 
     def Authority(self, request: trust_pb2.AuthorityRequest, context: grpc.ServicerContext) -> trust_pb2.AuthorityReply:
-        """Show the certificate of the authority."""
+        """Return the certificate of the authority."""
         return trust_pb2.AuthorityReply(authority_pem=self._keeper.authority_pem)
 
     def Certify(self, request: trust_pb2.CertifyRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
-        """Give a certificate for a token."""
+        """Return a certificate for a token."""
         pem = answer(context, lambda: self._keeper.certify(request.secret, request.request_pem))
         return trust_pb2.CertifyReply(certificate_pem=pem)
 
 
 class MembershipServicer(trust_pb2_grpc.MembershipServicer):
-    """The calls about who stays a member.
+    """The calls that renew certificates, invite, remove and drain.
 
-    Args:
-        coordinator: the one with the members.
-        keeper: of its trust; None = all is plain text.
+    ``keeper`` is None if the coordinator works without encryption.
     """
 
     def __init__(self, coordinator: Coordinator, keeper: TrustKeeper | None) -> None:
@@ -262,7 +260,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         self._keeper = keeper
 
     def Renew(self, request: trust_pb2.RenewRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
-        """Give the caller a certificate for a new key."""
+        """Return a certificate for the caller's new key."""
         caller = caller_of(context)
 
         def renew() -> bytes:
@@ -277,7 +275,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         return trust_pb2.InviteReply(token=answer(context, lambda: self._required().invite(request.node)))
 
     def Remove(self, request: trust_pb2.RemoveRequest, context: grpc.ServicerContext) -> trust_pb2.RemoveReply:
-        """Refuse a node or a user from now on."""
+        """Remove a node or user: its certificates are revoked, or without encryption its name is refused."""
 
         def remove() -> trust_pb2.RemoveReply:
             is_user = request.role == SUBMITTER_ROLE
@@ -290,7 +288,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         return answer(context, remove)
 
     def DrainNode(self, request: trust_pb2.DrainNodeRequest, context: grpc.ServicerContext) -> trust_pb2.DrainNodeReply:
-        """Take a node into no new run."""
+        """Exclude a node from new runs, or undo that."""
         run_id = answer(context, lambda: self._coordinator.drain_node(request.node, undo=request.undo))
         return trust_pb2.DrainNodeReply(run_id=run_id)
 
@@ -306,23 +304,22 @@ _MAX_CALLS = 1024
 _STOP_RUN_S = 8.0
 _GRACE_S = 1.0
 _MAX_JOINING = 4
-"""Strangers that are answered at a time; they have threads of their own, so that they keep nobody else waiting."""
+"""Threads for callers without a certificate, apart from those of members, whom they must not delay."""
 
 
 class CoordinatorServer:
-    """A coordinator that listens as soon as it is made; as a context manager it ends in order.
+    """A coordinator that listens once it is constructed; as a context manager it shuts down in order.
 
     Args:
         bind: ``host:port``; port 0 = any free one.
         lease_s: a node without a heartbeat for so long is lost.
-        insecure: whether ``bind`` and the nodes may be beyond this machine, without encryption.
-        keeper: of the trust, where the process speaks as the coordinator; None = all is plain text.
-        join_port: where those without a certificate are answered, on the same host; 0 = the port after the one of
-            ``bind``, any where that is any.
-        before: called with the coordinator and the address, which is taken, before the first call is answered.
+        insecure: whether ``bind`` and nodes may be on other machines without encryption.
+        keeper: of the trust; None = without encryption.
+        join_port: for callers without a certificate, on the same host; 0 = the port after that of ``bind``, or any if
+            that is any.
+        before: called with the coordinator and the bound address before the first call is answered.
 
     Attributes:
-        coordinator: what is served.
         address: ``host:port`` where it listens.
 
     Raises:
@@ -359,13 +356,12 @@ class CoordinatorServer:
                 raise
 
     def __enter__(self) -> CoordinatorServer:
-        """Return the server, which listens already."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop the run, if one is driven, so that its nodes are released; then stop listening."""
+        """Stop the driven run, so that its nodes are released; then stop listening."""
         if self._joining is not None:
             self._joining.stop(0.0, wait=False)
         self.coordinator.stop("the coordinator ends", _STOP_RUN_S)
@@ -373,7 +369,6 @@ class CoordinatorServer:
 
 
 def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
-    """Answer those who have no certificate yet."""
     host, port = split_address(bind, option="--bind")
     address = join_address(host, join_port or (port + 1 if port else 0))
 
@@ -384,7 +379,7 @@ def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
         server = Server(address, add, max_workers=_MAX_JOINING, max_calls=2 * _MAX_JOINING, is_public=True)
     except ConnectionFailedError as error:
         raise ConnectionFailedError(
-            f"can't listen on {address}, where those with a token are answered; take another --join-port"
+            f"can't listen on {address}, the port for joining with a token; take another --join-port"
         ) from error
     keeper.serves_at(server.port)
     return server
@@ -402,17 +397,17 @@ def announcing(
     say: Callable[[str], object],
     interfaces: Sequence[str] = (),
 ) -> Iterator[bool]:
-    """Announce the coordinator while the context is open; yields whether it is.
+    """Announce the coordinator on the local network while the context is open; yield whether it is announced.
 
     Args:
         address: ``host:port`` where it listens.
-        asked: ``--announce`` or ``--no-announce``; None = announce where others can reach it.
-        authority_sha256: of its authority, hex; empty = plain text.
-        say: takes the reason why it is not announced though it could be reached.
-        interfaces: addresses of the interfaces to announce on; empty = all, for this machine only the loopback.
+        asked: ``--announce`` or ``--no-announce``; None = announce if other machines can reach it.
+        authority_sha256: of its authority, hex; empty = without encryption.
+        say: gets the reason if it can't be announced although other machines can reach it.
+        interfaces: addresses of the interfaces to announce on; empty = all, or loopback for a loopback address.
 
     Raises:
-        UsageError: it was asked for, and can't be done.
+        UsageError: ``asked`` is true, and it can't be announced.
     """
     if not is_announced(is_loopback=is_loopback(address), asked=asked):
         yield False
@@ -431,7 +426,7 @@ def announcing(
 
 
 def _announce(address: str, authority_sha256: str, interfaces: Sequence[str]) -> tuple[Any, str]:
-    """Register the service; return the library's object, or None and why not."""
+    """Register the service; return the library's object, or None and the reason."""
     host, port = split_address(address, option="--bind")
     host = machine_address() if is_wildcard(address) else host
     try:

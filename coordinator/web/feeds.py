@@ -69,7 +69,7 @@ class FolderFeed:
             yield from self._news()
         except OSError as error:
             self._is_gone = True
-            told = f"nothing more comes: {self._folder} can't be read any more ({error.strerror})"
+            told = f"no further updates: {self._folder} can't be read any more ({error.strerror})"
             yield control_pb2.RunEvent(note=told)
 
     def _news(self) -> Iterator[control_pb2.RunEvent]:
@@ -261,7 +261,7 @@ class RunFeed:
                 if not self._put(event):
                     return
         except RingTuneError as error:
-            self._put(control_pb2.RunEvent(note=f"nothing more comes: {error}"))
+            self._put(control_pb2.RunEvent(note=f"no further updates: {error}"))
 
     def _put(self, event: control_pb2.RunEvent) -> bool:
         while not self._left.is_set():

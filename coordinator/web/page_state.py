@@ -274,7 +274,7 @@ def _move(line: Mapping[str, Any]) -> str:
 
 def _recovery(line: Mapping[str, Any]) -> str:
     lost = ", ".join(map(str, line.get("lost", ())))
-    back = f"goes on from step {line['step']}, after {format_seconds(float(line['seconds']))}"
+    back = f"continues from step {line['step']}, after {format_seconds(float(line['seconds']))}"
     if there := ", ".join(map(str, line.get("back", ()))):
         return f"node {lost} was lost, and {there} is back; the run {back}"
     if lost:

@@ -115,7 +115,7 @@ class ActiveRun:
             InterruptedRunError: there was a later call.
         """
         if number != self._num_loads:
-            raise InterruptedRunError(f"node {self.node} was given the saved result once more")
+            raise InterruptedRunError(f"node {self.node} got the saved result again")
 
     def figures(self) -> dict[str, Any]:
         """Return this node's figures of the current run, for JSON."""
@@ -278,23 +278,16 @@ def build_slice(
 ) -> None:
     """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
 
-    Args:
-        active: the run; executor and saver are set.
-        job: with the model's folder on this machine.
-        options: of the agent.
-        backend: builds the executor.
-        ring: receives the run's frames from now on.
-        dataset: loaded for this run before; None = load it.
-        goes_on: the shard to resume from; None = the run begins, or moves.
-        taken: trained state of the last placement, or from disks; None = there is none.
-        deadline_s: for the lock of the folder for shards, monotonic seconds.
+    ``goes_on`` is the shard to resume from, ``taken`` the trained state of the last placement or from disks; both None
+    for a new run. ``dataset`` was loaded for this run before; None = load it. ``deadline_s`` is monotonic seconds, for
+    the lock of the folder for shards.
 
     Raises:
         InterruptedRunError: the run was released meanwhile.
         RingTuneError: the slice can't be built, or the shard not be loaded.
     """
     resources.reset_peak()
-    # before the slice is built: faster peers may open their links meanwhile
+    # before the slice is built, as faster peers may open their links meanwhile
     backend.expect(ring, active, job)
     if active.cancelled.is_set():
         ring.forget(active)
@@ -483,5 +476,5 @@ def collect(
         return files
     files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
     if reporter is not None:
-        reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
+        reporter.flush(min(_FLUSH_S, timeout_s))  # the trace is complete when the run ends
     return files

@@ -51,9 +51,7 @@ class Agent:
     Args:
         attach_ring: registers the ring's servicer with the server after its load.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        load_workshop: loads the torch backend.
         models: fetches missing base weights; None = the model's folder has to exist.
-        clock: the coordinator's, for times in reports.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Agent:
         """Load torch in the background; an error is raised again when a run needs torch."""
         self._compute.submit(lambda: self.backend().preload())
 
-    # ---- what the coordinator asks ----------------------------------------------------------------
+    # ---- calls of the coordinator -----------------------------------------------------------------
 
     def inspect(self, run_id: str, job_toml: str, timing: TimingRequest | None, *, timeout_s: float) -> str:
         """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
@@ -150,7 +148,7 @@ class Agent:
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
-        plan = Plan.from_json(read_object(plan_json, "the plan that came"))
+        plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s)
         active = self.adopt(run_id, placement_number, plan, start)
@@ -269,14 +267,14 @@ class Agent:
         self.moves.release(run_id, is_finished=is_finished)
         self._data = ("", None) if run_id in ("", self._data[0]) else self._data
 
-    # ---- what the process asks --------------------------------------------------------------------
+    # ---- calls of the process ---------------------------------------------------------------------
 
     def abandon(self, error: RingTuneError) -> None:
-        """Report that this node leaves, so that nobody waits for its lease, and release the run."""
+        """Report that this node leaves, so that its lease is not awaited, and release the run."""
         active = self._active
         if active is not None and active.run is not None and active.reporter is not None:
             active.run.fail(error)
-            active.reporter.flush(3.0)  # a busy machine may need so long for the report
+            active.reporter.flush(3.0)  # a busy machine may need this long for the report
         self.release("", str(error))
 
     def close(self, timeout_s: float) -> bool:

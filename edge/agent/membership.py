@@ -1,20 +1,20 @@
 """The membership of a node: join, heartbeats that renew the lease, reaction to a lost coordinator, leave.
 
-One thread sends a heartbeat every third of the lease. Four outcomes matter::
+One thread sends a heartbeat every third of the lease. Outcomes::
 
     known, driving our run      continue
     known, driving another run  our run is over: its Release got lost
     unknown                     the coordinator has restarted or declared us lost: stop the run, join again
     silence for 12 leases       stop the run; join again when it answers, or end if a parent started us
 
-A coordinator that is frozen or unreachable for less than 12 leases finds the run as it was, at the end of the granted
-turns. One that has restarted does not know the node; its first answer says so.
+A coordinator that is frozen or unreachable for less than 12 leases finds the run unchanged, at the end of the granted
+turns. One that has restarted does not know the node, and says so in its first answer.
 
-The lease decides who is alive. A connection that seems open proves nothing, and neither does one heartbeat without an
-answer: a node that was frozen has lost its connection, and its next heartbeat reaches the coordinator.
+Only the lease decides which nodes are alive. An open connection proves nothing, nor does one unanswered heartbeat: a
+node that was frozen has lost its connection, and its next heartbeat reaches the coordinator.
 
 The time to keep trying to join and the time to wait for one answer are separate: a coordinator on a busy machine may
-need seconds for an answer, and a late answer says nothing about the name or the version.
+need seconds for an answer, and a late answer says nothing about name or version.
 """
 
 from __future__ import annotations
@@ -40,22 +40,18 @@ _JOIN_RETRY_S = 0.5
 _LONGEST_RETRY_S = 5.0
 _MAX_MISSED = 1
 _PATIENCE_LEASES = 12
-"""So long, in leases, a run is kept in memory for a coordinator that does not answer."""
+"""Leases for which a run is kept in memory while its coordinator does not answer."""
 
 
 class Membership:
     """Keeps one node a member of one coordinator.
 
     Args:
-        coordinator: returns the stub for the next call.
-        where: the coordinator's address, for messages.
         identity: the node's facts in its request to join.
-        current_run: the id of the run that the node works on, empty = none.
         on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
             runs: another one may have begun while a heartbeat was under way) and the reason.
-        on_gone: called once if the coordinator is gone for good (``rejoin`` is false).
-        rss_bytes: resident memory now.
-        rejoin: whether to join again after the coordinator was gone.
+        on_gone: called once if the coordinator is lost and ``rejoin`` is false.
+        rejoin: whether to join again after the coordinator was lost.
         clock: is compared with the coordinator's at every answer.
         on_answer: called at every answered heartbeat with the removed certificates, serial -> reason.
     """
@@ -105,7 +101,7 @@ class Membership:
             give_up: set to return without having joined.
 
         Raises:
-            ConnectionFailedError: nobody answers within ``timeout_s``, or not in time.
+            ConnectionFailedError: nothing answers within ``timeout_s``, or not in time.
             BusyError: the name stays taken.
             TrustError: one side does not take the other's certificate.
             RingTuneError: the coordinator refuses for another reason.
@@ -133,7 +129,7 @@ class Membership:
             _LOG.warning("node %s can't join yet, %s: %s", self._identity.node, what_now, error)
 
     def leave(self, *, timeout_s: float = 2.0) -> None:
-        """Stop the heartbeats and tell the coordinator; a coordinator that is gone is no error."""
+        """Stop the heartbeats and notify the coordinator; one that does not answer is no error."""
         self._leaving.set()
         if not self._thread.is_alive():
             return
@@ -153,7 +149,7 @@ class Membership:
             reply = self._coordinator().Join(self._identity, timeout=timeout_s)
         except grpc.RpcError as error:
             refusal = error_of_call(error, peer=f"coordinator {self._where}")
-            if isinstance(refusal, DeadlineError):  # not a member yet, so nothing that could be lost
+            if isinstance(refusal, DeadlineError):  # not a member yet, so not a lost peer
                 raise ConnectionFailedError(
                     f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs"
                 ) from error
@@ -175,11 +171,11 @@ class Membership:
         while not self._leaving.wait(self._lease_s / 3):
             try:
                 self.send_heartbeat()
-            except TrustError as error:  # asking again won't help
+            except TrustError as error:  # permanent
                 self._on_run_over("", str(error))
                 self._on_gone(error)
                 return
-            except RingTuneError as error:  # another node has our name now
+            except RingTuneError as error:  # another node may have this name now
                 self._complain(error, "trying again")
             if self._is_lost and not self._rejoin:
                 self._on_gone(ConnectionFailedError(self._gone(_PATIENCE_LEASES * self._lease_s)))

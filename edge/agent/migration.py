@@ -61,10 +61,8 @@ class NextPlacement(NamedTuple):
     """Arguments of a move to the next placement.
 
     Attributes:
-        plan_json: the part of the plan.
         addresses: ``host:port`` of the nodes of both placements.
         shards_run: run id under which shards of checkpoints are kept.
-        start: the item from which the run continues.
         from_placement_number: of the placement in which the sources hosted the blocks.
         sources: nodes with the trained blocks that this node needs.
         from_step: the run recovers from the copies after so many steps; None = it moves.
@@ -90,7 +88,7 @@ class MigratingAgent(Protocol):
     options: AgentOptions
 
     def current(self) -> ActiveRun | None:
-        """Return the prepared or active run; None if there is none."""
+        """Return the prepared or active run, if any."""
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop."""
@@ -236,7 +234,7 @@ class AgentMigration:
         """
         deadline_s = time.monotonic() + _SHARE * timeout_s
         number = self._next_call()
-        plan = Plan.from_json(read_object(to.plan_json, "the plan that came"))
+        plan = Plan.from_json(read_object(to.plan_json, "the received plan"))
         if self._node not in plan.nodes:
             self._end_before(number, to.run_id)
             self._left = (to.run_id, to.shards_run)
@@ -267,7 +265,9 @@ class AgentMigration:
             active = self._agent.adopt(to.run_id, to.placement_number, plan, to.start)
         active.is_resting = True
         self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
-        _LOG.info("run %s moved, blocks %s; %d bytes came", to.run_id, plan.slice_of(self._node).text, fetched_bytes)
+        _LOG.info(
+            "run %s moved, blocks %s; %d bytes were fetched", to.run_id, plan.slice_of(self._node).text, fetched_bytes
+        )
         return int(active.executor.hosted_bytes), fetched_bytes
 
     def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> MigratedState:
@@ -333,7 +333,9 @@ class AgentMigration:
             InterruptedRunError: there was a later call.
         """
         if number != self._num_calls:
-            raise InterruptedRunError(f"run {run_id} goes on otherwise, so node {self._node} does not move")
+            raise InterruptedRunError(
+                f"run {run_id} was moved or released meanwhile, so node {self._node} does not move"
+            )
         before = self._agent.current()
         if before is not None:
             self._agent.end(before, "the run moves")
@@ -379,7 +381,7 @@ def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_
     active = agent.current()
     if active is not None and active.run_id != run_id:
         raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
-    plan, job = Plan.from_json(read_object(plan_json, "the plan that came")), agent.job_of(run_id, job_toml)
+    plan, job = Plan.from_json(read_object(plan_json, "the received plan")), agent.job_of(run_id, job_toml)
     came = 0
     if agent.models is not None:
         before = agent.models.fetched_bytes
@@ -388,7 +390,7 @@ def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_
     piece = plan.slice_of(node)
     asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
     _LOG.info(
-        "run %s: blocks %s to come, %s fetched, %s asked for", run_id, piece.text, *map(format_bytes, (came, asked))
+        "run %s: next blocks %s, %s fetched, %s read ahead", run_id, piece.text, *map(format_bytes, (came, asked))
     )
     return came
 
@@ -427,14 +429,8 @@ def load_from_disks(
 ) -> MigratedState:
     """Fetch blocks from other nodes' disks, and read those on this node's disk.
 
-    Args:
-        options: of this node.
-        goes_on: step, and holder of the head.
-        saved: sources of the blocks.
-        addresses: ``host:port`` by node.
-        deadline_s: monotonic seconds.
-        check: called with node and address; raises if a node may not be reached there.
-        lease_s: seconds for which a node without an answer is retried.
+    ``check`` is called with node and address, and raises an error if the node may not be reached there. A node without
+    an answer is retried for ``lease_s`` seconds.
 
     Raises:
         UsageError: this node has to read from its disk, and has no folder.

@@ -33,8 +33,6 @@ class NodeMetrics(NamedTuple):
     """Current figures of a node.
 
     Attributes:
-        run_id: of the active run; empty = none.
-        rss_bytes: resident memory.
         budget_bytes: memory that a run may use.
         actions: computed in the run.
         busy_s: seconds of these.
@@ -51,7 +49,7 @@ class NodeMetrics(NamedTuple):
 
 
 def require_metrics() -> None:
-    """Refuse to serve figures without the Prometheus library.
+    """Refuse to serve metrics without the Prometheus library.
 
     Raises:
         UsageError: names the extra to install.
@@ -61,7 +59,7 @@ def require_metrics() -> None:
 
 
 def figures_text(figures: NodeMetrics) -> bytes:
-    """Write figures in the text format of Prometheus."""
+    """Return figures in the text format of Prometheus."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
     from prometheus_client.registry import Collector
@@ -73,7 +71,7 @@ def figures_text(figures: NodeMetrics) -> bytes:
             of_node: dict[str, Any] = {"labels": ["node"]}
             for name, text, value in (
                 ("ringtune_node_rss_bytes", "Resident memory of the node.", figures.rss_bytes),
-                ("ringtune_node_budget_bytes", "What the node lets a run use.", figures.budget_bytes),
+                ("ringtune_node_budget_bytes", "Memory that a run may use.", figures.budget_bytes),
                 ("ringtune_node_running", "1 = it works on a run, 0 = it does not.", int(bool(figures.run_id))),
             ):
                 gauge = GaugeMetricFamily(name, text, **of_node)
@@ -102,12 +100,7 @@ class MetricsServer:
 
     Args:
         bind: ``host:port``; port 0 = any free one.
-        figures: returns the current figures.
         token_file: has the token for other machines; None = a new one.
-
-    Attributes:
-        address: ``host:port`` of the listener.
-        guard: refuses requests without the token.
 
     Raises:
         UsageError: the library is missing, or ``bind`` is no address.
@@ -167,7 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "ringtune", ""
 
     def do_GET(self) -> None:
-        """Answer a request: ``/metrics``, or 404."""
         headers = self.headers
         refusal = self.server.guard.refuse(headers.get("host"), headers.get("authorization"), None)
         if refusal is not None:
@@ -186,4 +178,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-        """Log nothing of a request."""
+        """Log no requests."""

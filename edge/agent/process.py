@@ -1,8 +1,8 @@
-"""The process of an agent: start, join, the wait for a reason to end, and an orderly end.
+"""The process of an agent: start, join, wait for a reason to end, and orderly end.
 
-The process ends within seconds whatever the compute thread does: that is a daemon thread, and the process exits
-without waiting for its torch call. A run that lost its coordinator is given up so that the coordinator, once it has
-restarted, can resume it from its last turn.
+The process ends within seconds whatever the compute thread does: that is a daemon thread, and the process exits without
+waiting for its torch call. If the coordinator is lost, the run is stopped and its last turns are saved to disk, so that
+a restarted coordinator can resume it.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _LOG = logging.getLogger(__name__)
 _REPORT_S = 5.0
 _NODES_S = 10.0
 GRACE_S = 20.0
-"""The longest that a node takes to end, whatever a thread of it waits for."""
+"""Longest time, in seconds, from the first reason to end to the forced end of the process."""
 _CLOSE_S = 2.0
-# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+# Short: a signal may go to any thread and then does not wake the main thread, which runs the handlers.
 _WAIT_S = 0.5
 
 
 @dataclass(slots=True)
 class _ExitReason:
-    """The reason why the process shall end; only the first one counts."""
+    """The reason for the end of the process; only the first one counts."""
 
     wanted: threading.Event = field(default_factory=threading.Event)
     code: int = 0
@@ -65,7 +65,6 @@ class _ExitReason:
     error: RingTuneError | None = None
 
     def ask(self, code: int, reason: str, error: RingTuneError | None = None) -> None:
-        """Ask the process to end with exit code ``code``."""
         if not self.wanted.is_set():
             self.code, self.reason, self.error = code, reason, error
             self.wanted.set()
@@ -75,9 +74,7 @@ class _ExitReason:
 def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lambda address: None) -> int:
     """Run an agent until a signal, its parent's end or its membership ends it.
 
-    Args:
-        options: of the command line.
-        on_joined: called once it is a member, with the address at which it is reached.
+    ``on_joined`` is called once it is a member, with its address for other nodes.
 
     Returns:
         The exit code: 143 after SIGTERM, 130 after SIGINT, 129 after SIGHUP, 0 if the parent has ended.
@@ -87,7 +84,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         BusyError: the name is taken.
     """
     keep_files_private()
-    keep_freed_memory()  # before there is a second thread, which would have a heap of its own
+    keep_freed_memory()  # before a second thread exists, which would have a heap of its own
     ending = _ExitReason()
     with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):
         if options.watch_parent:
@@ -98,15 +95,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
 
 
 class CoordinatorCalls:
-    """The calls of a node to its coordinator, over a channel that is opened anew with a renewed certificate.
-
-    Args:
-        options: address of the coordinator, folder of the certificate.
-        channels: closes the channels; calls that are under way keep theirs.
-
-    Attributes:
-        stub: for the next call.
-    """
+    """The calls of a node to its coordinator, over a channel that is reopened with a renewed certificate."""
 
     def __init__(self, options: AgentOptions, channels: contextlib.ExitStack) -> None:
         self._options, self._channels = options, channels
@@ -117,7 +106,7 @@ class CoordinatorCalls:
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
 
     def hear(self, removed: Mapping[str, str]) -> None:
-        """Refuse the bearers of removed certificates, serial -> reason, and renew the own one if it ends soon."""
+        """Refuse peers with removed certificates, serial -> reason, and renew the own certificate if it ends soon."""
         who, folder = speaker(), self._options.trust
         if who is None:
             return
@@ -162,7 +151,7 @@ def _serve(
     try:
         if options.metrics:
             figures = beside.enter_context(_figures(options, agent, identity.memory_bytes))
-            sys.stderr.write(f"{figures.line()}\n")  # once, and in no log: it may have a token
+            sys.stderr.write(f"{figures.line()}\n")  # once, and not to the log: it may contain a token
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
         if not ending.wanted.is_set():
             on_joined(identity.address)
@@ -183,8 +172,6 @@ def _serve(
 
 
 def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> MetricsServer:
-    """Serve the figures of this node."""
-
     def now() -> NodeMetrics:
         totals = agent.totals
         return NodeMetrics(
@@ -211,7 +198,6 @@ def _exit_now(ending: _ExitReason) -> None:
 
 
 def _watch_parent(ending: _ExitReason) -> None:
-    """End the process when its parent ends."""
     while True:
         try:
             if not os.read(0, 4096):
@@ -241,7 +227,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         system=f"{platform.system()} {platform.machine()}",
         instance=secrets.token_hex(8),
         is_guest=options.is_guest,
-        # a local run has just shared the rows out, and starts sooner without counting them in every process
+        # a local run has just counted the rows, and starts sooner without counting them in every process
         train_rows=None if options.watch_parent else count_rows(options.data, options.share),
         eval_rows=None if options.watch_parent else count_rows(options.eval_data, options.share),
         cores=usable_cores(),
@@ -256,16 +242,13 @@ def _likely_device(options: AgentOptions) -> str:
 
 
 _SAVE_S: Final = 60.0
-"""How long the action under way and the disk may take; what is not saved by then is done again."""
+"""Seconds for the current action and the disk; turns that are not saved by then are repeated."""
 
 
 def give_up(agent: Agent, run_id: str, reason: str) -> None:
-    """Stop a run, put the ends of its last turns on this node's disk, and release it.
+    """Stop a run, save the ends of its last turns on this node's disk, and release it.
 
-    Args:
-        agent: of this node.
-        run_id: of the run; empty = whatever runs.
-        reason: why it is given up.
+    An empty ``run_id`` means any run; ``reason`` is for the log.
     """
     active = agent.current()
     if active is not None and run_id in ("", active.run_id):
@@ -280,13 +263,11 @@ def give_up(agent: Agent, run_id: str, reason: str) -> None:
 
 
 def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
-    """Count one share of a table's rows; None for other files, which only a job's task tells how to read.
+    """Count one share of a table's rows; None without a file, and for other files, which only a job's task can read.
 
-    Example: part 1 of 4 of 10 rows has the rows [2, 5), which are 3. A job with another split gives a node others.
+    Example: part 1 of 4 of 10 rows has the rows [2, 5), which are 3. A job with another split changes these rows.
 
-    Args:
-        path: of the file; None = there is none.
-        share: which part of the rows: (index, number of parts).
+    ``share`` is (index, number of parts).
 
     Raises:
         DataError: the file is not readable.

@@ -4,8 +4,8 @@ The import loads torch and the model libraries, which takes seconds; the agent d
 joined.
 
 A ``Snapshot`` refers to the trained tensors of the node's slice at a turn boundary with their optimizer state, and at
-an owner to the head. It copies nothing: no update changes these tensors any more, and the rest of the slice is freed.
-Nodes send each other its blocks as safetensors files.
+an owner to the head. It copies nothing, because no update changes these tensors any more; the rest of the slice is
+freed. Nodes send each other its blocks as safetensors files.
 """
 
 from __future__ import annotations
@@ -70,12 +70,8 @@ def inspect(
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
     """Count this node's rows and labels, and time every kind of work.
 
-    Args:
-        options: of the agent.
-        job: with the model's folder on this machine.
-        timing: of the measurement; None = no measurement, times are 0.
-        memory_bytes: budget for a run; the accelerator's budget may be less, see ``device_budget``.
-        dataset: loaded for this run before; None = load it.
+    ``timing`` = None: no measurement, times are 0. The budget may be less than ``memory_bytes`` on an accelerator, see
+    ``device_budget``. ``dataset`` was loaded for this run before; None = load it.
 
     Returns:
         ``NodeFacts`` as JSON, and the dataset of an owner.
@@ -297,11 +293,7 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
 class Snapshot:
     """The trained tensors of one node in one run, without a copy.
 
-    Args:
-        executor: of the node; it computes no more.
-        piece: the node's slice.
-        metadata: run, and placement number or step.
-        with_head: whether the node is an owner.
+    ``executor`` must not compute any more; ``metadata`` is run, and placement number or step.
     """
 
     def __init__(self, executor: NodeExecutor, piece: Slice, metadata: Mapping[str, str], *, with_head: bool) -> None:
@@ -355,7 +347,7 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
         found = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
-        raise IntegrityError("a snapshot does not say what it is of; use one version on all machines") from error
+        raise IntegrityError("a snapshot has no readable metadata; use one version on all machines") from error
     if found != dict(metadata):
         raise IntegrityError(f"a snapshot is of {found}, expected is {dict(metadata)}; start the run again")
 

@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def doctor(
-    role: Annotated[str, typer.Option(help="What this machine shall be: node or coordinator.")] = "node",
+    role: Annotated[str, typer.Option(help="Role of this machine: node or coordinator.")] = "node",
     model: Annotated[Path | None, typer.Option(metavar="DIR", help="Check this model folder too.")] = None,
     coordinator: options.Coordinator = "",
     bind: Annotated[
@@ -25,7 +25,7 @@ def doctor(
     trust: options.Trust = None,
     json: options.Json = False,
 ) -> None:
-    """Check this machine: a line each with PASS, WARN or FAIL and what to do. Exit code 1 if anything fails."""
+    """Check this machine: each line has PASS, WARN or FAIL and a remedy. Exit code 1 if anything fails."""
     import json as json_module
 
     from edge.doctor import Level, all_lines, examine

@@ -1,8 +1,8 @@
 """Enrollment of a node: its name, its certificate, and the coordinator that it joins.
 
-A node has a token, or a certificate from before, or speaks plain text. Without an address of a coordinator it joins
-the one at this machine's default address; otherwise it lists those announced on the local network, and
-``ringtune.transport.discovery`` says which of them it may join.
+A node has a token, an earlier certificate, or works without encryption. Without an address it joins the coordinator at
+this machine's default address; else those announced on the local network are listed, and
+``ringtune.transport.discovery`` chooses one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _RETRY_S = 1.0
 def resolve_node_name(
     name: str, trust: Path | None, token_file: Path | None, *, state: Path | None, insecure: bool
 ) -> tuple[str, Token | None]:
-    """Return the name of this node: the user's, its token's or its certificate's, else that of its host.
+    """Return the name of this node: the given one, that of its token or certificate, else that of its host.
 
     Args:
-        name: the user's; empty = none.
-        trust: folder of its identity, as given by the user.
-        token_file: file with a join token; ``-`` = standard input. One that is gone counts for nothing here.
-        state: the state folder, as given by the user; None = one below the user's, by its name.
-        insecure: whether the user wants plain text.
+        name: given by the user; empty = none.
+        trust: given folder of its identity.
+        token_file: with a join token; ``-`` = standard input. A missing file is ignored here.
+        state: given state folder; None = all of this user.
+        insecure: whether the user asked for no encryption.
 
     Returns:
         The name, and the token if it was read.
@@ -79,28 +79,28 @@ def choose_trust(
     join_s: float = 0.0,
     token: Token | None = None,
 ) -> Path | None:
-    """Use this node's identity for all channels from now on; plain text if it has neither identity nor token.
+    """Use this node's identity for all channels; no encryption if it has neither identity nor token.
 
-    A token counts only where there is no identity yet, so the command that joined may stay as it is.
+    A token is used only if there is no identity yet, so the first command line works again later.
 
     Args:
         name: of the node.
-        trust: folder of its identity, as given by the user; None = in its state folder.
-        token_file: file with a join token; ``-`` = standard input.
+        trust: given folder of its identity; None = in its state folder.
+        token_file: with a join token; ``-`` = standard input.
         state: the node's state folder.
         coordinator: ``host:port``.
-        insecure: whether the user wants plain text.
-        join_s: how long to try to reach the coordinator with a token, seconds.
-        is_local: the node is of a local run, which is plain unless it has a token.
-        token: that of ``token_file``, if it was read already; standard input can be read once.
+        insecure: whether the user asked for no encryption.
+        join_s: seconds to try to reach the coordinator with a token.
+        is_local: whether the node is of a local run, which is unencrypted unless it has a token.
+        token: of ``token_file``, if already read; standard input can be read only once.
 
     Returns:
-        The folder of the identity; None = plain text.
+        The folder of the identity; None = no encryption.
 
     Raises:
-        TrustError: the identity or the token can't be used, or is another node's.
-        ConnectionFailedError: nobody answers at the coordinator's host.
-        UsageError: certificates and plain text are both asked for.
+        TrustError: identity or token can't be used, or is another node's.
+        ConnectionFailedError: nothing answers at the coordinator's host.
+        UsageError: both certificates and no encryption are requested.
     """
     refuse_both(trust or token_file, insecure=insecure)
     folder = trust or node_trust(state)
@@ -117,11 +117,11 @@ def choose_trust(
 def join_as(
     party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None = None
 ) -> None:
-    """Get a certificate for a token that is for this party; a coordinator that is not there yet is waited for.
+    """Exchange a token of this party for a certificate; retry an unreachable coordinator for ``join_s`` seconds.
 
     Raises:
         TrustError: the token can't be used, or is for another party.
-        ConnectionFailedError: nobody answers at the coordinator's host.
+        ConnectionFailedError: nothing answers at the coordinator's host.
     """
     token = token or token_for(party, token_file)
     from ringtune.transport.enrollment import join
@@ -139,7 +139,7 @@ def join_as(
 
 
 def token_for(party: Party, token_file: Path) -> Token:
-    """Read the token of a file, which has to be for this party.
+    """Read a token from a file, and refuse one of another party.
 
     Raises:
         TokenError: it is damaged, or for another party.
@@ -160,7 +160,7 @@ def _another(token_file: Path, token: Token, wanted: str) -> str:
 
 
 def read_token(file: Path) -> Token:
-    """Read the token of a file, or of standard input for ``-``.
+    """Read a token from a file, or from standard input for ``-``.
 
     Raises:
         TokenError: it is damaged.
@@ -176,7 +176,7 @@ def read_token(file: Path) -> Token:
 
 
 def require_name(found: Party, wanted: Party, folder: Path) -> None:
-    """Refuse a certificate with another name, and use no identity then.
+    """Refuse a certificate with another name, and stop using its identity.
 
     Raises:
         TrustError: names both.
@@ -199,23 +199,15 @@ def find_coordinator(
     insecure: bool,
     token: Token | None = None,
 ) -> tuple[str, Token | None]:
-    """Find the coordinator that this node joins.
-
-    Args:
-        name: of the node.
-        trust: folder of its identity, as given by the user; None = in its state folder.
-        token_file: file with a join token; ``-`` = standard input.
-        state: the node's state folder.
-        insecure: whether the user wants plain text.
-        token: that of ``token_file``, if it was read already; standard input can be read once.
+    """Find the coordinator that this node joins; arguments as ``choose_trust``.
 
     Returns:
         Its address, and the token if it was read.
 
     Raises:
         ConnectionFailedError: none was found.
-        TrustError: none that was found has the authority of the token or certificate, or these can't be used.
-        UsageError: several may be meant, or the node has neither; or the library that looks is missing.
+        TrustError: none of those found has the authority of token or certificate, or these can't be used.
+        UsageError: several are possible, or the node has neither; or the discovery library is missing.
     """
     refuse_both(trust or token_file, insecure=insecure)
     if _listens(DEFAULT_COORDINATOR):
@@ -242,7 +234,6 @@ def _listens(address: str) -> bool:
 
 
 def _authority_of(folder: Path, party: Party) -> str:
-    """Return the hash of the authority that gave this party its certificate."""
     from ringtune.transport.identity import fingerprint, read_identity
 
     identity = read_identity(folder, time.time())
@@ -253,44 +244,41 @@ def _authority_of(folder: Path, party: Party) -> str:
 def announced(
     look_s: float, *, interfaces: Sequence[str] = (), enough: Callable[[Announcement], bool] = lambda found: False
 ) -> list[Announcement]:
-    """List the coordinators that are announced; at most so many are read.
+    """Return the announced coordinators, at most ``MAX_FOUND``.
 
-    Args:
-        look_s: for how long, seconds.
-        interfaces: addresses of the interfaces to look on; empty = all.
-        enough: whether one that was found ends the looking.
+    Listens for ``look_s`` seconds on ``interfaces`` (empty = all), until ``enough`` accepts an announcement.
 
     Raises:
-        UsageError: the library is not installed, or the network can't be looked on.
+        UsageError: the library is not installed, or the network can't be used.
     """
     try:
         from zeroconf import InterfaceChoice, ServiceBrowser, ServiceListener, Zeroconf
     except ImportError as error:
         raise UsageError(
             f"no --coordinator was given, and none listens at {DEFAULT_COORDINATOR}; give --coordinator HOST:PORT, or "
-            f"install what looks for one: {hint_to_install('discovery')}"
+            f"install what discovers one: {hint_to_install('discovery')}"
         ) from error
     names: queue.Queue[str] = queue.Queue(MAX_FOUND)
 
     class Listener(ServiceListener):
-        """Collects the names of services, as many as are read."""
+        """Queues the names of announced services."""
 
         def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-            """Take a new name."""
+            """Queue a new name."""
             with contextlib.suppress(queue.Full):
                 names.put_nowait(name)
 
         def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-            """Leave a changed one: it is asked for when it is read."""
+            """Ignore a change: the announcement is requested later."""
 
         def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-            """Leave one that is gone: it does not answer."""
+            """Ignore a removal: the service will not answer."""
 
     try:
         network = Zeroconf(interfaces=list(interfaces) or InterfaceChoice.All)
     except OSError as error:
         raise UsageError(
-            f"can't look for a coordinator on this network ({error}); give --coordinator HOST:PORT"
+            f"can't search for a coordinator on this network ({error}); give --coordinator HOST:PORT"
         ) from error
     with contextlib.closing(network):
         browser = ServiceBrowser(network, SERVICE, Listener())
@@ -303,7 +291,7 @@ def announced(
 def _read(
     network: Any, names: queue.Queue[str], deadline_s: float, enough: Callable[[Announcement], bool]
 ) -> list[Announcement]:
-    """Ask for what each name announces, until the time is over or enough were asked for."""
+    """Request the announcement of each name, until the deadline or ``enough``."""
     found: list[Announcement] = []
     asked = 0
     while asked < MAX_FOUND and (left_s := deadline_s - time.monotonic()) > 0:

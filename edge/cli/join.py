@@ -1,4 +1,4 @@
-"""The command ``ringtune join``, which gets a user of another machine a certificate for a token."""
+"""``ringtune join``: exchange a user's join token for a certificate on another machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def join(
     trust: options.Trust = None,
     json: options.Json = False,
 ) -> None:
-    """Get a certificate for a user's join token, so that commands on this machine may talk to the coordinator.
+    """Exchange a user's join token for a certificate, so that commands on this machine may use the coordinator.
 
     A node joins by itself: 'ringtune node --token-file FILE'.
     """

@@ -1,4 +1,4 @@
-"""The command ``ringtune node``, which starts an agent on this device."""
+"""``ringtune node``: start an agent on this device."""
 
 from __future__ import annotations
 
@@ -44,45 +44,45 @@ def node(
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where this node keeps its parts of checkpoints. Default: ~/.local/state/ringtune/NAME."
+            metavar="DIR", help="Folder for this node's parts of checkpoints. Default: ~/.local/state/ringtune/NAME."
         ),
     ] = None,
     keep_days: Annotated[
         float,
-        typer.Option(metavar="DAYS", min=0.0, help="How many days the checkpoints of a finished run stay in --state."),
+        typer.Option(metavar="DAYS", min=0.0, help="Days that checkpoints of a finished run stay in --state."),
     ] = KEPT.days,
     keep_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="How much room those of all finished runs may take there.")
+        str, typer.Option(metavar="SIZE", help="Disk space for checkpoints of all finished runs in --state.")
     ] = KEPT_SIZE,
     cache: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for weights that are fetched from other nodes. Default: the user's cache folder.",
+            help="Folder for weights from other nodes. Default: the user's cache folder.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Compute threads; 0 = as the job says, or all cores.")] = 0,
+    device: Annotated[str, typer.Option(help="Compute device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Compute threads; 0 = as in the job, or all cores.")] = 0,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Budget for a run, e.g. 512MiB. Default: what is free here.")
+        str, typer.Option(metavar="SIZE", help="Memory for a run, e.g. 512MiB. Default: the free memory.")
     ] = "",
     device_nodes: Annotated[
-        int, typer.Option(help="Nodes of this machine on the same GPU; each takes an equal part of its free memory.")
+        int, typer.Option(help="Number of nodes that share this GPU; each takes an equal part of its free memory.")
     ] = 1,
     bind: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Address to serve at; port 0 = any. Default: any, where the coordinator reaches this machine.",
+            help="Address to serve at; port 0 = any. Default: any port, at the address that the coordinator can reach.",
         ),
     ] = "",
     advertise: Annotated[
-        str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
+        str, typer.Option(metavar="HOST[:PORT]", help="Address of this node for other nodes, if not --bind.")
     ] = "",
     metrics: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="Figures for Prometheus at /metrics there; beyond this machine a token is needed."
+            metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics; beyond this machine a token is needed."
         ),
     ] = "",
     web_token: options.WebToken = None,
@@ -100,17 +100,16 @@ def node(
         bool,
         typer.Option(
             "--own-coordinator",
-            help="The owner of the rows runs the coordinator too (local runs): every evaluation may count classes, of "
-            "however few rows.",
+            help="The owner of the rows also runs the coordinator (local runs): evaluations may count classes of "
+            "any number of rows.",
         ),
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
+    """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for further runs.
 
-    Without --coordinator it takes the one on this machine, or looks for one on the network and joins that of its token.
-
-    Stop it with Ctrl-C or SIGTERM; it then leaves in order.
+    Without --coordinator it joins the one on this machine, or the one on the local network that issued its token. Stop
+    it with Ctrl-C or SIGTERM; it then leaves in order.
     """
     from edge.agent.node_metrics import require_metrics
     from edge.agent.process import run_agent
@@ -120,7 +119,7 @@ def node(
     from edge.options import AgentOptions, check_start, default_cache, default_state, parse_share
     from ringtune.quantities import parse_bytes
 
-    logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
+    logging.getLogger("edge").setLevel(logging.INFO)  # joins and runs are logged
     require_libraries()
     if metrics:
         require_metrics()
@@ -167,7 +166,7 @@ def node(
     )
     if not guest:
         claim_state_folder(state)
-    if not watch_parent:  # a local run finds it out itself, and names the key of the job
+    if not watch_parent:  # a local run checks it itself, and names the key of the job
         check_start(given)
         _LOG.info("node %s loads its libraries and joins %s", name, coordinator)
     code = run_agent(given, on_joined=lambda address: _tell_joined(given, address) if json else None)
@@ -176,7 +175,7 @@ def node(
 
 
 def _tell_joined(given: AgentOptions, address: str) -> None:
-    """Print that the node is a member now, for whoever waits for it."""
+    """Print that the node has joined, for a process that waits for it."""
     import json
 
     told = {"event": "joined", "node": given.name, "address": address, "coordinator": given.coordinator}

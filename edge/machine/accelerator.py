@@ -1,15 +1,15 @@
 """The device that computes, as torch reports it: name, memory, numeric class, and whether bfloat16 is fast.
 
-On CUDA a node has two memories. Batches wait in the host's; weights, graphs and gradients lie on the device, beside a
-context with the code of kernels (``CONTEXT_BYTES``) that no tensor counts. A budget is what both have room for.
+On CUDA a node has two memories. Batches wait in the host's; weights, graphs and gradients are on the device, with a
+context of kernel code (``CONTEXT_BYTES``) that no tensor counts. A budget fits into both.
 
-Whether bfloat16 is fast follows from what torch says of the processor, not from a measurement, because a run's result
-depends on it and must be the same tomorrow. It is worth 4 times on AVX512-BF16. Without such instructions torch
-computes the same products by other means, more slowly than in float32. A torch without the function (2.9) counts as
-one without the instructions.
+Whether bfloat16 is fast is taken from torch's report of the processor, not from a measurement, because a run's result
+depends on it and must be repeatable. It is 4 times as fast on AVX512-BF16. Without such instructions torch computes the
+same products more slowly than in float32. A torch without the function (2.9) counts as a processor without the
+instructions.
 
-Source: PyTorch, CUDA semantics (asynchronous execution, memory management); torch 2.13,
-``torch.cpu.get_capabilities`` and ``torch.cuda.is_bf16_supported``.
+Source: PyTorch, CUDA semantics (asynchronous execution, memory management); torch 2.13, ``torch.cpu.get_capabilities``
+and ``torch.cuda.is_bf16_supported``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DeviceMemory(NamedTuple):
     Attributes:
         total: of the device.
         free: not used by any process.
-        peak: most that this process had for tensors at once since the last ``reset_peak``.
+        peak: most that this process had reserved for tensors since the last ``reset_peak``.
     """
 
     total: int
@@ -46,16 +46,16 @@ class DeviceMemory(NamedTuple):
 
 
 def settle_of(device: torch.device) -> Callable[[], None]:
-    """Return a function that waits until ``device`` has done its work; on a processor it does nothing.
+    """Return a function that waits until ``device`` has finished its work; on a processor it does nothing.
 
-    On an accelerator a call returns when its work is only queued. Without that wait the time of an action would be the
-    time to launch it, and the node would report as done, and send on, what is still to be computed.
+    On an accelerator a call returns once its work is queued. Without the wait an action's time would be that of its
+    launch, and unfinished results would be reported as done.
     """
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else _nothing
 
 
 def _nothing() -> None:
-    """Do nothing: the work is done when its call returns."""
+    """Do nothing."""
 
 
 def device_name(device: str) -> str:
@@ -64,15 +64,15 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> DeviceMemory | None:
-    """Read the memory of an accelerator; None of a processor, which has the host's.
+    """Return the memory of an accelerator; None for a processor.
 
     Raises:
-        CapacityError: this process has no context there yet, and there is no room for one.
+        CapacityError: there is no memory for this process's context.
     """
     if device != "cuda":
         return None
     try:
-        free, total = torch.cuda.mem_get_info()  # makes a context if there is none
+        free, total = torch.cuda.mem_get_info()  # creates a context if there is none
     except RuntimeError as error:
         if _FULL not in str(error):
             raise
@@ -84,10 +84,10 @@ def device_memory(device: str) -> DeviceMemory | None:
 
 
 def numerics_of(device: str) -> str:
-    """Describe what the last bits of results depend on here; see ``ringtune.costs.measurement``.
+    """Return what the last bits of results depend on here; see ``ringtune.costs.measurement``.
 
-    Examples: ``cpu x86_64 AVX2, torch 2.11.0`` and ``cuda NVIDIA H200 sm_90, torch 2.11.0+cu130``. A build's tag counts
-    on an accelerator only: it names the version of its kernels.
+    Examples: ``cpu x86_64 AVX2, torch 2.11.0`` and ``cuda NVIDIA H200 sm_90, torch 2.11.0+cu130``. The build tag counts
+    only on an accelerator, where it names the version of the kernels.
     """
     version = str(torch.__version__)
     if device == "cuda":
@@ -98,17 +98,13 @@ def numerics_of(device: str) -> str:
 
 
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
-    """Bytes that a run may use: of the host and of the device that computes the smaller.
+    """Return the bytes that a run may use: the smaller of the host's and the device's.
 
-    A device's part has this process's context in it, because plans count one (``ringtune.costs.memory_sizes``). The
-    contexts of others may not be there yet, and are taken off.
+    The device's part includes this process's context, as plans count one (``ringtune.costs.memory_sizes``). Contexts of
+    other processes may not exist yet, and are subtracted. Example: two nodes on a card with 8 GiB free have 4 GiB less
+    half a context each.
 
-    Args:
-        memory_bytes: of the host, or the user's limit.
-        device: ``cpu`` or ``cuda``.
-        sharing: processes that compute on the same device.
-
-    Example: two nodes on a card with 8 GiB free have 4 GiB less half a context each.
+    ``memory_bytes`` is the host's or the user's limit; ``sharing`` processes compute on the device.
     """
     found = device_memory(device)
     if found is None:
@@ -121,17 +117,14 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
 def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
     """Turn torch's error for missing memory on an accelerator into a ``CapacityError``.
 
-    Args:
-        node: that computes.
-        device: ``cpu`` or ``cuda``.
-        what: it does, for the message; written out only where memory lacks.
+    ``what`` is the computation, converted to text only for an error.
 
     Raises:
-        CapacityError: with what was asked for, what is free, and remedies.
+        CapacityError: with requested and free bytes, and remedies.
     """
     try:
         yield
-    except RuntimeError as error:  # what the driver refuses is of another class than what torch's allocator does
+    except RuntimeError as error:  # errors of the driver and of torch's allocator have different classes
         if _FULL not in str(error):
             raise
         found, asked = device_memory(device), _ASKED.search(str(error))
@@ -145,15 +138,11 @@ def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
 
 
 INSTRUCTIONS: Final = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
-"""Names of what multiplies bfloat16: of x86-64 processors, and of ARM processors."""
+"""Names of instructions that multiply bfloat16, on x86-64 and on ARM."""
 
 
 def multiplies_bfloat16_fast(device: str) -> bool:
-    """Whether this device has instructions for products in bfloat16 that torch uses.
-
-    Args:
-        device: ``cpu`` or ``cuda``.
-    """
+    """Whether ``device`` (``cpu`` or ``cuda``) has instructions for bfloat16 products that torch uses."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     say = getattr(torch.cpu, "get_capabilities", dict)

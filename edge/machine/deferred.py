@@ -1,11 +1,11 @@
-"""Two modules of torch that a node loads only if it compiles: the compiler and the shapes of what is compiled.
+"""Stand-ins for two modules of torch that a node loads only if it compiles: the compiler and its symbolic shapes.
 
-Libraries load them for the marks of functions that must not be compiled, and to compare two shapes. They bring a third
-of all modules of a node, sympy among them, 80 MB and a third of the processor time of the imports. Until a name is
-asked for that is not in ``DEFERRED``, a stand-in has their place:
+Libraries load them only to mark functions that must not be compiled, and to compare two shapes. They pull in a third of
+all modules of a node, sympy among them, 80 MB, and a third of the CPU time of the imports. A stand-in provides the
+names in ``DEFERRED``; any other name loads the module itself:
 
 ====================================== ========================================== ====================================
-module                                 asked by                                   for
+module                                 used by                                    for
 ====================================== ========================================== ====================================
 torch._dynamo                          optimizers, transformers.modeling_utils    ``disable``, ``allow_in_graph``: marks
 torch._dynamo                          each step of an optimizer                  ``graph_break``: there is no graph
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 
 def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
-    """Return a function as it is, or what does so."""
+    """Return a function unchanged; without one, a decorator that does so."""
     return _unmarked if function is None else function
 
 
@@ -37,16 +37,16 @@ DEFERRED: Final[Mapping[str, Mapping[str, Any]]] = {
     "torch._dynamo": {"disable": _unmarked, "allow_in_graph": _unmarked, "graph_break": lambda *_: None},
     "torch.fx.experimental.symbolic_shapes": {"sym_eq": operator.eq, "expect_true": bool},
 }
-"""Module -> what its stand-in has."""
+"""Module -> names of its stand-in."""
 
 _AT_ONCE: Final = ("torch._dynamo._trace_wrapped_higher_order_op",)
-"""Parts of a deferred package that are loaded without it; ``transformers.masking_utils`` takes a class from it."""
+"""Modules of a deferred package that are loaded without it; ``transformers.masking_utils`` imports from one."""
 
 
 def defer_compiler() -> None:
-    """Let stand-ins have the places of ``DEFERRED``, where these are not loaded yet.
+    """Install a stand-in for each module of ``DEFERRED`` that is not loaded yet.
 
-    With a torch whose parts need more than the stand-ins have, all is loaded as it would be without them.
+    If a part of torch needs more than the stand-ins provide, they are removed, and all is loaded as usual.
     """
     for name in DEFERRED:
         if name not in sys.modules and (spec := find_spec(name)):
@@ -63,11 +63,7 @@ def defer_compiler() -> None:
 
 
 class StandIn(types.ModuleType):
-    """Has the place of a module until a name is asked for that it has not; then it is loaded.
-
-    Args:
-        spec: of the module.
-    """
+    """Takes the place of a module until a name is requested that it does not have; then the module is loaded."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec.name)
@@ -77,7 +73,7 @@ class StandIn(types.ModuleType):
         vars(self).update(DEFERRED[spec.name])
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the module itself has under a name; tools that look at all modules ask for such with ``__``."""
+        """Load the module and return its attribute; names with ``__`` are missing, as some tools ask every module."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(_load(self.__name__), name)
@@ -104,7 +100,7 @@ class _WholePackages(MetaPathFinder, Loader):
         return spec_from_loader(name, self) if name in sys.modules else find_spec(name)
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return sys.modules[spec.name]  # it came with its package
+        return sys.modules[spec.name]  # loaded with its package
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass

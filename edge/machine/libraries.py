@@ -1,11 +1,11 @@
 """The numeric libraries of an agent: loaded while it is idle, with limited threads, used on one thread.
 
-Two things make the first run of an agent slow and its slice look large. ``transformers`` loads whatever it finds
-installed beside it, and torch's compiler and distributed tensors (seconds and a hundred megabytes that no slice uses),
-and the code of torch's kernels is read from the disk page by page when a kernel runs for the first time.
+Loaded unprepared, the first run of an agent is slow and its slice seems large: ``transformers`` imports every optional
+package that it finds, and torch's compiler and distributed tensors (seconds and a hundred megabytes that no slice
+uses), and the code of torch's kernels is read from the disk page by page at their first use.
 
-All torch work of an agent runs on one thread: thread pools and allocator arenas then exist once, and the order of the
-work is the order of the queue.
+All torch work of an agent runs on one thread: thread pools and allocator arenas exist once, and work is done in the
+order of the queue.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ NEEDED: Final = (
 """Modules that a run of any family imports."""
 
 NEEDLESS: Final = ("accelerate", "flax", "librosa", "scipy", "sklearn", "soundfile", "tf", "torchvision")
-"""Packages that ``transformers`` imports if they are installed, and embedding, blocks and head do not need."""
+"""Packages that ``transformers`` imports if installed, although embedding, blocks and head do not need them."""
 
 _FLAGS = "transformers.utils.import_utils"
 _SIZE = 64
 
 
 def require_libraries() -> None:
-    """Raise an error where the extra ``node`` is not installed.
+    """Refuse to start without the extra ``node``.
 
     Raises:
-        UsageError: names what is missing and how it is installed.
+        UsageError: names the missing packages and how to install them.
     """
     wanted = [module for module in ("torch", "transformers", "adapters") if module not in sys.modules]
     missing = [module for module in wanted if find_spec(module) is None]
@@ -58,20 +58,20 @@ def require_libraries() -> None:
 
 
 def load_libraries() -> None:
-    """Import the modules of a run, which takes half of the time of its preparation; build nothing yet."""
+    """Import the modules of a run, which takes half of the time of its preparation."""
     defer_compiler()
     with _no_process_groups():
         _hide_needless()
         for module in NEEDED:
             importlib.import_module(module)
-        from adapters import AutoAdapterModel  # noqa: F401 - a lazy module that has to be asked for
+        from adapters import AutoAdapterModel  # noqa: F401 - a lazy module, loaded by this access
 
 
 @contextlib.contextmanager
 def _no_process_groups() -> Iterator[None]:
-    """Tell ``transformers`` that torch has no process groups, for which it would load torch's distributed tensors.
+    """Make ``transformers`` believe that torch has no process groups, or it would load torch's distributed tensors.
 
-    Nodes talk over gRPC. Source: transformers 4.57, ``model_debugging_utils.py``, ``modeling_utils.py``.
+    Source: transformers 4.57, ``model_debugging_utils.py``, ``modeling_utils.py``.
     """
     distributed: Any = importlib.import_module("torch.distributed")
     is_available = distributed.is_available
@@ -83,9 +83,9 @@ def _no_process_groups() -> Iterator[None]:
 
 
 def _hide_needless() -> None:
-    """Tell ``transformers`` that the packages ``NEEDLESS`` are not installed, before it loads a module that asks.
+    """Make ``transformers`` believe that the packages ``NEEDLESS`` are not installed, before a module checks.
 
-    Source: transformers 4.57, ``utils/import_utils.py``: ``is_NAME_available`` answers with ``_NAME_available``.
+    Source: transformers 4.57, ``utils/import_utils.py``: ``is_NAME_available`` returns ``_NAME_available``.
     """
     found = importlib.import_module(_FLAGS)
     for name in NEEDLESS:
@@ -94,9 +94,9 @@ def _hide_needless() -> None:
 
 
 def touch_kernels() -> None:
-    """Run each kind of work that a block does once on small zeros, so that its code is in memory.
+    """Run each kind of work of a block once on small zeros, so that the kernels' code is in memory.
 
-    Its pages belong to the library's file: all processes share them, and the kernel drops them if memory is short.
+    Its pages belong to the library's file: all processes share them, and the system drops them if memory is short.
     """
     import torch
     from torch.nn import functional
@@ -115,7 +115,7 @@ def touch_kernels() -> None:
         inner = functional.gelu(functional.linear(seen.transpose(1, 2).reshape(rows.shape), weight))
         adapted = functional.silu(functional.relu(inner)) + torch.tanh(inner)
         normed = functional.layer_norm(adapted + rows, (_SIZE,))
-        # 3. its way back
+        # 3. backward
         torch.autograd.backward([normed], [rows])
 
 
@@ -125,9 +125,9 @@ _CLOSE = object()
 
 
 def limit_library_threads(threads: int) -> None:
-    """Tell numeric libraries that are not yet loaded how many threads to use; the user's settings win.
+    """Set the number of threads for numeric libraries that are not loaded yet; settings of the user take precedence.
 
-    Waiting workers sleep instead of spinning: on a shared machine spinning takes the cores of the peers.
+    Waiting workers sleep instead of spinning, which would take cores from other processes.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
@@ -136,7 +136,7 @@ def limit_library_threads(threads: int) -> None:
 
 
 class ComputeThread:
-    """One daemon thread that carries out queued functions in order."""
+    """One daemon thread that runs queued functions in order."""
 
     def __init__(self, name: str = "compute") -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -145,7 +145,7 @@ class ComputeThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Queue ``function``; the future has its result or error: ``InterruptedRunError`` after the end."""
+        """Queue ``function``; the future has its result or error, ``InterruptedRunError`` after ``close``."""
         future: Future[T] = Future()
         self._queue.put((function, future))
         if self._ended.is_set():
@@ -153,7 +153,7 @@ class ComputeThread:
         return future
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
-        """Run ``function`` on the thread and wait for it.
+        """Run ``function`` on the thread and return its result.
 
         Raises:
             DeadlineError: it was not done after ``timeout_s`` seconds; names ``what``.

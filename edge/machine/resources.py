@@ -1,16 +1,16 @@
 """The processor and the memory of this device: budget, use, and the settings of glibc's heap.
 
-glibc takes blocks of some MiB fresh from the kernel and returns them when they are freed, so that each tensor that
-arrives costs a thousand page faults: a third of the receiver's CPU time for 4 MiB tensors (measured: 1.7 ms instead of
-2.9 ms each). So an agent keeps freed memory, which costs at most ``KEPT_BYTES`` of resident memory.
+glibc allocates blocks of some MiB from the kernel and returns them when freed, so that each received tensor costs a
+thousand page faults: a third of the receiver's CPU time for 4 MiB tensors (measured: 1.7 ms instead of 2.9 ms each). So
+an agent keeps freed memory, up to ``KEPT_BYTES`` of resident memory.
 
-By default glibc gives each thread a heap of its own (an arena): what one thread frees there no other one can use, and
-an agent has a dozen. With one arena for all of them the demo's nodes peak 4 to 18 MiB lower, and the channel is no
-slower (``python -m tests.bench.channel``).
+By default glibc gives each thread a heap (an arena), with free memory that other threads can't use; an agent has
+a dozen threads. With one arena for all the demo's nodes peak 4 to 18 MiB lower, at the same speed of the channel
+(``python -m tests.bench.channel``).
 
-Kept memory is fragmented. A tensor's memory is aligned, so a freed one of the same size fits only with the slivers
-beside it, and small objects have often taken these. A LoRA step of six blocks of MiniLM's shape needs 330 MiB and made
-a heap of 800 MiB. A node without room for that (``ringtune.costs.memory_terms``) takes tensors fresh from the kernel.
+Kept memory is fragmented. A tensor's memory is aligned, so a freed block of the same size fits only with the gaps
+beside it, which small objects have often taken. A LoRA step of six blocks of MiniLM's shape needs 330 MiB and made a
+heap of 800 MiB. A node without room for that (``ringtune.costs.memory_terms``) allocates tensors from the kernel.
 """
 
 from __future__ import annotations
@@ -34,19 +34,17 @@ from ringtune.job.job import Job
 from ringtune.machine.resources import CGROUP, LIBRARY_BYTES, PROC, allowed_cores, cpu_quota, free_bytes, trim_heap
 from ringtune.schedule.plan import Plan
 
-# Nothing fits into so little: a board that has less than its libraries take is refused, with both numbers.
+# No slice fits into this: a board with less memory than its libraries take is refused, with both numbers.
 _MIN_BYTES = 1 << 20
 
 
 def memory_budget(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes that a run may use here: what is free for this process, less what its libraries take.
+    """Return the bytes that a run may use: the free memory for this process, less what its libraries take.
 
-    What the process has of its own is given back before its whole need is taken off. Its files' pages are page
-    cache, which counts as free, and yet it needs them.
+    The process's own memory is added before its whole need is subtracted. Pages of its files are page cache, which
+    counts as free although the process needs it.
 
-    Args:
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
+    ``proc`` and ``cgroup`` are the mount points of procfs and control groups.
     """
     resident = _status_bytes("VmRSS", proc) or 0
     own = resident - (_status_bytes("RssFile", proc) or 0)
@@ -64,7 +62,7 @@ def _status_bytes(name: str, proc: Path) -> int | None:
 
 
 def rss_bytes() -> int:
-    """Bytes of resident memory of this process now."""
+    """Resident memory of this process now, in bytes."""
     own = _status_bytes("VmRSS", PROC)
     if own:
         return own
@@ -74,7 +72,7 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Bytes of the highest resident memory of this process since its start or the last ``reset_peak``."""
+    """Highest resident memory of this process since its start or the last ``reset_peak``, in bytes."""
     peak = _status_bytes("VmHWM", PROC)
     if peak is not None:
         return peak
@@ -87,7 +85,7 @@ def peak_rss_bytes() -> int:
 def reset_peak() -> None:
     """Reset the peaks of resident and accelerator memory, so that each run reports its own.
 
-    That of resident memory stays where the kernel refuses.
+    If the kernel refuses, that of resident memory stays.
     """
     if (cuda := _used_cuda()) is not None:
         cuda.reset_peak_memory_stats()
@@ -96,7 +94,7 @@ def reset_peak() -> None:
 
 
 def release_memory() -> None:
-    """Collect garbage and hand freed memory back to system and accelerator, so that runs do not add up."""
+    """Collect garbage and return freed memory to system and accelerator, so that runs do not add up."""
     gc.collect()
     trim_heap()
     if (cuda := _used_cuda()) is not None:
@@ -104,7 +102,7 @@ def release_memory() -> None:
 
 
 def _used_cuda() -> Any:
-    """Return ``torch.cuda`` if this process has used it; torch is not loaded for the question."""
+    """Return ``torch.cuda`` if this process has used it; never loads torch."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
@@ -113,7 +111,7 @@ _MODEL_KEYS = ("model name", "Model", "Hardware", "cpu model", "CPU part")
 
 
 def cpu_model(*, proc: Path = PROC) -> str:
-    """Name of the processor as the kernel has it; its architecture where the kernel has none."""
+    """Name of the processor from the kernel; its architecture if there is none."""
     try:
         lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -123,22 +121,14 @@ def cpu_model(*, proc: Path = PROC) -> str:
 
 
 def has_cuda_device(*, dev: Path = Path("/dev")) -> bool:
-    """Whether there is a device file of NVIDIA's, of a card or of a Jetson; torch is not asked, which takes seconds.
-
-    Args:
-        dev: where device files are.
-    """
+    """Whether ``dev`` has a device file of an NVIDIA card or a Jetson; never loads torch, which takes seconds."""
     return any((dev / name).exists() for name in ("nvidia0", "nvhost-gpu"))
 
 
 def describe_hardware(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
     """Describe processor, cores, quota and threads on one line; nodes with equal lines have comparable timings.
 
-    Args:
-        threads: that compute.
-        accelerator: name of the device that computes; empty = the processor itself.
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
+    ``accelerator`` is the name of the device that computes; empty = the processor.
     """
     quota = cpu_quota(proc=proc, cgroup=cgroup)
     parts = [
@@ -152,10 +142,10 @@ def describe_hardware(*, threads: int, accelerator: str = "", proc: Path = PROC,
 
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of free memory at the end of the heap that stay; larger single blocks still come from the kernel."""
+"""Bytes of free memory kept at the end of the heap; larger single blocks are allocated from the kernel."""
 
 RETURNED_BYTES: Final = 128 * 1024
-"""From how many bytes on a block is the kernel's again as soon as it is freed, where memory is short."""
+"""Least size of a block that is returned to the kernel when freed, if memory is short."""
 
 _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
@@ -163,7 +153,7 @@ _M_ARENA_MAX: Final = -8
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep up to ``KEPT_BYTES`` of freed memory, in one heap for all threads.
+    """Set glibc to keep up to ``KEPT_BYTES`` of freed memory, in one heap for all threads.
 
     Returns:
         Whether it took effect; with another C library nothing changes.
@@ -172,9 +162,9 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> bool:
-    """Tell glibc to give every freed block of ``RETURNED_BYTES`` or more back to the kernel at once.
+    """Set glibc to return every freed block of ``RETURNED_BYTES`` or more to the kernel at once.
 
-    A step then takes 9 to 25 % more processor time, for page faults. ``keep_freed_memory`` undoes it.
+    A step then takes 9 to 25 % more CPU time, for page faults. ``keep_freed_memory`` undoes it.
 
     Returns:
         Whether it took effect; with another C library nothing changes.
@@ -193,22 +183,18 @@ def _set(settings: Mapping[int, int]) -> bool:
 
 
 _WIDENED: Final = 2
-"""A 16-bit file in memory as float32, over its bytes."""
+"""Bytes in float32 over bytes of a 16-bit file."""
 
 
 def facts_here(folder: Path, job: Job) -> tuple[ModelFacts, int]:
-    """Return sizes of the model, and bytes of weights that they leave out: all, where only a part of them is here.
-
-    Args:
-        folder: of the model on this machine.
-        job: of the run.
+    """Return sizes of the model in ``folder``, and bytes of weights that they leave out: all if only a part is here.
 
     Raises:
         ModelError: the folder can't be used.
     """
     try:
         return model_facts(folder, job), 0
-    except ModelError:  # the weights of other nodes' blocks are not here
+    except ModelError:  # only the weights of this node's slice are here
         pass
     files = (path.stat().st_size for path in folder.glob("*.safetensors"))
     return model_facts(folder, job, in_part=True), _WIDENED * sum(files)
@@ -217,17 +203,10 @@ def facts_here(folder: Path, job: Job) -> tuple[ModelFacts, int]:
 def set_up_heap(
     plan: Plan, node: str, job: Job, model: ModelFacts, *, memory_bytes: int, data_bytes: int, besides_bytes: int = 0
 ) -> None:
-    """Let the heap keep freed memory where the node has room for that; otherwise give it back at once.
+    """Let the heap keep freed memory if the node has room for that; otherwise return it at once.
 
-    Args:
-        plan: of the run.
-        node: this one.
-        job: of the run.
-        model: sizes of the model.
-        memory_bytes: the node's budget.
-        data_bytes: of its rows and tokenizer.
-        besides_bytes: of weights that ``model`` leaves out. Where these train, nothing is known of what they need, and
-            the heap keeps freed memory.
+    ``besides_bytes`` are weights that ``model`` leaves out. If these train, their needs are unknown, and the heap keeps
+    freed memory. ``data_bytes`` are rows and tokenizer.
     """
     if besides_bytes and job.method.full_parameters:
         keep_freed_memory()

@@ -1,12 +1,11 @@
-"""The admission of frames at a node: a frame is accepted only if the plan foresees it in a turn that may be sent now.
+"""The admission of frames at a node: a frame is accepted only if the plan has it in a turn that may be sent now.
 
-The answer is that of the lowering that the engine follows (:func:`ringtune.schedule.lowering.way`): run, placement,
-kind, source, item, micro-batch, boundary, shape, element type and size all have to be those of a receive in the
-schedule. Because the sizes follow from the plan, nothing is ever allocated on a stranger's word.
+Run, placement, kind, source, item, micro-batch, boundary, shape, element type and size must be those of a receive in
+the schedule, by the lowering that the engine follows (:func:`ringtune.schedule.lowering.way`). Sizes follow from the
+plan, so memory is never allocated by the claim of a header.
 
-A grant reaches one node before another, so a frame may arrive for a turn that is granted only to others as yet. Such
-turns are derived from the course, but only a bounded number beyond the last grant: a peer can't make a node derive
-more.
+A grant reaches one node before another, so a frame may arrive for a turn that this node is not granted yet. Such turns
+are derived from the course, but only a bounded number beyond the last grant.
 """
 
 from __future__ import annotations
@@ -33,17 +32,13 @@ from ringtune.v1 import ring_pb2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunExpectation:
-    """The run that a node expects on its links, with everything that a frame is checked against.
+    """The run that a node receives frames of: what frames are checked against.
 
     Attributes:
-        run_id: the run.
-        placement_number: of the placement.
-        plan: the plan.
         digest: of the plan; a peer with another one is refused.
-        node: the receiving node itself.
-        compute_dtype: element type of the tensors handed to the sink.
-        start: the item from which the run continues; None = from its first.
-        max_blob_bytes: largest head, or gradient of a unit, that is taken.
+        compute_dtype: element type of the tensors passed to the sink.
+        start: item from which the run continues; None = from its first.
+        max_blob_bytes: size limit of a head or of a unit's gradient.
     """
 
     run_id: str
@@ -56,15 +51,15 @@ class RunExpectation:
     max_blob_bytes: int = MAX_BLOB_BYTES
 
     def known_turns(self) -> KnownTurns:
-        """Make the turns of the run, none of which is granted yet."""
+        """Return the turns of the run; none is granted yet."""
         return KnownTurns(self.plan, self.start or StartPoint.of(self.plan.course))
 
 
 def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
-    """Check the first frame of a link; return the node that sent it.
+    """Check the first frame of a link; return its source.
 
     Raises:
-        FrameError: the first frame is no HELLO, or of another run, plan or node.
+        FrameError: it is no HELLO, or of another run, plan or node.
     """
     if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
         raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
@@ -82,12 +77,12 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
 def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> None:
     if header.run_id != expectation.run_id:
         raise FrameError(
-            f"a frame of run {header.run_id!r} came from node {header.source!r}, node {expectation.node} works on "
+            f"a frame of run {header.run_id!r} arrived from node {header.source!r}, node {expectation.node} works on "
             f"run {expectation.run_id!r}; end the other run"
         )
     if header.placement_number != expectation.placement_number:
         raise FrameError(
-            f"a frame of placement {header.placement_number} came from node {header.source!r}, now is "
+            f"a frame of placement {header.placement_number} arrived from node {header.source!r}, the current one is "
             f"{expectation.placement_number}; it is dropped"
         )
 
@@ -98,8 +93,6 @@ class FrameCheck:
     Safe for threads: the link's reader admits, the compute thread returns credits.
 
     Args:
-        expectation: of the run.
-        source: node that sends the frames.
         turns: shared by all links of the node.
     """
 
@@ -116,14 +109,16 @@ class FrameCheck:
         """Admit a frame, or refuse it.
 
         Raises:
-            FrameError: the plan does not foresee the frame now; names what was expected.
+            FrameError: the plan does not have the frame now; names the expected values.
         """
         _check_run(self._expectation, header)
         if header.source != self._source:
-            raise FrameError(f"a frame says it is from node {header.source!r}, the link is node {self._source}'s")
+            raise FrameError(f"a frame has the source node {header.source!r}, the link is node {self._source}'s")
         kind = NAMES.get(header.kind)
         if kind is None:
-            raise FrameError(f"a frame of kind {header.kind} came from node {self._source}; use one version everywhere")
+            raise FrameError(
+                f"a frame of kind {header.kind} arrived from node {self._source}; use one version everywhere"
+            )
         if kind in PARCELS:
             self._admit_parcel(header, kind)
         elif kind in (Payload.HEAD, PROBE):
@@ -132,7 +127,7 @@ class FrameCheck:
             self._admit_tensor(header, kind)
 
     def revoke(self, header: ring_pb2.FrameHeader) -> None:
-        """Forget an admitted frame after its payload was dropped; the same frame may be sent again."""
+        """Undo the admission of a frame with a dropped payload; it may be sent again."""
         key = key_of(header)
         for seen in self._seen.values():
             seen.discard(key)
@@ -142,7 +137,7 @@ class FrameCheck:
             self.credit_returned(credit_boundary(self._course, key.payload), 1)
 
     def explained(self, header: ring_pb2.FrameHeader, error: RingTuneError) -> RingTuneError:
-        """Return the error of an admitted frame's payload; one of numbers that are not finite names step and rows."""
+        """Return the error for an admitted frame's payload; for a value that is not finite it names step and rows."""
         known = self._turns.by_seq(header.seq)
         if not isinstance(error, DivergedError) or known is None:
             return error
@@ -152,7 +147,7 @@ class FrameCheck:
         return diverged(item, what, course=self._course, micro=key.micro if key.payload not in PARCELS else None)
 
     def credit_returned(self, boundary: int, count: int) -> None:
-        """Note that the inbox has room again for so many hidden states at ``boundary``."""
+        """Note that the inbox has room for ``count`` more hidden states at ``boundary``."""
         with self._lock:
             self._outstanding[boundary] = max(0, self._outstanding.get(boundary, 0) - count)
 
@@ -160,7 +155,7 @@ class FrameCheck:
         with self._lock:
             taken = self._outstanding.get(boundary, 0)
             if taken >= credits_:
-                raise FrameError(f"{as_text(header)} came without credit: {taken} of {credits_} are taken")
+                raise FrameError(f"{as_text(header)} arrived without credit: {taken} of {credits_} are taken")
             self._outstanding[boundary] = taken + 1
 
     # ---- blobs --------------------------------------------------------------------------------------
@@ -177,10 +172,8 @@ class FrameCheck:
             raise self._far(header, "a turn")
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
-            raise FrameError(
-                f"{as_text(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
-            )
-        self._check_new(known.turn, header)  # before it takes a credit
+            raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
+        self._check_new(known.turn, header)  # a duplicate takes no credit
         most = max_waiting(known.plan, kind, self._source, self._expectation.node)
         self._take_credit(header, credit_boundary(self._course, kind), most)
         self._remember(known.turn, header)
@@ -195,7 +188,7 @@ class FrameCheck:
         before = self._turns.holder_before(known.turn)
         if (before, known.turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
-                f"{as_text(header)} came to node {self._expectation.node}, but that turn's head goes from node "
+                f"{as_text(header)} arrived at node {self._expectation.node}, but that turn's head goes from node "
                 f"{before or 'none'} to node {known.turn.owner}; it is dropped"
             )
         self._remember(known.turn, header)
@@ -209,17 +202,15 @@ class FrameCheck:
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         rows = self._rows(header, item)
         if (header.boundary, kind) not in self._receives(known, item, header.micro):
-            raise FrameError(
-                f"{as_text(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
-            )
+            raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
         self._check_shape(header, rows, kind)
-        self._check_new(known.turn, header)  # before it takes a credit
+        self._check_new(known.turn, header)  # a duplicate takes no credit
         if kind == Payload.HIDDEN:
             self._take_credit(header, header.boundary, self._credits)
         self._remember(known.turn, header)
 
     def _receives(self, known: KnownTurn, item: Item, micro: int) -> frozenset[tuple[int, str]]:
-        """List each (boundary, payload) that the source sends, or may send, to this node for a micro-batch."""
+        """Return each (boundary, payload) that the source sends, or may send, to this node for a micro-batch."""
         if known.is_open:
             arrivals = possible_arrivals(known.plan, item.owner, self._expectation.node)
             return frozenset((each.boundary, each.payload) for each in arrivals if each.source == self._source)
@@ -228,10 +219,10 @@ class FrameCheck:
         return frozenset((leg.start, leg.payload) for leg in receives)
 
     def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
-        """Number of rows of the header's micro-batch; a header with a micro-batch that the item lacks is refused."""
+        """Return the number of rows of the header's micro-batch; refuse a micro-batch that the item does not have."""
         sizes = self._course.microbatch_sizes(item.rows)
         if header.micro >= len(sizes):
-            raise FrameError(f"{as_text(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
+            raise FrameError(f"{as_text(header)} arrived, but the item has {len(sizes)} micro-batches; it is dropped")
         return sizes[header.micro]
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
@@ -256,11 +247,13 @@ class FrameCheck:
 
     def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
         first, last = self._turns.span()
-        return FrameError(f"{as_text(header)} is of {what} that is none of turns {first} to {last}, which may come now")
+        return FrameError(
+            f"{as_text(header)} is of {what} that is none of turns {first} to {last}, which are accepted now"
+        )
 
     def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         if key_of(header) in self._seen.get(turn.index, ()):
-            raise FrameError(f"{as_text(header)} came twice; the second one is dropped")
+            raise FrameError(f"{as_text(header)} arrived twice; the second one is dropped")
 
     def _remember(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         self._check_new(turn, header)
@@ -271,14 +264,9 @@ class FrameCheck:
 
 
 class KnownTurn(NamedTuple):
-    """A turn with the plan that holds for it.
+    """A turn with its plan; ``is_open``: the operations of its items are not decided yet.
 
-    Before the turn's grant the plan is one under which everything trains that any decision could let train.
-
-    Attributes:
-        turn: the turn.
-        plan: that holds for it.
-        is_open: whether the run has yet to say which operations its items have.
+    Before the turn's grant it is a plan in which every unit trains that any decision could let train.
     """
 
     turn: Turn
@@ -287,74 +275,72 @@ class KnownTurn(NamedTuple):
 
 
 class KnownTurns:
-    """The turns of one run with frames that one node may get now; thread-safe.
+    """The turns of one run of which this node may receive frames now; safe for threads.
 
-    Args:
-        plan: of the run.
-        start: the item from which it continues.
+    ``start`` is the item from which the run continues.
     """
 
     def __init__(self, plan: Plan, start: StartPoint) -> None:
         self._plan, self._soonest = plan, plan.soonest()
         self._holder = start.holder
         self._sequence = turn_sequence(plan.course, start=start)
-        self._known: list[KnownTurn] = []  # without gaps; the first of them is number self._forgotten
+        self._known: list[KnownTurn] = []  # consecutive; the first one has index self._forgotten
         self._forgotten = self._first = start.first_turn
         self._granted = start.first_turn - 1
-        # a node that lags waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each
+        # a slow node waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each turn
         owners = plan.course.owners
         between = len(owners) * (2 if plan.course.choice else 1) + 2
         self._ahead = max_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
         self._lock = threading.Lock()
 
     def granted(self, turn: Turn) -> None:
-        """Take a turn that the coordinator granted; turns are granted in order."""
+        """Add a granted turn; turns are granted in order."""
         known = KnownTurn(turn, turn.settled(self._plan))
         with self._lock:
             self._derive(turn.index)
             at = turn.index - self._forgotten
             if 0 <= at < len(self._known):
                 self._known[at] = known
-            elif at == len(self._known):  # one that no course foresees: a checkpoint because the user stops
+            elif at == len(self._known):  # a turn that is not in the course: a checkpoint because the user stops
                 self._known.append(known)
             self._granted = max(self._granted, turn.index)
 
     def done_before(self, index: int) -> None:
-        """Forget the turns before ``index``, which this node has done; the last one stays, for who had the head."""
+        """Forget the turns before ``index``, which this node has done, but the last one: it names the head's holder."""
         with self._lock:
-            useless = index - 1 - self._forgotten  # the last one of them tells who had the head
+            useless = index - 1 - self._forgotten  # the last one names the head's holder
             if useless > 0:
                 del self._known[:useless]
                 self._forgotten += useless
 
     def by_index(self, index: int) -> KnownTurn | None:
-        """Find a turn by its index; None if it is not known now."""
+        """Return a turn by its index; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
             at = index - self._forgotten
             return self._known[at] if 0 <= at < len(self._known) else None
 
     def by_seq(self, seq: int) -> KnownTurn | None:
-        """Find the turn of an item; None if it is not known now."""
+        """Return the turn of an item; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
             at = bisect.bisect_right(self._known, seq, key=_first_seq) - 1
             return self._known[at] if at >= 0 and seq < self._known[at].turn.end_seq else None
 
     def holder_before(self, turn: Turn) -> str:
-        """Name the node that has the head before a turn; empty if the turn before is not known any more."""
+        """Return the node that has the head before a turn; empty if the turn before is forgotten."""
         if turn.index == self._first:
             return self._holder
         before = self.by_index(turn.index - 1)
         return before.turn.owner if before else ""
 
     def span(self) -> tuple[int, int]:
-        """Indices of the first and the last turn that are known now."""
+        """Return the indices of the first and the last known turn."""
         with self._lock:
             return self._forgotten, self._forgotten + len(self._known) - 1
 
     def _derive(self, last: int) -> None:
-        """Derive the turns up to index ``last`` from the course, as far as it has any."""
+        """Derive the turns up to index ``last`` from the course, as far as it goes."""
         while self._forgotten + len(self._known) <= last:
             turn = next(self._sequence, None)
             if turn is None:

@@ -1,12 +1,12 @@
-"""The frames of a link: payloads packed into messages of some MiB, put together again, and named in errors.
+"""The frames of a link: payloads cut into messages of some MiB, reassembled, and named in errors.
 
-A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
-``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
+A message is a ``ringtune.v1.Frame``. It is written field by field, because protobuf's ``bytes`` field would cost one
+more copy of every tensor; ``Frame.FromString`` reads the same bytes::
 
     0x0A <length> header      first chunk of a payload only
     0x12 <length> chunk
 
-Independent of gRPC. Nothing is allocated from the claims of a header before the header was admitted.
+Independent of gRPC. Memory is allocated only for admitted headers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ringtune.v1 import ring_pb2
 CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
 """Most payload bytes of one message: 4 MiB of hidden state and its mask.
 
-Every message costs gRPC's Python layer a dozen thread switches at either end, and a payload that fits one
-message is not copied by the receiver. On a 2-core machine 4 MiB tensors took 2.7 ms of CPU time (both ends
-together) in one message, 2.9 ms in chunks of 2 MiB, 3.3 ms in chunks of 1 MiB.
+Every message costs gRPC's Python layer a dozen thread switches at each end, and the receiver does not copy a
+payload in one message. On a 2-core machine 4 MiB tensors took 2.7 ms of CPU time (both ends together) in one
+message, 2.9 ms in chunks of 2 MiB, 3.3 ms in chunks of 1 MiB.
 """
 
 MAX_HEADER_BYTES: Final = 4096
@@ -43,20 +43,20 @@ _NOTHING: Final = memoryview(b"")
 _OWN_PAGES_BYTES: Final = 1 << 16
 
 _HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
-"""Asks for large pages, where the system has them: to make small ones takes a processor as long as to fill them."""
+"""Requests large pages, if available: allocating small ones takes as much CPU time as filling them."""
 
-with warnings.catch_warnings():  # torch warns once that bytes are not writable; nobody else holds these
+with warnings.catch_warnings():  # torch warns once that bytes are not writable; these are not shared
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 ALIGNMENT_BYTES: Final = 64
-"""A chunk after a header starts at an address that this number divides, as torch's tensors do, where possible."""
+"""A chunk after a header is aligned to this number of bytes, as torch's tensors are, if possible."""
 
 _CHUNK_OFFSET: Final = 16
-"""Offset of such an address in a message: CPython's ``bytes`` and glibc's large blocks put 48 bytes before one."""
+"""Offset of an aligned address in a message: CPython's ``bytes`` and glibc put 48 bytes before its content."""
 
 _PADDING_BYTES: Final = 128
-"""Least padding: from here on one more byte of it is one more byte of header, lengths included."""
+"""Least padding: from this length on, a byte of padding adds exactly one byte to the header."""
 
 _HEADER_TAG: Final = 0x0A
 _CHUNK_TAG: Final = 0x12
@@ -68,7 +68,7 @@ DTYPES: Final[dict[str, ring_pb2.DType]] = {
     "int8": ring_pb2.DTYPE_INT8_ROWS,
     "float64": ring_pb2.DTYPE_FLOAT64,
 }
-"""The wire's element type of every ``wire_dtype`` of a plan."""
+"""``wire_dtype`` of a plan -> element type on the wire."""
 
 DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
 """Inverse of ``DTYPES``."""
@@ -76,15 +76,7 @@ DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """The node that opens a link, with its run and plan.
-
-    Attributes:
-        run_id: the run.
-        placement_number: of the placement.
-        source: node that sends.
-        digest: of the plan.
-        wire_dtype: of its tensors.
-    """
+    """The sending node of a link, with its run and plan."""
 
     run_id: str
     placement_number: int
@@ -93,17 +85,17 @@ class Hello:
     wire_dtype: str = "float32"
 
     def message(self) -> bytes:
-        """Make the first message of a link."""
+        """Return the first message of a link."""
         header = self.header(ring_pb2.FRAME_KIND_HELLO)
         header.plan_digest = self.digest
         return pack(header, ())
 
     def goodbye(self) -> bytes:
-        """Make the last message of a link that ends in order; a stream that ends without it broke."""
+        """Return the last message of a link that ends in order; a stream without it is broken."""
         return pack(self.header(ring_pb2.FRAME_KIND_BYE), ())
 
     def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
-        """Make a header of this link that describes no payload yet."""
+        """Return a header of this link without a payload's description."""
         return ring_pb2.FrameHeader(
             run_id=self.run_id, placement_number=self.placement_number, kind=kind, source=self.source
         )
@@ -113,10 +105,8 @@ class Ack(NamedTuple):
     """The receiver's message on a link: credits, or the refusal of a frame.
 
     Attributes:
-        credits: hidden states that the receiver took out of its inbox.
-        boundary: of that credit.
+        credits: number of hidden states taken out of the receiver's inbox.
         refusal: why a frame was refused and dropped; empty = none.
-        error: class name of ``ringtune.errors`` that goes with the refusal.
     """
 
     credits: int
@@ -128,8 +118,8 @@ class Ack(NamedTuple):
 def pack(header: ring_pb2.FrameHeader | None, chunk: Sequence[memoryview]) -> bytes:
     """Pack a header and the parts of a chunk into one message; the bytes of ``chunk`` are copied once.
 
-    The header is padded so that the chunk starts aligned: a receiver that gets a whole tensor in one
-    message computes on it where it lies.
+    The header is padded so that the chunk is aligned: the receiver of a whole tensor in one message computes on it in
+    place.
     """
     if not chunk:
         return b"" if header is None else _header_field(header)
@@ -149,7 +139,7 @@ def _header_field(header: ring_pb2.FrameHeader) -> bytes:
 
 
 def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
-    """Split a message into its header, None if it has none, and a view of its chunk.
+    """Split a message into its header, or None, and a view of its chunk.
 
     Raises:
         FrameError: the message is no frame, or its header is too long.
@@ -160,7 +150,7 @@ def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
         if message[:1] == bytes((_HEADER_TAG,)):
             length, at = _read_varint(message, 1)
             if length > MAX_HEADER_BYTES:
-                raise FrameError(f"a header of {length} bytes came, the limit is {MAX_HEADER_BYTES}")
+                raise FrameError(f"a header of {length} bytes arrived, the limit is {MAX_HEADER_BYTES}")
             header = ring_pb2.FrameHeader.FromString(message[at : at + length])
             at += length
         if at == len(message):
@@ -171,7 +161,7 @@ def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
                 return header, view[at:]
         frame = ring_pb2.Frame.FromString(message)
     except (DecodeError, IndexError) as error:
-        raise FrameError(f"{len(message)} bytes came that are no frame; use one version on all machines") from error
+        raise FrameError(f"{len(message)} bytes arrived that are no frame; use one version on all machines") from error
     return (frame.header if frame.HasField("header") else None), memoryview(frame.chunk)
 
 
@@ -196,7 +186,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_pb2.FrameHeader:
-    """Make the header of a tensor's payload."""
+    """Return the header of a tensor's payload."""
     header = hello.header(KINDS[key.payload])
     header.seq, header.micro, header.boundary = key.seq, key.micro, key.boundary
     header.dtype = DTYPES[encoded.dtype]
@@ -207,14 +197,14 @@ def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_
 
 
 def parcel_header(hello: Hello, key: TensorKey, data: Pieces) -> ring_pb2.FrameHeader:
-    """Make the header of a parcel; its micro-batch and its boundary are counted from -1 on."""
+    """Return the header of a parcel; micro-batch and boundary are stored plus 1, as they may be -1."""
     header = blob_header(hello, key.payload, key.seq, data)
     header.micro, header.boundary = key.micro + 1, key.boundary + 1
     return header
 
 
 def blob_header(hello: Hello, kind: str, seq: int, data: Pieces) -> ring_pb2.FrameHeader:
-    """Make the header of opaque bytes, with their checksum, for which they are gone through once."""
+    """Return the header of opaque bytes, with their checksum."""
     header = hello.header(KINDS[kind])
     header.seq, header.dtype = seq, ring_pb2.DTYPE_BYTES
     header.shape.append(data.size_bytes)
@@ -225,7 +215,7 @@ def blob_header(hello: Hello, kind: str, seq: int, data: Pieces) -> ring_pb2.Fra
 
 
 def messages(header: ring_pb2.FrameHeader, parts: Iterable[Piece], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yield the messages of one payload; only the first has the header, all but the last carry ``chunk_bytes``.
+    """Yield the messages of one payload: the first has the header, all but the last have ``chunk_bytes``.
 
     Example: 10 bytes in parts of 3 and 7 with ``chunk_bytes`` 4 are messages of 4, 4 and 2.
     """
@@ -247,12 +237,9 @@ def messages(header: ring_pb2.FrameHeader, parts: Iterable[Piece], chunk_bytes: 
 
 
 class Received(NamedTuple):
-    """A whole payload with its header; nobody else holds its bytes.
+    """A whole payload with its header; its bytes are not shared.
 
-    Attributes:
-        header: what it is.
-        payload: of a tensor.
-        blob: of a head, a unit's gradient or a probe, in the pieces that arrived; empty with a tensor.
+    A tensor has a ``payload``; any other kind a ``blob`` in the received pieces.
     """
 
     header: ring_pb2.FrameHeader
@@ -264,9 +251,8 @@ class FeedResult(NamedTuple):
     """The outcome of one message.
 
     Attributes:
-        received: a whole payload.
-        error: a refusal; with ``received`` it is about the payload before, which was cut short.
-        is_goodbye: the opener ends the link in order.
+        error: a refusal; with ``received`` it is of the previous payload, which was cut short.
+        is_goodbye: whether the sender ends the link in order.
     """
 
     received: Received | None = None
@@ -275,14 +261,14 @@ class FeedResult(NamedTuple):
 
 
 class Assembler:
-    """Puts the chunks of one link together to payloads.
+    """Assembles the chunks of one link to payloads.
 
-    After a refusal the rest of that payload is dropped silently, and the next header starts anew.
+    After a refusal the rest of that payload is dropped silently; the next header begins a new one.
 
     Args:
-        admit: raises :class:`FrameError` for a header that is not expected now. Only what it lets pass
-            is allocated, so it has to check ``payload_bytes``.
-        revoke: called with an admitted header if its payload is dropped after all.
+        admit: raises :class:`FrameError` for a header that is not expected now. Memory is allocated only after it
+            returns, so it must check ``payload_bytes``.
+        revoke: called with an admitted header if its payload is dropped.
     """
 
     def __init__(
@@ -297,7 +283,7 @@ class Assembler:
         self._is_dropping = False
 
     def feed(self, message: bytes) -> FeedResult:
-        """Take one message; a tensor that fits in the message is not copied."""
+        """Process one message; a tensor that fits in the message is not copied."""
         cut: IntegrityError | None = None
         try:
             header, chunk = unpack(message)
@@ -317,7 +303,7 @@ class Assembler:
             return FeedResult(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
 
     def _cut(self) -> FrameError | None:
-        """Drop the payload under way, which the next header cuts short, and return its error; None if there is none."""
+        """Drop an incomplete payload, cut short by the next header, and return its error; None if there is none."""
         header = self._header
         if header is None:
             return None
@@ -332,7 +318,7 @@ class Assembler:
         if header is None:
             if self._is_dropping:
                 return None
-            raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
+            raise FrameError(f"a chunk of {chunk.nbytes} bytes arrived without a header; it is dropped")
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
             raise FrameError(f"{as_text(header)} has more than its {header.payload_bytes} bytes; it is dropped")
@@ -353,7 +339,7 @@ class Assembler:
         return received
 
     def _abandon(self) -> None:
-        """Drop the payload under way, and its chunks that have yet to arrive."""
+        """Drop the incomplete payload, and its chunks that have not arrived yet."""
         header = self._header
         self._reset()
         self._is_dropping = True
@@ -366,9 +352,9 @@ class Assembler:
 
 
 def _apart(chunk: memoryview) -> memoryview:
-    """Copy a chunk to pages of its own, which the system gets back when it is freed; a small one stays.
+    """Copy a large chunk to memory pages of its own, which the system gets back when the chunk is freed.
 
-    Memory of the allocator would stay with the process: a head that is taken over would lie there twice.
+    Memory of the allocator would stay with the process, so a received head would take its size twice.
     """
     if chunk.nbytes < _OWN_PAGES_BYTES:
         return chunk
@@ -380,7 +366,7 @@ def _apart(chunk: memoryview) -> memoryview:
 
 
 PROBE: Final = "probe"
-"""The kind of a blob that has no use but to measure a link."""
+"""The kind of a blob that only measures a link."""
 
 KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.HIDDEN.value: ring_pb2.FRAME_KIND_HIDDEN,
@@ -392,17 +378,17 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.REPLICA_GRAD.value: ring_pb2.FRAME_KIND_REPLICA_GRAD,
     PROBE: ring_pb2.FRAME_KIND_PROBE,
 }
-"""The wire's kind of every payload that a link carries."""
+"""Payload -> kind on the wire."""
 
 NAMES: Final = {number: name for name, number in KINDS.items()}
 """Inverse of ``KINDS``."""
 
 BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, PROBE, *PARCELS))
-"""Kinds whose payload is a blob."""
+"""Kinds with a blob as payload."""
 
 
 def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
-    """Return the key of a header's payload; a head has its turn in place of the item."""
+    """Return the key of a header's payload; for a head ``seq`` is the turn."""
     name = NAMES[header.kind]
     if name in PARCELS:
         return TensorKey(name, header.seq, header.micro - 1, header.boundary - 1)
@@ -410,7 +396,7 @@ def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
 
 
 def as_text(header: ring_pb2.FrameHeader) -> str:
-    """Describe a payload in words, for errors: "the head for turn 3 from node a"."""
+    """Describe a payload for errors: "the head for turn 3 from node a"."""
     kind = NAMES.get(header.kind, "")
     if kind == Payload.HEAD:
         return f"the head for turn {header.seq} from node {header.source}"

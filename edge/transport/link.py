@@ -1,8 +1,7 @@
 """The sending end of a link: one long-lived stream to one node, with its own threads.
 
 ``send_tensor``, ``send_parcel`` and ``send_blob`` only queue; a sender thread encodes and writes, so that sending
-overlaps compute. What may be queued is bounded by the credits that the engine keeps. A second thread reads the
-acknowledgements::
+overlaps compute. The engine's credits bound the queue. A second thread reads the acknowledgements::
 
     compute thread --queue--> sender (encode, chunk) ==stream==> peer
     on_ack <------------------ reader <==============stream===== peer
@@ -38,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 METHOD: Final = "/ringtune.v1.Ring/Link"
 ORDERLY_END_S: Final = 2.0
-"""Seconds that ``close`` lets the peer end the stream before the stream is cancelled."""
+"""Seconds that ``close`` waits for the peer to end the stream before it is cancelled."""
 
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
@@ -60,7 +59,6 @@ class _Tensor:
     sent_unix_s: float
 
     def action(self, target: str) -> Action:
-        """The action that sends it."""
         return message(Op.SEND, self.key, target)
 
 
@@ -70,7 +68,6 @@ class _Parcel:
     data: Pieces
 
     def action(self, target: str) -> Action:
-        """The action that sends it."""
         return message(Op.SEND, self.key, target)
 
 
@@ -81,7 +78,7 @@ class _Blob:
     data: Pieces
 
     def action(self, target: str) -> Action:
-        """The action that sends it; a head belongs to a turn, to no item."""
+        """The send action; a head belongs to a turn instead of an item."""
         return Action(Op.SEND, 0, -1, self.seq, 0, target, self.kind)
 
 
@@ -92,15 +89,11 @@ class OutLink:
     """The sending end of a link to the node ``target``.
 
     Args:
-        target: node at the other end.
-        address: its ``host:port``.
-        hello: this node, its run and its plan.
-        on_ack: called with (target, ack) for every credit and refusal, from the link's reader thread.
-        on_broken: called with (target, reason) at most once when the link breaks; never once ``close`` began,
-            from a thread of the link.
-        on_sent: called with each sent message, the time when its encoding began and that when the connection took its
-            last byte, in monotonic seconds; from the link's sender thread.
-        now_unix_s: the coordinator's clock, for the time at which a tensor was sent; 0 = unknown.
+        on_ack: called with (target, ack) for every credit and refusal, by the link's reader thread.
+        on_broken: called with (target, reason) once if the link breaks before ``close``, by a thread of the link.
+        on_sent: called by the sender thread with each sent message: from the start of its encoding until the connection
+            has its last byte, monotonic seconds.
+        now_unix_s: the coordinator's clock, for the sending time of tensors; 0 = unknown.
     """
 
     def __init__(
@@ -132,14 +125,14 @@ class OutLink:
         self._reader: threading.Thread | None = None
         self._sender: threading.Thread | None = None
 
-    # ---- from outside -------------------------------------------------------------------------------
+    # ---- interface ----------------------------------------------------------------------------------
 
     def open(self, timeout_s: float) -> None:
-        """Connect, and wait until the peer welcomes this node.
+        """Connect, and wait until the peer accepts the link.
 
         Raises:
-            ConnectionFailedError: nobody answers at the address within ``timeout_s``.
-            FrameError: the peer refuses: it has another run or plan.
+            ConnectionFailedError: nothing answers at the address within ``timeout_s``.
+            FrameError: the peer refuses, as it has another run or plan.
         """
         self._channel = open_channel(self.address, peer=node_party(self.target))
         method: Any = self._channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
@@ -158,12 +151,12 @@ class OutLink:
         """Queue a hidden state or gradient, which must not change until it is sent.
 
         Args:
-            key: which one it is.
+            key: of the tensor.
             tensor: (B, T, D), any float type and device.
             mask: (B, T) for a hidden state that enters a block, otherwise None.
 
         Returns:
-            Payload bytes that go over the wire for it.
+            Payload bytes on the wire.
 
         Raises:
             PeerLostError: the link is broken or closed.
@@ -172,10 +165,10 @@ class OutLink:
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
-        """Queue opaque bytes, which must not change until they are sent: the head for the turn ``seq``, or a probe.
+        """Queue the head for turn ``seq``, or a probe; the bytes must not change until they are sent.
 
         Returns:
-            Payload bytes that go over the wire for it.
+            Payload bytes on the wire.
 
         Raises:
             PeerLostError: the link is broken or closed.
@@ -187,7 +180,7 @@ class OutLink:
         """Queue a parcel, which must not change until it is sent.
 
         Returns:
-            Payload bytes that go over the wire for it.
+            Payload bytes on the wire.
 
         Raises:
             PeerLostError: the link is broken or closed.
@@ -196,10 +189,10 @@ class OutLink:
         return data.size_bytes
 
     def close(self) -> None:
-        """Drop what is queued, end the stream and every thread of the link; a second call does no harm.
+        """Drop the queue, end the stream and all threads of the link; may be called twice.
 
-        Takes at most a few seconds. Only with a peer that is frozen while the socket is full does gRPC
-        keep its connection longer than that, until its own watchdog ends it (``ringtune.transport.endpoints``).
+        Takes at most a few seconds. If the peer is frozen and the socket is full, gRPC keeps its connection until its
+        own watchdog ends it (``ringtune.transport.endpoints``).
         """
         with self._lock:
             was_open, self._state = self._state is _State.OPEN, _State.CLOSED
@@ -289,9 +282,9 @@ class OutLink:
             self._welcome.put(error_from_name(ack.error, ack.refusal))
 
     def _break(self, reason: str, *, in_order: bool = False) -> None:
-        """Note the end of the link once, and tell ``on_broken`` if the link was open.
+        """Note the end of the link once, and call ``on_broken`` if the link was open.
 
-        A peer that ends the link in order is lost only if this node still has something to send.
+        A peer that ends the link in order is lost only if there is something left to send.
         """
         with self._lock:
             was_open = self._state is _State.OPEN

@@ -1,36 +1,35 @@
-"""The probe of a link: its rate, its latency, and the computing time that its messages cost both nodes.
+"""The probe of a link: its rate, its latency, and the compute time that its messages cost both nodes.
 
-Messages of the size that a run sends are timed where they arrive. The source asks the target to answer some of them
-with their times of arrival; all times are the target's, so no clocks are compared. Latency is half a round trip of a
-small message. For the rate, messages follow one another as on a link of a run, some of them on the way at a time (a
-tenth of a second's worth and what the latency hides, two at least, half of what has arrived at most), and the bytes
-between two answers are divided by the time between them::
+Messages of the size of a run's are timed at the target. The source requests the arrival times of some of them; all
+times are the target's, so no clocks are compared. Latency is half a round trip of a small message. For the rate,
+messages are streamed with a bounded number in flight (a tenth of a second's worth plus the latency, at least two, at
+most half of the bytes that have arrived), and the bytes between two answers are divided by the time between them::
 
-    source  m m m m? m m m m? ...        ? = asks for its time
+    source  m m m m? m m m m? ...        ? = requests its arrival time
     target        |a       |a            a window: at least 1 MB (less in a brief measurement of a slow link) and 0.1 s
               ------>|  dropped          the first window: a token bucket lets its burst through at full speed
 
-A shaper with a bucket (``tc ... tbf``) lets a burst through much faster than its rate, and one after each pause. So
-the first window is dropped, and windows follow until there are three at least and half a second; by then a burst has
-been through, because it passes at the speed of the medium.
+A shaper with a bucket (``tc ... tbf``) passes a burst much faster than its rate, also after each pause. So the first
+window is dropped, and at least three windows and half a second are measured; by then the burst is over, because it
+passes at the speed of the medium.
 
-Sending and receiving also takes processor time, which a board with one core or a quota of less has to take from its
-computing. So both ends report how many processor seconds their process had used: beside the stream they do nothing.
-And there a message waits for its turn on the processor at every step of its way: long messages are sent one by one,
-once with both ends idle, once while the source computes, once while the target does. The time that this adds to half a
-round trip of a small message is the answer's, and is left out.
+Sending and receiving also take CPU time, which a node with one core or a smaller quota loses for computing. Both ends
+report the CPU seconds of their process, which does nothing but stream. On such a node a message also waits for the CPU
+at every step. So long messages are sent one by one: with both ends idle, while the source computes, and while the
+target computes. The additional time, without that of a small message's half round trip (the answer's), is the delay by
+computing.
 
-A link of 0.5 Mbit/s takes 50 s for a hidden state of 3 MB. So a first probe with ever longer messages tells about how
-fast the link is, and where a message of the run's size would take long, shorter ones are sent.
+A link of 0.5 Mbit/s takes 50 s for a hidden state of 3 MB. So messages of growing size first estimate the rate, and on
+a slow link shorter messages are sent.
 
 The loss of computing is measured while every node of a ring computes and sends. Threads that send and receive, the
-kernel's work for each packet and the caches that both empty slow the computing down, and no clock of a process shows
-all of that. So the measure is how much less a node computes while it sends to its successor and receives from its
-predecessor, for each byte of both::
+kernel's work for each packet, and shared caches slow the computing down, and no clock of a process shows all of that.
+So the measure is how much less a node computes while it sends to its successor and receives from its predecessor, per
+byte of both::
 
     hashes  |##########|#######___|      first alone, then with messages: 30 % less for so many bytes
 
-A node with a core to spare loses nothing.
+A node with an idle core loses nothing.
 
 Source: tc-tbf(8).
 """
@@ -59,7 +58,7 @@ from ringtune.v1 import control_pb2
 
 METHOD: Final = "/ringtune.v1.Probe/Link"
 LONGEST_MESSAGE_BYTES: Final = 4 << 20
-"""Most bytes of a message of a probe; a longer hidden state of a run travels in several messages too."""
+"""Most bytes of a probe's message; a longer hidden state is also sent in several messages."""
 
 _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
 _BURN_IN_PINGS: Final = 5
@@ -72,11 +71,11 @@ _JOIN_S: Final = 5.0
 _LAST_WORD_S: Final = 0.5
 _LOOK_BYTES: Final = 1 << 14
 _LOOK_S: Final = 0.2
-"""A first look ends with a message that takes so long, seconds."""
+"""``look`` ends with the first message that takes this long, seconds."""
 
 
 class LinkRate(NamedTuple):
-    """The figures of one directed link; for their meaning see ``ringtune.costs.profile.LinkFacts``."""
+    """Measurements of one directed link; see ``ringtune.costs.profile.LinkFacts``."""
 
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float
@@ -91,14 +90,13 @@ class LinkRate(NamedTuple):
 
 
 class _Received:
-    """Bytes of probes that this process received so far, from all sides."""
+    """Bytes of probes that this process has received from all nodes."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
-        """Count a message."""
         with self._lock:
             self.num_bytes += num_bytes
 
@@ -113,7 +111,7 @@ _LONGEST_S: Final = 600.0
 
 
 def add_probe_sink(server: grpc.Server) -> None:
-    """Register the service with which other nodes measure their links to this node, before the server starts."""
+    """Register the service by which other nodes measure their links to this node, before the server starts."""
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
         _arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
     )
@@ -122,9 +120,9 @@ def add_probe_sink(server: grpc.Server) -> None:
 
 
 def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
-    """Drop every message, and answer those that ask with the target's clock and processor seconds.
+    """Drop every message, and answer those that request it with this process's clock and CPU seconds.
 
-    Few at a time, because others compute meanwhile. The call ends with its caller's deadline at the latest.
+    At most ``_MAX_PROBES`` at a time. The call ends at its caller's deadline, at the latest after ``_LONGEST_S``.
     """
     if not _AT_A_TIME.acquire(timeout=_TURN_S):
         abort(context, BusyError(f"{_MAX_PROBES} links to this node are measured already; measure them later"))
@@ -139,9 +137,8 @@ def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Itera
 
 
 def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
-    """Answer the messages of one probe that ask."""
     wants_busy = _BUSY in context.invocation_metadata()
-    with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # it ends when its caller cancels
+    with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # the caller ends the probe by cancelling
         if wants_busy:
             stack.enter_context(CpuLoad())
         for message in messages:
@@ -155,16 +152,10 @@ def measure_link(
 ) -> LinkRate:
     """Measure one direction of one link.
 
-    Args:
-        source: this node, for messages.
-        target: the other one.
-        address: its ``host:port``.
-        message_bytes: of a hidden state.
-        timeout_s: for everything.
-        brief: with fewer messages.
+    ``message_bytes`` is the size of a hidden state; with ``brief`` fewer messages are sent.
 
     Raises:
-        ConnectionFailedError: nobody answers there.
+        ConnectionFailedError: nothing answers there.
         DeadlineError: it took too long.
         PeerLostError: the other node ended meanwhile.
     """
@@ -205,12 +196,12 @@ def measure_link(
 
 
 def thoroughness(*, brief: bool) -> ProbePlan:
-    """How much a measurement sends."""
+    """Return the amounts of messages of a measurement."""
     return BRIEF if brief else THOROUGH
 
 
 def of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
-    """Name both ends of a link in an error."""
+    """Return the error with both ends of the link."""
     kind = type(error) if isinstance(error, ConnectionFailedError | PeerLostError) else ConnectionFailedError
     return kind(f"the link {source} -> {target} can't be measured: {error}")
 
@@ -219,17 +210,14 @@ class Probe:
     """One stream of messages to the target, with the thread that reads the answers.
 
     Args:
-        address: of the target, ``host:port``.
         message_bytes: of a long message.
-        timeout_s: for everything.
-        effort: how much to send.
-        busy_target: whether the target shall compute meanwhile.
-        peer: the target, as its certificate names it; None = any member.
+        busy_target: whether the target computes meanwhile.
+        peer: the target in its certificate; None = any member.
 
     Attributes:
-        message_bytes: of a long message, as it is sent: at most what was asked for, less over a slow link.
+        message_bytes: of a long message as sent: at most the argument, less on a slow link.
         sent_bytes: in all.
-        send_cpu_s_per_byte, receive_cpu_s_per_byte: of the processes at both ends, while messages streamed.
+        send_cpu_s_per_byte, receive_cpu_s_per_byte: of the processes at both ends, while messages are streamed.
     """
 
     def __init__(
@@ -262,18 +250,18 @@ class Probe:
     def close(self) -> None:
         """End the stream and its threads."""
         self._outgoing.put(None)
-        self._reader.join(_LAST_WORD_S)  # the target ends its part when it has seen the end of ours
+        self._reader.join(_LAST_WORD_S)  # the target ends its stream after the end of this one
         self._call.cancel()
         self._reader.join(_JOIN_S)
         self._channel.close()
 
     def ping(self) -> float:
-        """Half the median round trip of a small message, in seconds."""
+        """Return half the median round trip of a small message, in seconds."""
         trips = [self._trip(self._small) for _ in range(_BURN_IN_PINGS + self._effort.pings)]
         return statistics.median(trips[_BURN_IN_PINGS:]) / 2
 
     def look(self) -> None:
-        """Send ever longer messages until one takes a while; if long ones would take long, make them shorter."""
+        """Send messages of growing size until one takes ``_LOOK_S``; on a slow link shorten long messages."""
         num_bytes, taken_s = _LOOK_BYTES, 0.0
         while num_bytes < self.message_bytes and taken_s < _LOOK_S:
             taken_s = self._trip(_asking(num_bytes))
@@ -283,9 +271,9 @@ class Probe:
             self._shape(min(self.message_bytes, max(_LOOK_BYTES, round(self._rate * self._effort.alone_s))))
 
     def alone(self) -> float:
-        """Median seconds from sending a long message, with nothing else on the way, to its answer.
+        """Return the median seconds from sending a long message, with no others in flight, to its answer.
 
-        The first one does not count, unless it took so long that it was the only one: a shaper let the look through.
+        The first one is dropped unless it took so long that it is the only one.
         """
         trips: list[float] = []
         max_s = 2 * self._effort.alone * self._effort.alone_s
@@ -294,7 +282,7 @@ class Probe:
         return statistics.median(trips[1:] or trips)
 
     def _trip(self, message: bytes) -> float:
-        """Seconds from sending a message to its answer."""
+        """Return the seconds from sending a message to its answer."""
         started_s = time.monotonic()
         self._put(message)
         self._next_arrival()
@@ -308,13 +296,13 @@ class Probe:
     def stream(self, latency_s: float) -> list[float]:
         """Stream messages until there are enough windows; return the bytes per second of each but the first."""
         windows = Windows(latency_s, self._effort, rate_bytes_per_s=self._rate)
-        asked: deque[int] = deque()  # bytes up to and with each message that asked
+        asked: deque[int] = deque()  # cumulative bytes at each message that requests its arrival time
         sent_bytes = arrived_bytes = last_asked_bytes = 0
         size = len(self._quiet)
         on_the_way_s = _ON_THE_WAY_S + 2 * _TRIPS_ON_THE_WAY * latency_s
         first: tuple[int, float, float] | None = None
         while not windows.are_enough:
-            # half of what has arrived at most: what a burst promised would have to be waited for
+            # at most half of the arrived bytes: after a burst the measured rate is too high
             room = max(_MIN_ON_THE_WAY * size, min(windows.rate_bytes_per_s * on_the_way_s, arrived_bytes / 2))
             while sent_bytes + size - arrived_bytes <= room:
                 sent_bytes += size
@@ -337,7 +325,7 @@ class Probe:
         return windows.rates
 
     def keep_sending(self, seconds: float) -> None:
-        """Send long messages for so many seconds, a few on the way at a time, and wait for the last answer."""
+        """Send long messages for ``seconds``, a few in flight, and wait for the last answer."""
         end_s, on_the_way = time.monotonic() + seconds, 0
         while on_the_way or time.monotonic() < end_s:
             while on_the_way < _ASKS_ON_THE_WAY and time.monotonic() < end_s:
@@ -355,7 +343,7 @@ class Probe:
         try:
             arrived = self._arrived.get(timeout=max(0.0, left_s))
         except queue.Empty:
-            raise DeadlineError(f"no answer came within {self._timeout_s:g} s; is the link very slow?") from None
+            raise DeadlineError(f"no answer arrived within {self._timeout_s:g} s; is the link very slow?") from None
         if isinstance(arrived, BaseException):
             raise arrived
         return arrived
@@ -370,7 +358,6 @@ class Probe:
 
 
 def _asking(num_bytes: int) -> bytes:
-    """Make a message that asks for its time of arrival."""
     return control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(num_bytes)).SerializeToString()
 
 
@@ -382,15 +369,12 @@ _TRIPS_TO_SPEED_UP: Final = 10
 
 
 class ProbePlan(NamedTuple):
-    """How much a measurement sends.
+    """Amounts of messages of a measurement.
 
     Attributes:
-        pings: small messages.
-        alone: long messages one by one.
-        alone_s: about the most seconds that one of them takes; on slower links they are shorter.
-        min_windows: of a stream.
-        min_s: of all windows together.
-        window_s: about the most seconds that a window waits for its bytes.
+        alone: number of long messages sent one by one.
+        alone_s: about the most seconds of one of them; on slower links they are shorter.
+        window_s: about the most seconds of a window.
     """
 
     pings: int
@@ -403,19 +387,18 @@ class ProbePlan(NamedTuple):
 
 THOROUGH: Final = ProbePlan(pings=20, alone=9, alone_s=1.0, min_windows=3, min_s=0.5, window_s=math.inf)
 BRIEF: Final = ProbePlan(pings=8, alone=4, alone_s=0.3, min_windows=2, min_s=0.2, window_s=0.5)
-"""For a run that waits for it; what is measured is corrected by what the run shows."""
+"""For a run that waits for it; the run's own times correct these figures."""
 
 
 class Windows:
-    """Cuts arrivals into windows and drops the first one.
+    """Groups arrivals into windows and drops the first one.
 
     Args:
-        latency_s: of the link; over a long one it takes some round trips until both ends send at full speed.
-        effort: how many windows, and of how many seconds together.
-        rate_bytes_per_s: about how fast the link is; infinite if it is not known to be slow.
+        latency_s: of the link; with a long one both ends need some round trips to reach full speed.
+        rate_bytes_per_s: estimate; infinite if the link is not known to be slow.
 
     Attributes:
-        rates: of the windows that count, bytes per second.
+        rates: of the counted windows, bytes per second.
         rate_bytes_per_s: of the last arrivals; 0 before the second message.
     """
 
@@ -432,13 +415,13 @@ class Windows:
 
     @property
     def are_enough(self) -> bool:
-        """Whether the windows suffice for a median: three at least, and either half a second or nine windows."""
+        """Whether the windows suffice for a median: ``min_windows`` and either ``min_s`` or nine windows."""
         if len(self.rates) < self._effort.min_windows:
             return False
         return self._counted_s >= self._effort.min_s or len(self.rates) >= _MAX_WINDOWS
 
     def add(self, arrived_bytes: int, at_s: float) -> None:
-        """Note that ``arrived_bytes`` in all had arrived at ``at_s`` of the target's clock."""
+        """Note that ``arrived_bytes`` in total had arrived at ``at_s`` of the target's clock."""
         if self._start is None:
             self._start = self._last = (arrived_bytes, at_s)
             return
@@ -463,21 +446,15 @@ _SHARE_ALONE = 1 / 3
 def computing_lost_s_per_byte(
     source: str, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
 ) -> float:
-    """Compute for some seconds, the last two thirds of them while messages go out and come in.
+    """Compute for ``computing_s``, the last two thirds of it while messages are sent and received.
 
-    Args:
-        source: this node, for messages.
-        target: the node to send to.
-        address: its ``host:port``.
-        message_bytes: of a hidden state.
-        computing_s: how long, seconds; all nodes of the ring are asked at the same moment.
-        timeout_s: for everything.
+    All nodes of the ring are asked at the same moment. ``message_bytes`` is the size of a hidden state.
 
     Returns:
-        Seconds of computing that each byte sent or received took.
+        Seconds of computing lost per byte sent or received.
 
     Raises:
-        ConnectionFailedError: nobody answers there.
+        ConnectionFailedError: nothing answers there.
     """
     try:
         with contextlib.closing(
@@ -502,22 +479,18 @@ def computing_lost_s_per_byte(
 
 
 def _rate(burner: CpuLoad, work: Callable[[], object]) -> float:
-    """Pieces a second that the burner hashed during ``work``."""
+    """Return the pieces a second that the load hashed during ``work``."""
     pieces, started_s = burner.pieces, time.monotonic()
     work()
     return (burner.pieces - pieces) / (time.monotonic() - started_s)
 
 
-_PIECE = bytes(1 << 19)  # about a millisecond a piece: hashing more than 2 kB gives the lock back
+_PIECE = bytes(1 << 19)  # about a millisecond a piece; hashing more than 2 kB releases the interpreter's lock
 _BURNER_JOIN_S = 5.0
 
 
 class CpuLoad:
-    """A thread that hashes zeros outside the interpreter's lock, as computing does, while a ``with`` block runs.
-
-    Attributes:
-        pieces: how many pieces of zeros it has hashed.
-    """
+    """A thread that hashes zeros outside the interpreter's lock while a ``with`` block runs."""
 
     def __init__(self) -> None:
         self.pieces = 0
@@ -525,14 +498,13 @@ class CpuLoad:
         self._thread = threading.Thread(target=self._burn, name="probe-burner", daemon=True)
 
     def __enter__(self) -> CpuLoad:
-        """Start hashing."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop hashing after the piece under way, about a millisecond."""
+        """Stop after the current piece, about a millisecond."""
         self._stop.set()
         self._thread.join(_BURNER_JOIN_S)
 

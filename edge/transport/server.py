@@ -5,8 +5,8 @@
     gRPC --messages--> reader: assemble, check, decode --> sink
     gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
 
-A frame that the plan does not foresee is refused (sender and sink are notified) and dropped; the ring continues. A
-link of another run or plan is refused as a whole.
+A frame that is not in the plan is refused (sender and sink are notified) and dropped; the ring continues. A link of
+another run or plan is refused as a whole.
 """
 
 from __future__ import annotations
@@ -38,58 +38,58 @@ __all__ = ["RingServicer", "RunExpectation", "Sink"]
 _log = logging.getLogger(__name__)
 
 HELLO_WAIT_S: Final = 30.0
-"""Seconds that a link may take from its start to its welcome: HELLO has to come, the run has to be expected."""
+"""Seconds from the start of a link to its acceptance: its HELLO must arrive, and its run must be expected."""
 
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
 
 
 class Sink(Protocol):
-    """Takes what arrives; called from reader threads, never after ``RingServicer.forget`` returned."""
+    """Receives payloads; called by reader threads, never after ``RingServicer.forget`` has returned."""
 
     def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Take a whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
+        """Receive a whole, checked hidden state or gradient (B, T, D); ``mask`` is (B, T) int64 or None."""
 
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Take a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
+        """Receive a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
 
     def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Take a whole parcel."""
+        """Receive a whole parcel."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
-        """Handle the break of the link from ``source``; not called when ``source`` closed it in order."""
+        """Handle a broken link from ``source``; not called if ``source`` closed it in order."""
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
-        """Note at once that a tensor's bytes have all arrived, and when they were sent on the coordinator's clock."""
+        """Note that all bytes of a tensor have arrived, and their sending time on the coordinator's clock."""
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Handle the refusal of a frame of ``source``, which was dropped; ``source`` gets the refusal as well."""
+        """Handle a refused and dropped frame of ``source``, which also gets the refusal."""
 
 
 class Admission(Protocol):
-    """The run of a link after its HELLO was accepted."""
+    """The run of an accepted link."""
 
     expectation: RunExpectation
     sink: Sink
 
     def check_of(self, source: str) -> FrameCheck:
-        """Return the check of the frames of ``source``, the same one for every link of that source in a run."""
+        """Return the check of the frames of ``source``, one for all its links in a run."""
 
 
 class InLink:
     """The receiving end of one link.
 
     Attributes:
-        has_spoken: its first message is here.
-        is_over: the call has ended; what had come before may still be read.
-        is_done: the reader has ended: no more calls to the sink.
+        has_spoken: whether the first message has arrived.
+        is_over: whether the call has ended; earlier messages may still be read.
+        is_done: whether the reader has ended, so that the sink is not called any more.
 
     Args:
         messages: from gRPC; ends or raises when the call is over.
-        join: called with the link and its first frame; returns (source, admission) or raises
-            :class:`FrameError`. May wait.
-        changed: called when ``is_over`` or ``is_done`` became true.
-        hello_wait_s: how long the link may take from its start to its welcome.
+        join: called with the link and its first frame; returns (source, admission) or raises :class:`FrameError`. May
+            block.
+        changed: called when ``is_over`` or ``is_done`` becomes true.
+        hello_wait_s: seconds from the link's start to its acceptance.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class InLink:
                     ack = self._acks.get(timeout=_POLL_S)
                 except queue.Empty:
                     if not self._is_welcome and time.monotonic() > deadline_s:
-                        yield refusal(DeadlineError(f"no HELLO came within {self._hello_wait_s:g} s; link closed"))
+                        yield refusal(DeadlineError(f"no HELLO arrived within {self._hello_wait_s:g} s; link closed"))
                         return
                     continue
                 if ack is None:
@@ -136,7 +136,7 @@ class InLink:
             self._end()
 
     def forget(self) -> None:
-        """Take no more frames, and ask the stream to end."""
+        """Ignore further frames, and end the stream."""
         self._is_forgotten = True
         self._end()
 
@@ -146,12 +146,12 @@ class InLink:
         self._changed(self)
 
     def wait(self) -> None:
-        """Wait until the reader has ended, so that it calls the sink no more; for ``_JOIN_S`` at most."""
+        """Wait up to ``_JOIN_S`` until the reader has ended, after which the sink is not called."""
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
     def credit(self, boundary: int, count: int) -> None:
-        """Send ``count`` credits at ``boundary`` back to the sender."""
+        """Return ``count`` credits at ``boundary`` to the sender."""
         self._acks.put(ring_pb2.Ack(credits=count, boundary=boundary))
 
     # ---- the reader -----------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class InLink:
             self._refuse(source, admission, check.explained(header, error))
 
     def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
-        _log.debug("node %s: %s", source, error)  # the sink says it, once for many
+        _log.debug("node %s: %s", source, error)  # the sink logs it, once for many
         self._acks.put(refusal(error))
         if not self._is_forgotten:
             admission.sink.on_refused(source, error)
@@ -233,15 +233,15 @@ class InLink:
 
 
 def refusal(error: RingTuneError) -> ring_pb2.Ack:
-    """Make the message with which a link, or a frame of it, is refused."""
+    """Return the message that refuses a link, or a frame of it."""
     return ring_pb2.Ack(refusal=str(error), error=type(error).__name__)
 
 
 _OLD_LINK_WAIT_S: Final = 2.0
 _MAX_WAITING: Final = 64
-"""Links that may wait for their HELLO or their run, each with two threads.
+"""Most links that wait for their HELLO or their run, each with two threads.
 
-Of more than these the oldest goes that has said nothing: who opens many and is silent keeps nobody else out.
+Beyond this the oldest one without a message is ended, so that silent links do not block others.
 """
 
 
@@ -264,10 +264,10 @@ class _Run:
         return check
 
     def credits_due(self, source: str, boundary: int, count: int) -> int:
-        """Number of credits to send now: all that were held back, once they are a batch, else 0.
+        """Return the number of credits to send now: all that were held back, once they are a batch, else 0.
 
         A batch is a quarter of the plan's credits: with 8 credits one due credit gives 0, the next one 2. Those of unit
-        gradients are few, and go at once.
+        gradients are few, and are sent at once.
         """
         if boundary > self.expectation.plan.course.head:
             return count
@@ -279,12 +279,9 @@ class _Run:
 
 
 class RingServicer:
-    """Serves ``ringtune.v1.Ring``: ``add_to(server)`` once, then ``expect`` and ``forget`` per run.
+    """Serves ``ringtune.v1.Ring``: ``add_to(server)`` once, then ``expect`` and ``forget`` per run. Safe for threads.
 
-    Safe for threads.
-
-    Args:
-        hello_wait_s: how long a link waits here for its HELLO and until its run is expected.
+    ``hello_wait_s``: seconds that a link waits for its HELLO and until its run is expected.
     """
 
     def __init__(self, *, hello_wait_s: float = HELLO_WAIT_S) -> None:
@@ -296,7 +293,7 @@ class RingServicer:
     def add_to(self, server: grpc.Server) -> None:
         """Register the service with a gRPC server.
 
-        Messages stay bytes on the way in: they are read without protobuf's copy (``edge.transport.frames``).
+        Incoming messages stay bytes, which ``edge.transport.frames`` reads without protobuf's copy.
         """
         link: grpc.RpcMethodHandler[bytes, ring_pb2.Ack] = grpc.stream_stream_rpc_method_handler(
             self._link, request_deserializer=None, response_serializer=ring_pb2.Ack.SerializeToString
@@ -305,17 +302,16 @@ class RingServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
 
     def expect(self, expectation: RunExpectation, sink: Sink) -> None:
-        """Take links of this run from now on, and forget the former run."""
+        """Accept links of this run from now on, and forget the former run."""
         self.forget()
         with self._changed:
             self._run = _Run(expectation, sink)
             self._changed.notify_all()
 
     def forget(self, sink: Sink | None = None) -> None:
-        """Forget the run and end its links; its sink is not called after this returned.
+        """Forget the run and end its links; its sink is not called after this has returned.
 
-        Args:
-            sink: forget only the run with this sink: another run may have begun meanwhile. None = any run.
+        With ``sink`` only the run of this sink is forgotten, as another run may have begun meanwhile.
         """
         with self._changed:
             if sink is not None and self._run is not None and self._run.sink is not sink:
@@ -336,16 +332,16 @@ class RingServicer:
                 run.turns.granted(turn)
 
     def done_before(self, index: int) -> None:
-        """Admit no more frames of turns before ``index``: this node has done them."""
+        """Admit no more frames of turns before ``index``, which this node has done."""
         with self._changed:
             run = self._run
         if run is not None:
             run.turns.done_before(index)
 
     def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
-        """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone.
+        """Return credits for hidden states of ``source`` at ``boundary``; ignored if its link has ended.
 
-        Credits travel together, a quarter of the plan's credits at a time: the sender always has the rest.
+        Credits are returned in batches of a quarter of the plan's credits, so the sender always has the rest.
         """
         with self._changed:
             run = self._run

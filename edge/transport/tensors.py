@@ -3,11 +3,11 @@
 The payload is, in this order: the scales (``int8`` only: one float32 per row of the last axis), the elements, the mask
 (one byte a position). Everything is little-endian and row-major.
 
-``int8`` keeps ``round(x / scale)`` with ``scale = max|row| / 127``, so that no element is off by more
-than half a scale. ``float16`` has no range: what is below 6e-8 would become zero, and a mean loss over many tokens has
-such gradients; what is above 65,504 would overflow. So a ``float16`` tensor travels multiplied by a power of two that
-puts its largest element between 2^14 and 2^15, and its header has the exponent that undoes it; in normal numbers this
-costs no digit. Nothing received is unpickled; NaN and infinities are refused.
+``int8`` stores ``round(x / scale)`` with ``scale = max|row| / 127``, so the error of an element is at most half a
+scale. ``float16`` has a small range: values below 6e-8 would become zero, as in gradients of a mean loss over many
+tokens, and values above 65,504 would overflow. So a ``float16`` tensor is multiplied by a power of two that puts its
+largest element between 2^14 and 2^15; the header has the exponent that undoes it. Normal numbers lose no precision by
+this. Received data is never unpickled; NaN and infinities are refused.
 
 Shapes: B rows of the micro-batch, T tokens, D model width.
 """
@@ -35,17 +35,17 @@ WIRE_TYPES: Final[dict[str, torch.dtype]] = {
     "int8": torch.int8,
     "float64": torch.float64,
 }
-"""Element types by the name that a plan's ``wire_dtype`` has."""
+"""``wire_dtype`` of a plan -> element type."""
 
 _INT8_MAX: Final = 127
 _SCALE_BYTES: Final = 4
 _PIECE: Final = 1 << 16
 _HALF_EXPONENT: Final = 15
-"""The largest element of a float16 tensor travels as a number below two to this power."""
+"""The largest element of a sent float16 tensor is below two to this power."""
 
 MIN_EXPONENT: Final = -126
 MAX_EXPONENT: Final = 112
-"""Exponents of a float16 tensor: both powers of two, and 65,504 times the larger one, are numbers of float32."""
+"""Range of exponents: both powers of two, and 65,504 times the larger one, are float32 numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +54,9 @@ class EncodedTensor:
 
     Attributes:
         dtype: a key of ``WIRE_TYPES``.
-        shape: elements per axis.
         parts: flat byte views in the order of the wire; they keep their tensors alive.
-        payload_bytes: of all parts together.
-        mask_bytes: trailing bytes that are the mask, 0 = no mask.
-        exponent: the elements are multiplied by ``2 ** exponent`` at the receiver; float16 only, else 0.
+        mask_bytes: bytes of the mask at the end; 0 = no mask.
+        exponent: the receiver multiplies the elements by ``2 ** exponent``; float16 only, else 0.
     """
 
     dtype: str
@@ -79,14 +77,12 @@ def wire_bytes(shape: Sequence[int], dtype: str, mask_bytes: int = 0) -> int:
 def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> EncodedTensor:
     """Encode a tensor and its mask as the bytes of the wire.
 
-    Args:
-        tensor: (B, T, D) or any other shape with at least one element; any float type, any device.
-        mask: (B, T) of zeros and ones, or None.
-        dtype: a key of ``WIRE_TYPES``.
+    ``tensor`` is (B, T, D) or any other shape with at least one element, of any float type on any device; ``mask`` is
+    (B, T) of zeros and ones, or None; ``dtype`` a key of ``WIRE_TYPES``.
 
     Returns:
-        Views on memory: of the tensor itself where type and layout already fit, so it must not change
-        before the bytes are sent.
+        Views on memory: of the tensor itself if type and layout already match, so it must not change before the bytes
+            are sent.
     """
     on_cpu, exponent = tensor.detach().cpu(), 0
     if dtype == "int8":
@@ -111,7 +107,7 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """View the bytes of a contiguous CPU tensor, flat and writable, without a copy."""
+    """Return a flat, writable view of the bytes of a contiguous CPU tensor."""
     flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 
@@ -124,7 +120,7 @@ def _quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _halve(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Round a tensor to float16 with its largest element below ``2 ** 15``; return it and the exponent that undoes it.
+    """Round a tensor to float16 with its largest element below ``2 ** 15``; return it and the undoing exponent.
 
     Example: with a largest element of 1e-8, which is 0.67 * 2^-26, all are multiplied by 2^41; the exponent is -41.
     """
@@ -134,7 +130,7 @@ def _halve(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     exponent = math.frexp(largest)[1] - _HALF_EXPONENT if 0.0 < largest < math.inf else 0
     exponent = min(MAX_EXPONENT, max(MIN_EXPONENT, exponent))
     half = torch.empty(tensor.shape, dtype=torch.float16)
-    # at once, the product would be a second tensor of full width
+    # in pieces, because the whole product would be a second tensor of full width
     for piece, out in zip(torch.split(flat, _PIECE), torch.split(half.view(-1), _PIECE), strict=True):
         out.copy_(piece * 2.0**-exponent)
     return half, exponent
@@ -152,23 +148,23 @@ def decode(
     """Decode the bytes of the wire to a tensor and its mask.
 
     Args:
-        payload: flat bytes; the result may share their memory, so nobody else may hold them.
+        payload: flat bytes, which must not be shared, as the result may use their memory.
         shape: elements per axis, already checked against the plan.
         dtype: a key of ``WIRE_TYPES``.
-        mask_bytes: trailing bytes that are the mask; 0 or B * T.
+        mask_bytes: bytes of the mask at the end; 0 or B * T.
         compute_dtype: element type of the result.
-        exponent: of a float16 tensor, as encoded; already checked to be an exponent that ``encode`` may give.
+        exponent: of a float16 tensor, already checked to be in the range of ``encode``.
 
     Returns:
         The tensor, and the mask (B, T) as int64 or None.
 
     Raises:
-        FrameError: the sizes do not add up, or the mask holds other values than 0 and 1.
-        DivergedError: the tensor holds NaN or infinities.
+        FrameError: the sizes do not match, or the mask has other values than 0 and 1.
+        DivergedError: the tensor has NaN or infinities.
     """
     expected = wire_bytes(shape, dtype, mask_bytes)
     if payload.nbytes != expected:
-        raise FrameError(f"{payload.nbytes} bytes came for shape {list(shape)} in {dtype}, {expected} were expected")
+        raise FrameError(f"{payload.nbytes} bytes arrived for shape {list(shape)} in {dtype}, {expected} were expected")
     elements = math.prod(shape)
     wire_type = WIRE_TYPES[dtype]
     if dtype == "int8":
@@ -188,7 +184,7 @@ def decode(
 
 
 def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Read bytes as elements; bytes that are not aligned to an element are copied first."""
+    """Read bytes as elements; unaligned bytes are copied first."""
     tensor = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
     if tensor.data_ptr() % dtype.itemsize:
         flat = torch.frombuffer(payload, dtype=torch.uint8, count=count * dtype.itemsize, offset=offset)
@@ -199,9 +195,9 @@ def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> t
 def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     """Refuse a tensor with NaN or infinite values.
 
-    A finite sum has finite terms only, so each term is looked at only where the sum is not finite (it may overflow).
-    Halves would nearly always overflow, and torch adds them up in a copy of twice the width, so their extremes tell it:
-    a NaN is both of them.
+    A finite sum has only finite terms, so single terms are checked only if the sum is not finite (it may overflow).
+    Float16 sums would nearly always overflow, and torch computes them in a copy of twice the width, so their minimum
+    and maximum are checked; with a NaN both are NaN.
     """
     found = torch.aminmax(tensor) if tensor.dtype is torch.float16 else (tensor.sum(),)
     if all(math.isfinite(number.item()) for number in found) or bool(torch.isfinite(tensor).all()):

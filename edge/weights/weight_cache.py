@@ -6,9 +6,9 @@
         lock                          one process at a time
         outline/                      config, tokenizer, and model.safetensors as a sparse file: all headers and a
                                       sample of each tensor, from which a model is planned and a block is timed
-        weights/<name>/               a model folder with those tensors that were fetched, one file each
+        weights/<name>/               a model folder with the fetched tensors, one file each
 
-Names below ``CACHE`` are made of digests, a fixed list of file names, and a model name of harmless characters.
+Names below ``CACHE`` are digests, a fixed list of file names, and a model name of harmless characters.
 
 Each tensor is a safetensors file of its own, which the loader reads like any other weights file. A partial file is the
 header and the bytes so far; its size says where to resume. A complete file has the digest of the manifest.
@@ -117,7 +117,7 @@ class ModelCache:
                 f"{format_bytes(free_bytes)} are free; make room, or give --cache DIR on another disk"
             )
 
-    # ---- what loaders see ---------------------------------------------------------------------------
+    # ---- model folders ------------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
         """Write ``model.safetensors`` of the outline if it is missing: all headers and a sample of each tensor."""
@@ -179,11 +179,10 @@ class CheckedFile:
 
     Args:
         what: for messages: ``tensor 'x'``.
-        sha256: of its content, hex.
-        header: in front of the content; not part of the digest.
+        header: before the content; not part of the digest.
 
     Attributes:
-        offset: bytes of the content that are there, while it is partial.
+        offset: bytes of the content in the partial file.
     """
 
     def __init__(self, path: Path, *, what: str, sha256: str, nbytes: int, header: bytes = b"") -> None:
@@ -198,7 +197,7 @@ class CheckedFile:
         self._digest = hashlib.sha256()
 
     def is_complete(self) -> bool:
-        """Whether the complete file has the right size and digest; remove it if it has not.
+        """Whether the complete file has the right size and digest; a wrong one is removed.
 
         Raises:
             UsageError: the folder can't be written.
@@ -230,7 +229,7 @@ class CheckedFile:
             CapacityError: the disk is full; the bytes already written stay.
         """
         if self.offset + len(data) > self.nbytes:
-            raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more came; fetch it from another source")
+            raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more arrived; fetch it from another source")
         with writing(self.path.parent), self._partial.open("ab" if self.offset else "wb", buffering=0) as file:
             if not self.offset:
                 _write_all(file.fileno(), self._header)
@@ -252,7 +251,7 @@ class CheckedFile:
                 self._partial.write_bytes(self._header)
         if self._digest.hexdigest() != self.sha256:
             self.discard()
-            raise IntegrityError(f"{self.what} came with another digest than the manifest says; it was dropped")
+            raise IntegrityError(f"{self.what} arrived with another digest than the manifest has; it was dropped")
         with writing(self.path.parent):
             self._partial.replace(self.path)
 

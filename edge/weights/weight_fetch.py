@@ -1,11 +1,11 @@
-"""Find a node's base weights: its own model folder, which it offers to other nodes, or tensors fetched from them.
+"""A node's base weights: its own model folder, which it offers to other nodes, or tensors fetched from them.
 
 With a folder the job is unchanged. Without one, ``for_planning`` sets ``model.path`` to the outline in the cache, and
 ``for_run`` to a folder with the tensors of this node's slice.
 
 A fetch asks its sources in turn and resumes where the last one stopped. A stream without bytes for ``_IDLE_S`` is
-cancelled, and the next source is asked. A source that sends bytes with a wrong digest is dropped. Partial files stay,
-whatever ends the fetch.
+cancelled, and the next source is asked. A source that sends a wrong digest is dropped. Partial files stay, however the
+fetch ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class ModelFetcher:
         find_sources: returns ``host:port`` of the other nodes, with or without a copy; may raise ``grpc.RpcError``.
 
     Attributes:
-        offers: model folders that other nodes may fetch.
         fetched_bytes: bytes of tensors received since this node started.
     """
 
@@ -125,7 +124,7 @@ class ModelFetcher:
                     blocks=blocks,
                     is_owner=is_owner,
                     with_decoder=job.model.task == CAUSAL_LM,
-                    with_unused=is_owner and job.method.full_parameters,  # it is a part of the model that is left
+                    with_unused=is_owner and job.method.full_parameters,  # the result is a whole model
                 )
                 self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
                 return _at(job, cache.publish(files))
@@ -187,7 +186,7 @@ class ModelFetcher:
         missing = [file for file in map(cache.file, files) if not file.is_complete()]
         _complete(cache, missing, peers, wanted)
         folder = cache.write_outline()
-        read_config(folder)  # by allow-list, before anything else looks at it
+        read_config(folder)  # checks it by allow-list before any other use
         return folder
 
 
@@ -205,7 +204,7 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
                 file.write(data, "an equal tensor")
             file.finish()
     _LOG.info(
-        "run %s: %d of %d tensors were in the cache; %s came in %.1f s",
+        "run %s: %d of %d tensors were in the cache; %s were fetched in %.1f s",
         wanted.run_id,
         len(tensors) - len(missing),
         len(tensors),
@@ -236,8 +235,7 @@ _CALL_ERRORS = (grpc.RpcError, grpc.FutureCancelledError, RingTuneError)
 class Sources:
     """Peers that may have the model; as a context manager it closes their channels.
 
-    Args:
-        addresses: ``host:port``, asked in this order.
+    ``addresses``, ``host:port``, are asked in their order.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -279,7 +277,7 @@ class Sources:
                     self._forget(answers, first=address)
                     return manifest
             wanted.stop.wait(_ASK_AGAIN_S if waiting else 0.0)
-        said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "nobody was there to ask"
+        said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "there was no source"
         raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
 
     def fetch(self, files: Sequence[CheckedFile], wanted: PendingFetch) -> int:
@@ -333,7 +331,7 @@ class Sources:
             for chunk in call:
                 watch.saw_progress()
                 if not last <= chunk.piece < len(files) or not 0 < len(chunk.data) <= CHUNK_BYTES:
-                    raise DamagedError(f"{address} sends chunks that nobody asked for")
+                    raise DamagedError(f"{address} sends chunks that were not requested")
                 last = chunk.piece
                 file = files[last]
                 try:
@@ -356,7 +354,7 @@ class Sources:
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     """Finish a file if all of its bytes are there.
 
-    A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched anew.
+    A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched again.
 
     Raises:
         IntegrityError: ``address`` sent other bytes than the manifest says.
@@ -369,7 +367,7 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     except IntegrityError as error:
         if origins == {address}:
             raise
-        _LOG.warning("%s; it is fetched anew", error)
+        _LOG.warning("%s; it is fetched again", error)
 
 
 def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
@@ -384,7 +382,7 @@ def _as_error(error: Exception, address: str) -> RingTuneError:
         return error
     if isinstance(error, grpc.RpcError):
         return error_of_call(error, peer=f"the source {address}")
-    return ConnectionFailedError(f"the source {address} brought nothing for too long")
+    return ConnectionFailedError(f"the source {address} sent nothing for too long")
 
 
 _IDLE_S = 15.0
@@ -397,7 +395,6 @@ class PendingFetch(NamedTuple):
     """The run that waits for a fetch.
 
     Attributes:
-        deadline_s: monotonic seconds.
         stop: set when the run is released.
         idle_s: a stream without bytes for this long is cancelled.
     """
@@ -421,7 +418,9 @@ class PendingFetch(NamedTuple):
         if self.stop.is_set():
             raise InterruptedRunError("the run was released while its weights were fetched")
         if time.monotonic() > self.deadline_s:
-            raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
+            raise DeadlineError(
+                f"no more time for {what}; the received bytes are kept, start the run again to continue"
+            )
 
 
 class SourceRotation:
@@ -440,10 +439,7 @@ class SourceRotation:
     def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
         """Choose the next source after a stream ended, or give up; return the seconds to wait first.
 
-        Args:
-            error: of the stream; None if the source ended it.
-            what: names the missing data in messages.
-            is_further: whether any bytes arrived.
+        ``error`` = None: the source ended the stream. ``is_further``: bytes have arrived.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
@@ -468,7 +464,8 @@ class SourceRotation:
         rounds = self._failures // len(self._good)
         if rounds >= len(_BACK_OFF_S):
             raise ConnectionFailedError(
-                f"{what} can't be fetched ({error or 'streams end early'}); what has come is kept, start the run again"
+                f"{what} can't be fetched ({error or 'streams end early'}); "
+                "the received bytes are kept, start the run again"
             )
         return _BACK_OFF_S[rounds] if self._failures else 0.0
 

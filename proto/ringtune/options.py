@@ -88,7 +88,7 @@ Local = Annotated[int, typer.Option("--local", metavar="N", min=0, help="Start N
 Nodes = Annotated[
     int,
     typer.Option(
-        "--nodes", metavar="N", min=0, help="Wait for N nodes of the coordinator; 0 = take those that are there."
+        "--nodes", metavar="N", min=0, help="Wait for N nodes of the coordinator; 0 = use those that have joined."
     ),
 ]
 JoinS = Annotated[
@@ -105,7 +105,7 @@ User = Annotated[
     typer.Option(
         "--user",
         metavar="NAME",
-        help="Whose adapters, where each user has their own. Default, in collaboration only: those of all added up.",
+        help="User of the adapters, if each has their own. Default, in collaboration only: the sum of all.",
     ),
 ]
 Columns = Annotated[
@@ -117,7 +117,7 @@ Missing = Annotated[
     typer.Option(
         "--missing",
         metavar="error|skip",
-        help="What becomes of rows with an empty cell. Default: as the run's job says.",
+        help="Refuse or skip rows with an empty cell. Default: as in the run's job.",
     ),
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]

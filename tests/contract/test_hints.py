@@ -194,7 +194,7 @@ def test_hints_to_resume_can_be_typed(typed: list[str]) -> None:
     The command refuses nothing of it: it gets as far as the job, which is not there.
     """
     words = train._typed(typed, Path("my job.toml"), Path("run"), 2)
-    line = train.resume_hint(7, words).partition("go on with: ")[2]
+    line = train.resume_hint(7, words).partition("resume with: ")[2]
     assert line.startswith("ringtune ") and line.count("--resume") == 1 and "--replace" not in line
     parse(line.replace("ringtune -v", "ringtune"))
     done = CliRunner().invoke(cli.app, shlex.split(line)[1:])

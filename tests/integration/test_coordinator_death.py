@@ -89,12 +89,12 @@ def test_run_of_a_coordinator_that_is_killed_ends_as_if_nothing_had_been(tmp_pat
         whole = tmp_path / "whole"
         assert ring.train(whole) == []
         moments = {
-            "call Inspect 1 kill": "begins anew",
-            "call Prepare 2 kill": "begins anew",
-            "answer Report 1 kill": "begins anew",
+            "call Inspect 1 kill": "starts from the beginning",
+            "call Prepare 2 kill": "starts from the beginning",
+            "answer Report 1 kill": "starts from the beginning",
             "answered Report 5 kill": "",  # how many turns go with one grant is a matter of time
             "call Grant 5 kill": "",
-            "call Release 1 kill": "goes on from what its nodes have saved",
+            "call Release 1 kill": "resumes from the state that its nodes have saved",
             "write run.json 2 kill": "",
         }
         for number, (moment, told) in enumerate(moments.items(), 1):

@@ -53,7 +53,7 @@ def test_local_run_is_detached_stopped_and_gone_on_with(tmp_path: Path) -> None:
         place = read_place(out)
         assert place is not None
         try:
-            assert begun.stdout.splitlines()[0] == f"run {place.run_id} goes on without this command"
+            assert begun.stdout.splitlines()[0] == f"run {place.run_id} continues without this command"
             assert f"ringtune stop {out}" in begun.stdout
             assert os.getsid(place.pid) == place.pid, "a closed terminal does not reach it"
             wait_for_steps(out, saved + 10)
@@ -65,9 +65,9 @@ def test_local_run_is_detached_stopped_and_gone_on_with(tmp_path: Path) -> None:
         before, saved = saved, RunCheckpoints(out).steps()[0]
         assert saved > before
         shown = run_ringtune("logs", out, "--follow").stdout
-        assert f"saved up to step {saved}; go on with: " in shown
+        assert f"saved up to step {saved}; resume with: " in shown
         assert f"with a checkpoint of step {saved}" in shown
-        assert (f"going on after step {before}" in shown) == bool(before)
+        assert (f"resuming after step {before}" in shown) == bool(before)
     over = run_ringtune("stop", out)
     assert over.returncode == 2 and "is not under way" in over.stderr
 

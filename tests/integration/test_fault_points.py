@@ -58,7 +58,7 @@ def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missi
     """Nobody else has what they trained."""
     trial = ring.trial(Fault("c", "backward 14 kill"), Fault("d", "answer Rest 1 kill"))
     assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
-    assert "no living node keeps what was trained of block" in trial.ended and "--resume" in trial.ended
+    assert "no living node has a copy of block" in trial.ended and "--resume" in trial.ended
 
 
 def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:

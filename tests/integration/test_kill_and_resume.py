@@ -63,7 +63,7 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
         assert going_on > reached
     last = run_whole(job, out, "--resume")  # at once: agents of the killed run may still be about to end
     assert last.code == 0, last.errors
-    assert f"going on after step {going_on}" in last.notes
+    assert f"resuming after step {going_on}" in last.notes
     assert difference(out, wanted) <= 1e-9
     assert steps_of_metrics(out) == list(range(1, 61))
 
@@ -113,7 +113,7 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     newest, before = RunCheckpoints(out).steps()
     assert newest >= 20
     (line,) = [note for note in run.notes() if note.startswith("saved up to step")]
-    assert line.startswith(f"saved up to step {newest}; go on with: ") and line.endswith("--resume")
+    assert line.startswith(f"saved up to step {newest}; resume with: ") and line.endswith("--resume")
     assert steps_of_metrics(out) == list(range(1, newest + 1))
 
     (shard,) = (RunCheckpoints(out).node_states() / "node-1").rglob(f"step-{newest}.safetensors")
@@ -124,7 +124,7 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert again.code == 0, again.errors
     passed, going_on = [note for note in again.notes if "step" in note and "the run's files" not in note]
     assert f"step-{newest}.safetensors is damaged" in passed and "node-1" in passed
-    assert going_on == f"going on after step {before}"
+    assert going_on == f"resuming after step {before}"
     assert difference(out, wanted) <= 1e-9
     assert steps_of_metrics(out) == list(range(1, 61))
     report = json.loads((out / "report.json").read_text())
@@ -140,7 +140,7 @@ def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
     shutil.copytree(job.parent / "whole", out)
     run = run_whole(job, out, "--resume", "--set", "train.max_steps=66")
     assert run.code == 0, run.errors
-    assert "the run had 60 steps and gets 66" in run.notes and "going on after step 60" in run.notes
+    assert "the run had 60 steps and gets 66" in run.notes and "resuming after step 60" in run.notes
     assert steps_of_metrics(out) == list(range(1, 67))
     report = json.loads((out / "report.json").read_text())
     assert (report["steps"], report["whole"]["steps"]) == (6, 66)

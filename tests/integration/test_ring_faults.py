@@ -190,8 +190,8 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
         assert_equal_results(found, wanted)
         old, other_run, other_node = meddler.refusals
         assert "is of a turn that is none of turns" in old
-        assert f"a frame of run '{OTHER_RUN}' came from node 'node-0'" in other_run
-        assert "says it is from node 'node-1', the link is node node-0's" in other_node
+        assert f"a frame of run '{OTHER_RUN}' arrived from node 'node-0'" in other_run
+        assert "has the source node 'node-1', the link is node node-0's" in other_node
 
         meddler.forge, meddler.keeps_refusals = forged_at(20), False
         failed = cluster.run(job)

@@ -144,7 +144,7 @@ class Hold:
 
 def until_c_may_have_blocks(follower: Follower) -> None:
     """Wait until the run knows of c."""
-    follower.wait_for(lambda outcome: any("node c may have blocks of this run" in note for note in outcome.notes))
+    follower.wait_for(lambda outcome: any("node c may get blocks of this run" in note for note in outcome.notes))
 
 
 def moves(outcome: Outcome) -> list[dict[str, Any]]:

@@ -159,7 +159,7 @@ def test_run_with_a_step_that_is_always_bad_ends_and_saves_nothing_of_it(folder:
         FAULTS[name].says,
         f"at step {STEP + 1}, a batch of owner a",
         "training rows ",
-        "it came again",
+        "it happened again",
         "node ",
     ):
         assert part in result.finish.message, result.finish.message

@@ -100,7 +100,7 @@ def test_step_that_is_bad_again_ends_the_run(op: Op) -> None:
     result = ring.run()
     assert result.finish is not None
     assert result.finish.error == "DivergedError"
-    end = re.search(r"the steps after step (\d) were done a second time because of it", result.finish.message)
+    end = re.search(r"the steps after step (\d) were repeated because of it", result.finish.message)
     assert end is not None, result.finish  # the turn before may have been open too
     assert f"node {times[-1]}: " in result.finish.message
     assert sum(bool(one.bad_step) for one in recoveries(result)) == 1
@@ -122,7 +122,7 @@ def test_evaluation_that_is_bad_again_ends_the_run() -> None:
     result = ring.run()
     assert result.finish is not None
     assert result.finish.error == "DivergedError"
-    assert "came again" in result.finish.message
+    assert "happened again" in result.finish.message
     assert len(recoveries(result)) == 1
 
 
@@ -165,8 +165,5 @@ def test_run_without_copies_ends_at_its_first_bad_step() -> None:
     result = ring.run()
     assert result.finish is not None
     assert result.finish.error == "DivergedError"
-    assert (
-        "it was not done once more, because the plan keeps no turns to go back to (recovery.copies)"
-        in result.finish.message
-    )
+    assert "it was not repeated, because the plan keeps no copies of turns (recovery.copies)" in result.finish.message
     assert not recoveries(result)

@@ -147,7 +147,7 @@ def test_second_owner_that_is_lost_while_the_first_is_awaited_is_awaited_too(see
     once(ring, is_waiting(ring), lambda: ring.clock.at(ring.clock.now_s + 10.0, ring.lose, "f"))
     result = ring.run()
     if result.finish and result.finish.error:  # d had the head, and f its copy
-        assert "no living node keeps the head" in result.finish.message
+        assert "no living node has a copy of the head" in result.finish.message
         return
     assert [waited.nodes for waited in waits(result)] == [("d",), ("d", "f"), ("f",)]
     (recovery,) = recoveries(result)
@@ -223,7 +223,7 @@ def test_run_waits_for_any_node_with_room_where_nothing_fits(comer: str) -> None
     assert result.finish == rd.Finish("", "")
     (waited,) = waits(result)
     assert waited.nodes == ("b",)
-    assert waited.why == "node b is lost, and nothing fits any more; another node with room does as well"
+    assert waited.why == "node b is lost, and nothing fits any more; another node with room can take its place"
     (recovery,) = recoveries(result)
     assert comer in recovery.part.nodes
     assert story(result) == story(wanted)

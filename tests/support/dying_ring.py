@@ -221,8 +221,8 @@ class DyingRing:
             assert lost.wait(START_S)
         for name in (*NAMES, NAME):  # a place that was not reached
             (self.coordinator.orders / name).unlink(missing_ok=True)
-        going_on = [int(text.split()[-1]) for text in notes if text.startswith("going on after step ")]
-        begins_anew = any("begins anew" in text for text in notes)
+        going_on = [int(text.split()[-1]) for text in notes if text.startswith("resuming after step ")]
+        begins_anew = any("starts from the beginning" in text for text in notes)
         return Trial(
             moment=f"{node}: {order}" if node else order,
             deaths=self.coordinator.num_deaths - deaths,

@@ -234,7 +234,7 @@ def resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], killed: Killed
     again = LocalRun(job, out, "--resume")  # at once: agents of a killed launcher may still be about to end
     resume_code = again.wait()
     is_whole = was_finished or resume_code == 0
-    going_on = [note for note in again.notes() if note.startswith("going on after step ")]
+    going_on = [note for note in again.notes() if note.startswith("resuming after step ")]
     return Trial(
         **killed._asdict(),
         resumed_at=int(going_on[0].split()[-1]) if going_on else -1,

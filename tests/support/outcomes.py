@@ -17,7 +17,7 @@ from tests.support.results import largest_difference
 from tests.support.strikes import STRIKES
 
 EQUAL = 1e-9
-_LOST, _GOES_ON = " is lost", "goes on from step"
+_LOST, _GOES_ON = " is lost", "continues from step"
 
 
 class Outcome(StrEnum):

@@ -191,7 +191,9 @@ class Resume:
             found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
             lengths = tuple(Length.from_json(length) for length in value.get("lengths", ()))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise IntegrityError(f"what came to go on from is not readable ({error}); use one version") from error
+            raise IntegrityError(
+                f"the checkpoints to resume from are not readable ({error}); use one version"
+            ) from error
         return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
 
     def check(self, job: Job) -> None:
@@ -202,7 +204,7 @@ class Resume:
             UsageError: there is none.
         """
         if not self.manifests:
-            raise UsageError("there is no checkpoint to go on from; start the run without --resume")
+            raise UsageError("there is no checkpoint to resume from; start the run without --resume")
         known = digests(job, self.plan, self.lengths)
         for manifest in self.manifests:
             name = manifest.name
@@ -351,9 +353,9 @@ class CheckpointHolders:
             hosts = sorted({self._placement.host_of(block) for block in self.missing})
             plural = "s" if len(self.missing) > 1 else ""
             listed = ", ".join(map(str, self.missing))
-            return f"no node that is there has what was trained of block{plural} {listed}, which node " + (
-                f"{', '.join(hosts)} had, or a copy of it"
+            return f"no joined node has the trained tensors of block{plural} {listed}, which node " + (
+                f"{', '.join(hosts)} had, or copies of them"
             )
         if self.head_at(owners) is None:
-            return f"no owner that is there has the head, which node {self._manifest.holder} had, or a copy of it"
+            return f"no joined owner has the head, which node {self._manifest.holder} had, or a copy of it"
         return ""

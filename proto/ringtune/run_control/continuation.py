@@ -120,7 +120,7 @@ def equal_jobs(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
 """Job keys for the length of a run."""
 
-_AGAIN = "so a longer run does not go on with what this one trained; train the longer one from its start"
+_AGAIN = "so a longer run can't continue this one; train the longer one from its start"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,9 +94,9 @@ def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPol
         return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"
     if missing := kept.missing:
         blocks = f"block{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        return f"no living node keeps what was trained of {blocks}; {RESUME}"
+        return f"no living node has a copy of {blocks}; {RESUME}"
     if kept.step and not kept.holder:
-        return f"no living node keeps the head as it was after step {kept.step}; {RESUME}"
+        return f"no living node has a copy of the head after step {kept.step}; {RESUME}"
     return ""
 
 
@@ -156,7 +156,7 @@ def _item_of(turn: Turn, seq: int) -> tuple[StepKind, str, int, int]:
     return turn.kind, turn.owner, turn.first_step, seq - turn.first_seq
 
 
-NOTHING_KEPT: Final = "it was not done once more, because the plan keeps no turns to go back to (recovery.copies)"
+NOTHING_KEPT: Final = "it was not repeated, because the plan keeps no copies of turns (recovery.copies)"
 
 
 def is_bad_step(event: NodeFailed) -> bool:
@@ -178,9 +178,9 @@ class BadSteps:
     def end_reason(self, step: int | None) -> str:
         """Say why the run ends with a bad step; empty if it goes back to ``step`` (None: no turn is kept)."""
         if step is None:
-            return "no turn has ended since the run was resumed or loaded, so there is nothing to go back to"
+            return "no turn has ended since the run was resumed or loaded, so there is no turn to go back to"
         if self._committed < self._last_again:
-            return f"the steps after step {step} were done a second time because of it, and it came again"
+            return f"the steps after step {step} were repeated because of it, and it happened again"
         return ""
 
     def rewind(self) -> None:
@@ -276,7 +276,7 @@ class AwaitedNodes:
 
     def told(self) -> AwaitNodes:
         """Make the command that shows the wait."""
-        others = "; another node with room does as well" if self._problem else ""
+        others = "; another node with room can take its place" if self._problem else ""
         return AwaitNodes(self.awaited, self.why + others, self.until_s)
 
     def late(self) -> tuple[str, str]:
@@ -392,7 +392,7 @@ class Recovery:
     @property
     def moved_at(self) -> StartPoint:
         """The point where the nodes continue."""
-        return needed(self.start, "a recovery sends its nodes somewhere and has sent nobody")
+        return needed(self.start, "a recovery has no placement to move to")
 
     def move(self, kept: CopyHolders, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
         """Send every living node to the placement; one without a place in it only stops.

@@ -300,7 +300,7 @@ class RunStateMachine:
             return
         if self._recovers and plan.placement.copies:
             if why := stay_reason(plan.course, plan.placements):
-                raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+                raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
         self.plan, self._start_point = plan, start or self._start_point
         if self._plan_only:

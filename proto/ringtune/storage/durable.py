@@ -268,8 +268,8 @@ def require_free(folder: Path, kind: str) -> None:
         return
     named = ", ".join(others[:_MAX_NAMED]) + (f" and {len(others) - _MAX_NAMED} more" * (len(others) > _MAX_NAMED))
     raise UsageError(
-        f"{folder} is not the folder of a {kind}: it holds {named}, which nothing may write over; give a folder of its "
-        f"own, such as {folder / kind}"
+        f"{folder} is not the folder of a {kind}: it holds {named}, which must not be overwritten; give a folder of "
+        f"its own, such as {folder / kind}"
     )
 
 
@@ -488,7 +488,7 @@ def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda
             return
         folder.chmod(_PRIVATE)
         if not is_new:
-            _LOG.warning("%s was open to other users (mode %04o); now it is this user's alone", folder, mode)
+            _LOG.warning("%s was open to other users (mode %04o); now only this user can read it", folder, mode)
 
 
 def keep_files_private() -> None:

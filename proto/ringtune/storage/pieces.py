@@ -92,7 +92,7 @@ class HeldPieces(Pieces):
     def _require(self, index: int) -> memoryview:
         piece = self._pieces[index]
         if piece is None:
-            raise ValueError("a piece was let go of and is wanted again; please report this")
+            raise ValueError("a released piece is read again; please report this")
         return piece
 
 

@@ -280,7 +280,7 @@ def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequ
     names = " and ".join(repr(name) for name in missing.values())
     has = f"it has the columns {', '.join(map(repr, found))}"
     if not account.is_own and len(missing) == len(columns):  # the first line may be a row
-        has = "the first line, or the keys, have to name the columns, and name none of those that are wanted"
+        has = "the first line, or the keys, have to name the columns, but have none of the needed ones"
     keys = " and ".join(missing)
     how = f"set {keys}"
     if account.is_own:
@@ -358,7 +358,7 @@ def _separator(account: RowAccount, sample: str) -> str:
     best = max(fits, key=lambda sign: widths[sign][0])
     others = " or ".join(_SEPARATORS[sign] for sign in fits if sign != best)
     if others or best != next(iter(order)):
-        would = f"; {others} would fit, too: with a first line such as 'sep=,' it says so itself" if others else ""
+        would = f"; {others} would fit too: give it a first line such as 'sep=,'" if others else ""
         account.notes.append(f"{account.path} has {_SEPARATORS[best]} between its columns{would}")
     return best
 
@@ -461,7 +461,7 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
         finally:
             book.close()
     except (OSError, ValueError, KeyError, TypeError, IndexError, SyntaxError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is no readable spreadsheet ({error}); save it anew, or as CSV") from error
+        raise DataError(f"{path} is no readable spreadsheet ({error}); save it again, or as CSV") from error
 
 
 def _cells(sheet: Any) -> Iterable[tuple[object, ...]]:

@@ -84,13 +84,13 @@ def test_head_is_at_another_owner_where_its_holder_is_gone() -> None:
     assert found.head_at(["a"]) == ("a", "")
     assert found.why_not(["a"]) == ""
     alone = where({"c": [copy(2, 3), HEAD]}, {"a": "", "c": ""})
-    assert alone.why_not(["a"]) == "no owner that is there has the head, which node b had, or a copy of it"
+    assert alone.why_not(["a"]) == "no joined owner has the head, which node b had, or a copy of it"
 
 
 def test_what_nobody_has_is_named_with_who_had_it() -> None:
     """Two neighbours are gone at once."""
     assert where({"a": [HEAD]}, {"a": ""}).why_not(["a"]) == (
-        "no node that is there has what was trained of blocks 2, 3, 4, 5, which node b, c had, or a copy of it"
+        "no joined node has the trained tensors of blocks 2, 3, 4, 5, which node b, c had, or copies of them"
     )
     assert where({}, {"a": "", "b": "", "c": "torn"}).missing == (4, 5)
 

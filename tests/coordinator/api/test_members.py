@@ -86,7 +86,7 @@ def test_run_is_fetched_by_its_id(here: Path) -> None:
         (row,) = handle.runs()
         assert handle.fetch(row["run_id"]).folder == Path(row["run_id"])
         assert handle.fetch(row["run_id"], "other").metrics["step"] == run.metrics["step"]
-        with pytest.raises(UsageError, match="is not kept there"):
+        with pytest.raises(UsageError, match="is not stored there"):
             handle.fetch("r20260102-030405-00000000")
 
 
@@ -105,8 +105,8 @@ def test_run_that_failed_leaves_no_new_folder(here: Path) -> None:
         ({}, "give one of local=N"),
         ({"local": 2, "coordinator": "x:1"}, "give one of local=N"),
         ({"local": 2, "nodes": 2}, "nodes= is for coordinator="),
-        ({"local": 2, "resume": True}, "goes on with the run in out=DIR"),
-        ({"local": 2, "out": "x", "resume": True, "replace": True}, "replace=True would put it aside"),
+        ({"local": 2, "resume": True}, "resumes the run in out=DIR"),
+        ({"local": 2, "out": "x", "resume": True, "replace": True}, "replace=True would move its files away"),
         ({"local": 2, "plan": "p.json", "wire": "float16"}, "leave out microbatches= and wire="),
         ({"local": 2, "plan": "p.json", "resume": True, "out": "x"}, "the run's own plan"),
         (

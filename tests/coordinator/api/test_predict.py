@@ -221,7 +221,7 @@ def test_writing_again_keeps_what_was_corrected_by_hand(ending: str, tmp_path: P
     corrected = first.replace("pos", "corrected")
     path.write_text(corrected)
     assert write("pos") == first and (last := write("neg")) != first
-    asides = [Path(line.removeprefix(f"what was in {path} is in ")) for line in said]
+    asides = [Path(line.removeprefix(f"the earlier content of {path} is in ")) for line in said]
     assert [file.read_text() for file in asides] == [corrected, first]
     assert set(tmp_path.iterdir()) == {path, *asides}
     other = path.rename(tmp_path / "other")

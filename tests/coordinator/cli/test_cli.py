@@ -181,7 +181,7 @@ def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.
         ("rows", DataError.exit_code, "label"),
         ("job", JobError.exit_code, "train.batch"),
         ("folder", UsageError.exit_code, "is not the folder of a run: it holds notes.txt"),
-        ("place", UsageError.exit_code, "lies where the run writes its own files"),
+        ("place", UsageError.exit_code, "is where the run writes its own files"),
         ("run", UsageError.exit_code, "already holds a run"),
     ],
 )

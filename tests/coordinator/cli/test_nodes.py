@@ -124,4 +124,4 @@ def test_nodes_removed_or_drained_during_a_run() -> None:
         assert coordinator.remove("a", "node a was removed", forever=True)
         failure = [event.failure for event in driver.events() if event.WhichOneof("event") == "failure"][-1]
     assert failure.error == "PeerLostError"
-    assert "node a was removed; the run can't have it any more" in failure.message
+    assert "node a was removed; the run can't use it any more" in failure.message

@@ -60,7 +60,7 @@ def test_train_command_leaves_a_run_at_its_coordinator(here: Path) -> None:
     }
     assert RUN_ID.fullmatch(run_id) and files == ["job.toml", "kept"]
     place = read_place(here / "out")
-    assert second.stdout.splitlines()[0] == f"run {place.run_id} goes on without this command"
+    assert second.stdout.splitlines()[0] == f"run {place.run_id} continues without this command"
 
 
 def test_train_command_needs_to_know_where_to_train_and_where_to_write(here: Path) -> None:

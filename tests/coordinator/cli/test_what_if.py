@@ -239,7 +239,7 @@ def test_what_if_refuses_recorded_times_of_another_size(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     result = ringtune("what-if", tmp_path / "run", "--change", "microbatches=1", "--trace", tmp_path / "run")
     assert (
-        "the recorded times are of micro-batches of 2 x 8 tokens, asked is about 4 x 8; leave out --trace"
+        "the recorded times are of micro-batches of 2 x 8 tokens, the plan has 4 x 8; leave out --trace"
         in result.stderr
     )
     assert result.exit_code == 5

@@ -154,7 +154,7 @@ def test_find_resume_of_a_run_without_checkpoint_begins_anew(tmp_path: Path) -> 
     write_run(tmp_path)
     notes: list[str] = []
     assert find_resume(tmp_path, JOB, notes.append) is None
-    assert "the run begins anew" in notes[0]
+    assert "the run starts from the beginning" in notes[0]
 
 
 @pytest.mark.parametrize("steps", [(), (4,), (4, 8)])
@@ -170,7 +170,7 @@ def test_find_resume_leaves_a_finished_run_alone(tmp_path: Path, steps: tuple[in
 
 def test_find_resume_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """A misspelt --out begins nothing."""
-    with pytest.raises(UsageError, match="holds no run to go on with"):
+    with pytest.raises(UsageError, match="has no run to resume"):
         find_resume(tmp_path / "nowhere", JOB, print)
 
 

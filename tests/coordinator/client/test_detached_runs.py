@@ -103,7 +103,7 @@ def test_fetched_folder_keeps_what_the_same_run_has_not_written(tmp_path: Path, 
     assert all((aside / name).read_text(encoding="utf-8") == "mine" for name in left if not name.endswith("link"))
     assert (tmp_path / "elsewhere/plan.json").is_file()
     named = ", ".join(changed[:3]) + " and 1 more" * (len(changed) > 3)
-    assert said == [f"files that are not as the run wrote them are in {aside}: {named}"]
+    assert said == [f"files that were changed after the run wrote them are in {aside}: {named}"]
     assert (out / "adapter/README.md").read_text(encoding="utf-8").startswith("steps: 12")
     fetch_again(16)
     assert len(list(tmp_path.glob("run.replaced-*"))) == len(said) == 1, "what is in the folder is the run's again"
@@ -120,7 +120,7 @@ def test_fetched_folder_whose_writer_was_killed_keeps_what_differs(tmp_path: Pat
         (out / WRITTEN).unlink()
     (aside,) = tmp_path.glob("run.replaced-*")
     assert [path.name for path in aside.iterdir()] == ["profile.json"]
-    assert said == [f"files that are not as the run wrote them are in {aside}: profile.json"]
+    assert said == [f"files that were changed after the run wrote them are in {aside}: profile.json"]
 
 
 @pytest.mark.parametrize("calls", range(5))
@@ -225,7 +225,7 @@ def test_full_disk_of_the_submitter_does_not_end_the_run(tmp_path: Path) -> None
             raise StorageError("no room")
 
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
-        with RunFolder(tmp_path / "out") as folder, pytest.raises(StorageError, match="goes on without this command"):
+        with RunFolder(tmp_path / "out") as folder, pytest.raises(StorageError, match="continues without this command"):
             client.run(RunRequest(job=JOB, num_nodes=2), progress=Progress(), folder=folder, sinks=(full,))
         (record,) = client.runs()
         assert ended(client, record.run_id).state == "done"
@@ -355,9 +355,9 @@ def test_second_ctrl_c_ends_a_kept_run_at_once(tmp_path: Path) -> None:
 def test_coordinator_of_a_local_run_keeps_nothing_and_says_so() -> None:
     """Its runs end with their submitter."""
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        with pytest.raises(UsageError, match="keeps no runs"):
+        with pytest.raises(UsageError, match="stores no runs"):
             client.runs()
-        with pytest.raises(UsageError, match="keeps no runs"):
+        with pytest.raises(UsageError, match="stores no runs"):
             start(client)
         assert cluster.agents["a"].released.wait(CALL_S)
 
@@ -371,11 +371,11 @@ def test_folder_is_brought_up_to_date_before_its_run_goes_on(tmp_path: Path) -> 
         with RunFolder(out):
             RunLocation(run_id=run_id, coordinator=client.address, is_local=False, pid=1).write(out)
         assert gate.reached.wait(CALL_S)
-        with pytest.raises(BusyError, match="goes on; follow it with 'ringtune logs"):
+        with pytest.raises(BusyError, match="is running; follow it with 'ringtune logs"):
             update_run_folder(client, out)
         gate.open.set()
         stop_run(client, run_id, now=False, wait_s=CALL_S)
-        assert update_run_folder(client, out).startswith(f"fetched what run {run_id} did")
+        assert update_run_folder(client, out).startswith(f"fetched the events of run {run_id} that")
         assert update_run_folder(client, out) == ""
         assert find_resume(out, LONG, print) is not None
 
@@ -400,10 +400,10 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
         ):
             damage()
             told = update_run_folder(client, out).split("; ")
-            assert told[0] == f"fetched what run {run_id} did without this folder, up to step 8"
+            assert told[0] == f"fetched the events of run {run_id} that this folder lacked, up to step 8"
             aside = list(tmp_path.glob("out.replaced-*"))
             assert told[1:] == [
-                f"files that are not as the run wrote them are in {path}: report.json" for path in aside
+                f"files that were changed after the run wrote them are in {path}: report.json" for path in aside
             ]
             for path in aside:
                 assert (path / "report.json").read_text(encoding="utf-8") == '{"run_id": "of an earlier part"}'
@@ -508,7 +508,7 @@ def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> 
     assert find_run(run_id, "x:1") == (run_id, "x:1", None, None)
     with pytest.raises(UsageError, match="neither the id of a run nor its folder"):
         find_run(str(tmp_path / "none"), "x:1")
-    with pytest.raises(UsageError, match="does not tell where"):
+    with pytest.raises(UsageError, match="has no record of where"):
         find_run(str(tmp_path), "x:1")
     place = RunLocation(run_id=run_id, coordinator="y:2", is_local=True, pid=7, local_nodes=3)
     place.write(tmp_path)
@@ -519,7 +519,7 @@ def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> 
     after = replace(one, run_id="r20260102-030406-00000000", takes_up=run_id)
     assert only_run([one, after], lambda _: True, "run") is after, "it goes on with the other one"
     interrupted = replace(one, state="interrupted", message="the coordinator ended before the run did")
-    assert run_table([interrupted, after])[-1].endswith(f"ended before the run did; {after.run_id} goes on with it")
+    assert run_table([interrupted, after])[-1].endswith(f"ended before the run did; {after.run_id} resumes it")
     with pytest.raises(UsageError, match="there is no new run"):
         only_run([one], lambda record: record.is_fetched, "new run")
     with pytest.raises(UsageError, match=f"more than one run at this coordinator: {run_id}, {run_id}; name one"):

@@ -127,7 +127,7 @@ def test_interrupted_run_that_is_not_taken_up_is_an_error(tmp_path: Path) -> Non
         kept: RunStore = cluster.server.coordinator.kept  # type: ignore[assignment]
         kept.begin(record(ONE, submission="mine", state="interrupted"), on_saved=print).close()
         left = following(cluster, client)
-        with pytest.raises(ConnectionFailedError, match=f"ended before run {ONE} did, and does not go on with it"):
+        with pytest.raises(ConnectionFailedError, match=f"ended before run {ONE} did, and does not resume it"):
             left.go_on(CALL_S, list)
         assert left.is_left
 
@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_run(tmp_path: Path) -> None:
         with (
             Client(f"127.0.0.1:{tap.port}") as client,
             RunFolder(tmp_path / "out") as folder,
-            pytest.raises(InterruptedRunError, match="stopped here, but not there"),
+            pytest.raises(InterruptedRunError, match="stopped here, but not at the coordinator"),
         ):
             client.run(
                 RunRequest(job=JOB, num_nodes=2),

@@ -135,7 +135,7 @@ def test_fetching_ends_where_nothing_comes(tmp_path: Path, monkeypatch: pytest.M
     def trickle(name: str) -> Iterator[Iterable[bytes]]:
         yield iter(lambda: b"x", b"")
 
-    with pytest.raises(DeadlineError, match=r"config\.json: 9 bytes came in 60 s"):
+    with pytest.raises(DeadlineError, match=r"config\.json: 9 bytes arrived in 60 s"):
         store(WANTED, COMMIT, [HubFile("config.json", 10_000, "0" * 40)], tmp_path, trickle)
 
 

@@ -103,7 +103,7 @@ def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path
             assert prepared.checkpoint_run == resume.manifests[0].run_id
             assert prepared.start_holder == resume.manifests[0].holder
         assert cluster.agents["c"].log == []
-    assert notes.texts == [f"going on after step {newest}"]
+    assert notes.texts == [f"resuming after step {newest}"]
     assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
     assert RunCheckpoints(stopped).steps()[0] == 8
     assert json.loads((stopped / "plan.json").read_text())["digest"] == resume.plan.digest
@@ -120,9 +120,9 @@ def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) 
         run(cluster, stopped, resume=find_resume(stopped, JOB, print), notes=notes)
         assert cluster.agents["a"].prepared.shard.step == before
     assert notes.texts == [
-        f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged; no node that is there "
-        "has what was trained of block 3, which node b had, or a copy of it",
-        f"going on after step {before}",
+        f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged; no joined node "
+        "has the trained tensors of block 3, which node b had, or copies of them",
+        f"resuming after step {before}",
     ]
     assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
 
@@ -142,7 +142,7 @@ def test_run_names_the_nodes_that_it_can_not_go_on_without(stopped: Path) -> Non
     """Others can't stand in for them: the shards are on their disks."""
     with (
         FakeCluster("a", "c") as cluster,
-        pytest.raises(DeadlineError, match="for node b: a run goes on with the nodes"),
+        pytest.raises(DeadlineError, match="for node b: the run needs its nodes"),
     ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print), join_s=0.5)
 
@@ -252,7 +252,7 @@ def test_finished_run_is_made_longer_from_its_last_checkpoint(done: Path) -> Non
     before = json.loads((done / "plan.json").read_text())
     notes = Notes()
     cluster = go_on(done, JOB.with_overrides({"train.rounds": 3}), notes=notes)
-    assert notes.texts == ["the run had 8 steps and gets 12", "going on after step 8"]
+    assert notes.texts == ["the run had 8 steps and gets 12", "resuming after step 8"]
     assert cluster.agents["a"].prepared.checkpoint_plan == before["digest"]
     assert [line["step"] for line in steps_of(done / "metrics.jsonl")] == list(range(1, 13))
     assert json.loads((done / "report.json").read_text())["whole"]["steps"] == 12

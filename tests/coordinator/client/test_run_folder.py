@@ -158,7 +158,7 @@ def test_job_file_of_the_user_is_never_written_over(tmp_path: Path) -> None:
     with RunFolder(out, resume=True, say=said.append) as folder:
         folder.write_job(longer.to_toml())
     (aside,) = tmp_path.glob("run.replaced-*")
-    assert said == [f"what is not as the run wrote it is in {aside}: job.toml"]
+    assert said == [f"what was changed after the run wrote it is in {aside}: job.toml"]
     assert (aside / "job.toml").read_text() == commented and file.read_text() == longer.to_toml()
 
 
@@ -172,7 +172,7 @@ def test_file_of_the_user_in_the_place_of_a_result_is_put_aside(tmp_path: Path) 
         for content in (b"one", b"two"):
             folder.add_chunk(chunk("adapter/README.md", content, sha256=digest(content)))
     (aside,) = tmp_path.glob("run.replaced-*")
-    assert said == [f"what is not as the run wrote it is in {aside}: adapter/README.md"]
+    assert said == [f"what was changed after the run wrote it is in {aside}: adapter/README.md"]
     assert (aside / "adapter/README.md").read_text() == (out / "adapter/notes.txt").read_text() == "mine"
     assert (out / "adapter/README.md").read_text() == "two"
 

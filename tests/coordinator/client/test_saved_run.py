@@ -86,9 +86,7 @@ def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> Non
         read_run(folder)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/step-6.json").write_text("{}")
-    with pytest.raises(
-        InvalidInputError, match=f"saved up to step 6; if it was stopped, go on with it: {again} --resume"
-    ):
+    with pytest.raises(InvalidInputError, match=f"saved up to step 6; if it was stopped, resume it: {again} --resume"):
         read_run(folder)
 
 

@@ -45,7 +45,7 @@ def test_plan_has_copies_and_says_their_bytes(copies: str) -> None:
     assert found.plan.placement.slices == without.plan.placement.slices
     assert all(found.memory_bytes[node] > without.memory_bytes[node] for node in "ab")
     (line,) = copies_line(found.plan, found.memory)
-    assert "to go on without a lost one: a " in line and ", b " in line
+    assert "to continue without a lost one: a " in line and ", b " in line
     why = explain(found.choice, relative=True, plan=found.plan, profile=found.profile) if found.choice else None
     assert why is not None and {node.node: node.needed_bytes for node in why.nodes} == found.memory_bytes
     assert (copies_line(without.plan, without.memory), without.note) == ([], "")
@@ -56,7 +56,7 @@ def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:
     least = max(planned("none").memory_bytes.values())
     found = planned("auto", facts(memory_bytes=least))
     assert not found.plan.placement.copies
-    assert "no copies are kept of what hosts train" in found.note and "a turn at most: node" in found.note
+    assert "no copies of trained blocks are kept" in found.note and "a turn at most: node" in found.note
     other = planned("next", facts(memory_bytes=least))
     assert other.plan.placement.copies and other.plan.placement.credits < found.plan.placement.credits
     with pytest.raises(CapacityError, match=r"node \w needs .* but has"):

@@ -124,7 +124,7 @@ def test_auto_without_links_helps_nobody_and_says_why() -> None:
     profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     found = make_plan(wanted(), profile.by_name)
     assert not found.plan.placement.helpers
-    assert "nobody helps, as links were not measured" in why(found)
+    assert "no helpers, as links were not measured" in why(found)
 
 
 def test_auto_of_a_plan_counts_helpers_whatever_was_named_before() -> None:

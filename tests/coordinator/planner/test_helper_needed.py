@@ -52,7 +52,7 @@ def test_users_of_nodes_are_in_the_course() -> None:
     assert with_column.course.users == ("anna", "ben")
     assert make_plan(job_of(), known).plan.course.users == ("a",)
     nobody = {name: dataclasses.replace(one, users=()) for name, one in known.items()}
-    with pytest.raises(DataError, match="nothing is known of the users of node a; measure anew"):
+    with pytest.raises(DataError, match="the facts have no users of node a; measure anew"):
         make_plan(job_of(data__user="who"), nobody)
 
 

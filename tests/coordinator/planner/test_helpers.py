@@ -75,7 +75,7 @@ def test_helpers_of_hosts_without_blocks_are_told() -> None:
     if host == "a":
         found = planned({"b": "a"}, "a", "b", train__method="single")
     assert not found.plan.placement.helpers
-    assert "where no block trains: nobody helps there" in found.note
+    assert "where no block trains, so they have no helper" in found.note
 
 
 def test_helpers_stand_in_the_text_of_a_plan() -> None:

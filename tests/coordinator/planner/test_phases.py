@@ -94,7 +94,7 @@ def test_explanation_says_what_each_move_gains() -> None:
     for phase, line in zip(found.phases.phases, told[at + 1 :], strict=False):
         assert line.startswith(f"    from step {phase.first_step}, depth {phase.depth}") and phase.slices in line
     after = told[at + 1 + len(found.phases.phases)]
-    assert after == "  what follows is of the plan with one placement for all steps, from which this was made"
+    assert after == "  the figures below are of the plan with one placement for all steps, from which this was made"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -77,7 +77,7 @@ def test_best_result_leaves_what_its_user_has_put_in_its_place(cluster: FakeClus
         folder.add_best(8, is_result=True)
     (aside,) = tmp_path.glob("run.replaced-*")
     assert (aside / "adapter/notes.txt").read_text() == "mine"
-    assert said == [f"what is not as the run wrote it is in {aside}: adapter"]
+    assert said == [f"what was changed after the run wrote it is in {aside}: adapter"]
 
 
 def test_best_result_of_the_last_step_is_sent_once(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_newer_step_is_passed_over_where_nobody_has_it_with_who_had_it() -> None
     found, passed = choose("abcd", parts=parts, damaged={"c": {8: "c: torn"}})
     assert found is not None and found.manifest == CHECKPOINTS[1] and found.sources is None
     assert passed == (
-        "the checkpoint of step 8 can't be used: c: torn; no node that is there has what was trained of blocks 1, 2, "
-        "which node c had, or a copy of it",
+        "the checkpoint of step 8 can't be used: c: torn; no joined node has the trained tensors of blocks 1, 2, "
+        "which node c had, or copies of them",
     )
 
 
@@ -150,8 +150,8 @@ def test_end_of_a_turn_is_taken_before_an_older_checkpoint() -> None:
     older, passed = choose("abcd", manifests=(turn, CHECKPOINTS[1]), parts={})
     assert older is not None and older.manifest == CHECKPOINTS[1]
     assert passed == (
-        "the end of step 8 can't be used: no node that is there has what was trained of blocks 0, 1, 2, 3, which node "
-        "a, c, d had, or a copy of it",
+        "the end of step 8 can't be used: no joined node has the trained tensors of blocks 0, 1, 2, 3, which node "
+        "a, c, d had, or copies of them",
     )
 
 
@@ -163,7 +163,7 @@ def test_run_without_checkpoints_begins_anew_where_its_turns_are_lost() -> None:
 
 def test_missing_owner_is_waited_for_or_left_out() -> None:
     """Its rows are nowhere else; where they are left out, the copy of the head is at the next owner."""
-    with pytest.raises(IntegrityError, match="node a is not there, whose rows no other node has"):
+    with pytest.raises(IntegrityError, match="node a has not joined, and no other node has its rows"):
         choose("bcd")
     found = chosen("bcd", recovery__owners="skip")
     course = found.planned.plan.course
@@ -194,7 +194,7 @@ def test_absent_hosts_are_done_without_and_owners_are_not() -> None:
     """After the wait all members that are there stand in; what is needed is named."""
     absent = AbsentNodes(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB)
     assert absent.instead(["a", "b", "d", "e"], PLAN.nodes) == ("a", "b", "d", "e")
-    assert "then the run goes on without" in absent.waits(["a", "b", "d"], PLAN.nodes, 60.0)
+    assert "then the run continues without" in absent.waits(["a", "b", "d"], PLAN.nodes, 60.0)
     assert absent.instead(["b", "c", "d"], PLAN.nodes) == ()
     assert "no other node has the rows of a" in absent.waits(["b", "c", "d"], PLAN.nodes, 60.0)
     skips = AbsentNodes(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB.with_overrides({"recovery.owners": "skip"}))

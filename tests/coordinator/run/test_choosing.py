@@ -218,7 +218,7 @@ def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path, monkeypat
         agent.stub.Report(report, timeout=CALL_S)
 
     agents = {name: {"on_grant": on_grant} for name in ("a", "b")}
-    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="scores without end"):
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="too many scores"):
         run(cluster, tmp_path)
 
 

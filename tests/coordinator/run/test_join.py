@@ -73,7 +73,7 @@ def test_node_that_comes_is_asked_and_may_have_blocks(cluster: FakeCluster) -> N
     """It measures itself as the others did, and is of the run from then on."""
     going = Going(cluster)
     agent = come(cluster)
-    assert going.note_of("c").startswith("node c may have blocks of this run")
+    assert going.note_of("c").startswith("node c may get blocks of this run")
     assert agent.log == ["inspect"] and agent.inspected.measure and agent.inspected.measure_s == 1.0
     assert going.driver.nodes == {"a", "b", "c"}
     going.driver.stop("test")

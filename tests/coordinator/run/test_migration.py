@@ -123,7 +123,7 @@ def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_co
         run.notes[0]
         == "after step 4 actions of nodes take, compared with earlier turns of the same work: b 2.00 times as long"
     )
-    assert run.notes[1].startswith("the run is to move: the other one: gains 20") and "costs 5" in run.notes[1]
+    assert run.notes[1].startswith("the run will move: the other one: gains 20") and "costs 5" in run.notes[1]
 
 
 def test_replanning_looks_for_a_placement_when_a_link_has_changed_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +195,11 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
     run = Run()
     run.consider({"b": 2.0})
     assert run.take() is None
-    assert run.notes[-1] == "no other placement was found: a link is missing; the run stays on its own"
+    assert run.notes[-1] == "no other placement was found: a link is missing; the run stays on its placement"
     monkeypatch.setattr(migration, "replanned", lambda *arguments, **options: None)
     run.consider({"b": 4.0})
     assert run.take() is None
-    assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its own"
+    assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its placement"
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_replanning_looks_once_for_a_placement_with_a_node_that_came(monkeypatch
     run.replanning.joined(facts, links, looks=True)
     run.consider({}, living="abc")
     assert run.take("abc") == rd.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
-    assert run.notes[-1].startswith("with node c: the run is to move: the other one: gains 20")
+    assert run.notes[-1].startswith("with node c: the run will move: the other one: gains 20")
     run.consider({}, living="abc")
     assert run.answers.empty() and not run.replanning._is_thinking
 

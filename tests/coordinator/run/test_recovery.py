@@ -120,7 +120,7 @@ def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer
 def test_digests_of_copies_without_end_are_refused() -> None:
     """An owner has two copies, of embedding and head."""
     reports = Reports(CheckpointManager("r", job(), None))
-    with pytest.raises(IntegrityError, match="node a reports digests of copies without end"):
+    with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):
         take(reports, number=1, copies=[copy(0, -1), copy(0, 4), copy(0, 4)])
 
 

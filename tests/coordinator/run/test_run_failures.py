@@ -207,7 +207,7 @@ def test_run_declares_a_silent_node_lost() -> None:
     silent = {"on_grant": lambda agent, turns: None}
     with (
         FakeCluster("a", lease_s=2.0, agents={"a": silent}) as cluster,
-        pytest.raises(PeerLostError, match=r"node a is lost: last heard of .* lease is 2 s"),
+        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 2 s"),
     ):
         run(cluster, num_nodes=1, runtime__lease_s=2.0)
 

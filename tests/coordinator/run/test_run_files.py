@@ -245,7 +245,7 @@ def test_run_refuses_a_tensor_that_two_nodes_sent(tmp_path: Path) -> None:
     """Results that contradict each other are no results: no adapter is written."""
     with (
         FakeCluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster,
-        pytest.raises(IntegrityError, match=r"node b sent .*layer\.0\.x' of a block that it does not answer for"),
+        pytest.raises(IntegrityError, match=r"node b sent .*layer\.0\.x' of a block that it may not send"),
     ):
         run(cluster, tmp_path)
     assert not (tmp_path / "adapter").exists()

@@ -93,7 +93,7 @@ def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> 
     for action in ("Q1", "f0.0[2,3)"):
         report.spans.add(action=action, start_unix_s=1000.0, end_unix_s=1001.0)
     books.add_report(report)
-    assert "node b reports what is no action, it is left out: 'Q1' is not an action" in caplog.text
+    assert "node b reports an invalid action, which is left out: 'Q1' is not an action" in caplog.text
     assert books.ledger.nodes["b"].busy_s == 1.0
 
 

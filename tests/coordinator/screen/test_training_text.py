@@ -104,10 +104,10 @@ def test_training_lines_warn_of_turns_that_keep_step_with_sweeps() -> None:
     """Six groups, two owners, turns of three steps: each owner's rows would train one half of the model."""
     plan = make_plan([("a", 0, 4)], ["a", "b"], method=Hift(), local_iterations=3, num_steps=60)
     lines = training_lines(plan.course)
-    note = "note: turns of 3 steps keep step with sweeps of 6, so that rows of a, b train some of the groups only; "
-    assert note + "train.local_iterations = 4 would mix them" in lines
+    note = "note: turns of 3 steps and sweeps of 6 have a common period, so that rows of a, b train"
+    assert f"{note} some of the groups only; train.local_iterations = 4 would mix them" in lines
     mixed = make_plan([("a", 0, 4)], ["a", "b"], method=Hift(), local_iterations=4, num_steps=60)
-    assert not any("keep step" in line for line in training_lines(mixed.course))
+    assert not any("common period" in line for line in training_lines(mixed.course))
 
 
 MEMORY = {"a": MemoryEstimate((Term("buffers", "gradient of the embedding on its way", 2, 3 << 20),))}

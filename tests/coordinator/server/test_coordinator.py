@@ -57,7 +57,7 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     coordinator.leave("pi", "one")
     coordinator.leave("pi", "one")
     assert said[0] == "node pi joined from 127.0.0.1:5: 4 threads, 3,072 MiB, cpu, owns rows"
-    assert said[1:] == ["node pi is lost: last heard of 11.0 s ago", "node pi left"]
+    assert said[1:] == ["node pi is lost: last contact 11.0 s ago", "node pi left"]
 
 
 def test_coordinator_says_when_runs_begin_and_how_they_end() -> None:

@@ -162,7 +162,7 @@ def test_books_that_were_fetched_go_when_their_time_is_over(tmp_path: Path) -> N
     kept.fetched(ONE)
     assert list(kept.records()) == []
     assert not (tmp_path / "runs" / ONE).exists()
-    with pytest.raises(UsageError, match="is not kept here"):
+    with pytest.raises(UsageError, match="is not stored here"):
         list(kept.events(ONE, wait=False))
     kept.close()
 
@@ -180,7 +180,7 @@ def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
         again = RunStore(tmp_path, keep_unfetched_days=days)
         assert list(again.records()) == names
         again.close()
-    assert f"run {ONE} is dropped: nobody fetched it for 0 days" in caplog.text
+    assert f"run {ONE} is deleted: it was not fetched for 0 days" in caplog.text
     assert not (tmp_path / "runs").exists()
 
 

@@ -139,7 +139,7 @@ def test_folder_feed_says_once_that_its_folder_is_gone(tmp_path: Path) -> None:
     assert len(list(feed())) > 2
     shutil.rmtree(folder)
     (told,) = feed()
-    assert told.note == f"nothing more comes: {folder} can't be read any more (No such file or directory)"
+    assert told.note == f"no further updates: {folder} can't be read any more (No such file or directory)"
     assert list(feed()) == []
 
 
@@ -188,7 +188,7 @@ def test_page_says_why_nothing_more_comes(tmp_path: Path) -> None:
     ):
         feed._thread.join(CALL_S)
         (told,) = feed()
-    assert told.note.startswith(f"nothing more comes: run {GONE} is not kept")
+    assert told.note.startswith(f"no further updates: run {GONE} is not stored")
 
 
 def test_page_of_a_run_that_is_gone_is_refused(tmp_path: Path) -> None:
@@ -197,4 +197,4 @@ def test_page_of_a_run_that_is_gone_is_refused(tmp_path: Path) -> None:
         found = CliRunner().invoke(cli.app, ["page", GONE, "--coordinator", cluster.server.address])
     assert found.exit_code == 2
     told = " ".join(found.output.split())
-    assert f"run {GONE} is not kept there; 'ringtune runs' lists those that are" in told
+    assert f"run {GONE} is not stored there; 'ringtune runs' lists the stored runs" in told

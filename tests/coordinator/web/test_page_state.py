@@ -160,7 +160,7 @@ def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
     state.take(metrics(recovery), 5.0)
     assert state.section("nodes")["b"]["lost"]
     assert not state.section("nodes")["a"]["lost"]
-    assert "node b is lost; the run goes on from step 2, after 1.5 s" in texts(state)
+    assert "node b is lost; the run continues from step 2, after 1.5 s" in texts(state)
     assert sorted(state.ahead) == [1, 2]
     state.take(progress(step_line(3, loss=9.0)), None)
     assert state.section("run")["last"]["loss"] == 9.0
@@ -179,7 +179,7 @@ def test_page_state_node_that_is_back_is_lost_no_more() -> None:
     }
     state.take(metrics({**recovery, "back": ["b"]}), 5.0)
     assert not state.section("nodes")["b"]["lost"]
-    assert "node b was lost, and b is back; the run goes on from step 2, after 1.5 s" in texts(state)
+    assert "node b was lost, and b is back; the run continues from step 2, after 1.5 s" in texts(state)
     state.take(metrics(recovery), 6.0)
     move = {"kind": "move", "step": 4, "to": 0, "placement_number": 0, "seconds": 1.0}
     state.take(metrics({**move, "problem": "b is not there"}), 7.0)
@@ -222,7 +222,7 @@ def test_page_state_ends_with_the_figures_of_the_result() -> None:
 def test_page_state_marks_the_node_that_a_failure_names() -> None:
     """A run that fails because a node is lost shows which one."""
     state = state_of(beginning())
-    failure = control_pb2.RunFailure(error="PeerLostError", message="node b is lost: last heard of 10 s ago")
+    failure = control_pb2.RunFailure(error="PeerLostError", message="node b is lost: last contact 10 s ago")
     state.take(control_pb2.RunEvent(failure=failure), 7.0)
     assert state.section("nodes")["b"]["lost"]
     assert (state.is_over, state.section("run")["phase"]) == (True, "failed")

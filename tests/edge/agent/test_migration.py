@@ -276,7 +276,7 @@ def test_move_ends_where_another_call_came_meanwhile(ring: TwoAgents) -> None:
             return super().part(start, stop)
 
     agent.moves.shelf.put(TWO_AGENTS_RUN, 0, Slow("a", {}))
-    with pytest.raises(InterruptedRunError, match=f"run {TWO_AGENTS_RUN} goes on otherwise, so node a does not move"):
+    with pytest.raises(InterruptedRunError, match=f"run {TWO_AGENTS_RUN} was moved or released meanwhile, so node a"):
         agent.moves.move(to(MOVES.at(0), Source("a", 0, 2)), timeout_s=WAIT_S)
     assert agent.current() is None
 

@@ -117,13 +117,13 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
     [
         ({"run_id": "run-0"}, "run 'run-0'"),
         ({"placement_number": 0}, "placement 0"),
-        ({"source": "c"}, "says it is from node 'c'"),
+        ({"source": "c"}, "has the source node 'c'"),
         ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
-        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
+        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not in the plan"),
         ({"kind": 99}, "kind 99"),
         ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
         ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
-        ({"boundary": 1}, "not foreseen"),
+        ({"boundary": 1}, "not in the plan"),
         ({"micro": 2}, "has 2 micro-batches"),
         ({"micro": 2**32 - 1}, "micro-batches"),
         ({"shape": (3, 6, 8)}, "shape [3, 6, 8], expected [2, 1..6, 8]"),
@@ -155,7 +155,7 @@ def test_checks_refuse_the_same_frame_twice() -> None:
     """A repeated frame would be computed twice; it is refused until the first one is revoked."""
     check = _check()
     check.admit(_header())
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="arrived twice"):
         check.admit(_header())
     check.revoke(_header())
     check.admit(_header())
@@ -180,7 +180,7 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
     blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(b"head"))
     check = _check(source="c", node="d")
     check.admit(blob)
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="arrived twice"):
         check.admit(blob)
     for source, node, turn in (("c", "d", 2), ("c", "d", 0), ("d", "c", 1), ("c", "b", 1)):
         header = frames.blob_header(hello(source=source), Payload.HEAD, turn, Pieces.of(b"head"))
@@ -201,7 +201,7 @@ def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
     for header in late:
         check.admit(header)
     too_soon = next(_sent(of.decided((8, 10, 16)), "a", "b"))
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         _check(of, "b", "a").admit(too_soon)
 
 
@@ -265,7 +265,7 @@ def test_checks_of_a_long_run_stay_small_and_quick() -> None:
     assert len(check._seen) <= 30
     assert most < 200
     for seq, micro in ((3, 0), (3, 1), (1400, 0)):  # one that came, one that never did, one that is far ahead
-        with pytest.raises(FrameError, match="none of turns 698 to 725, which may come now"):
+        with pytest.raises(FrameError, match="none of turns 698 to 725, which are accepted now"):
             check.admit(_header(of, seq=seq, micro=micro))
 
 
@@ -359,7 +359,7 @@ def test_checks_admit_what_any_table_brings_before_the_grant_and_only_its_own_af
     for turn in sent[: first.index + 1]:
         turns.granted(dataclasses.replace(turn, operations=table if turn is first else None))
     FrameCheck(expectation(of, node), owner, turns).admit(header(owner))
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         FrameCheck(expectation(of, node), before, turns).admit(header(before))
 
 
@@ -458,7 +458,7 @@ def test_window_goes_by_what_a_grant_says() -> None:
     check.admit(tensor_header(of, "b", unfrozen, 2))
     for turn in turn_sequence(of.course):
         turns.granted(dataclasses.replace(turn, unfreeze_at=(8, 14) if turn.first_step >= 8 else ()))
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         check.admit(tensor_header(of, "b", unfrozen._replace(micro=1), 2))
     check.admit(tensor_header(of, "b", unfrozen._replace(seq=14), 2))
 

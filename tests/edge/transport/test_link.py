@@ -137,7 +137,7 @@ def test_link_with_a_silent_opener_is_closed() -> None:
         silence.set()
         channel.close()
         assert [ack.error for ack in acks] == ["DeadlineError"]
-        assert "no HELLO came" in acks[0].refusal
+        assert "no HELLO arrived" in acks[0].refusal
 
 
 def test_link_goes_on_after_a_refusal() -> None:

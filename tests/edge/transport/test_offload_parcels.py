@@ -99,7 +99,7 @@ def test_parcels_arrive_with_key_and_bytes() -> None:
 def test_parcels_that_the_plan_does_not_foresee_are_refused(source: str, node: str, key: TensorKey) -> None:
     """Micro-batch, blocks, helper and host all have to be what they must be."""
     of = helped()
-    with pytest.raises(FrameError, match="not foreseen"):
+    with pytest.raises(FrameError, match="not in the plan"):
         FrameCheck(expectation(of, node), source).admit(header(of, source, key))
 
 
@@ -118,7 +118,7 @@ def test_parcels_come_once_and_with_credit_only(source: str, node: str, keys: li
     *first, last = keys
     for key in first:
         check.admit(header(of, source, key))
-    with pytest.raises(FrameError, match="came twice"):
+    with pytest.raises(FrameError, match="arrived twice"):
         check.admit(header(of, source, first[0]))
     with pytest.raises(FrameError, match=f"without credit: {len(first)} of {len(first)}"):
         check.admit(header(of, source, last))

@@ -56,13 +56,13 @@ def test_server_admits_the_turns_that_are_granted_and_not_done() -> None:
     far, done = TensorKey(Payload.HIDDEN, 200, 0, 2), TensorKey(Payload.HIDDEN, 3, 0, 2)
     with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
         out.link.send_tensor(far, *hidden())
-        assert "may come now" in str(node.sink.next().error)
+        assert "are accepted now" in str(node.sink.next().error)
         node.servicer.granted(itertools.islice(turn_sequence(of.course), 200))
         out.link.send_tensor(far, *hidden())
         assert node.sink.next().key == far
         node.servicer.done_before(200)
         out.link.send_tensor(done, *hidden())
-        assert "may come now" in str(node.sink.next().error)
+        assert "are accepted now" in str(node.sink.next().error)
 
 
 def test_server_second_one_on_a_port_fails() -> None:

@@ -216,7 +216,7 @@ def test_tensors_of_another_size_are_refused() -> None:
     tensor, _ = hidden()
     payload = _payload(tensors.encode(tensor, None, "float32"))
     for shape, mask_bytes in (((2, 6, 7), 0), ((2, 6, 8), 12), ((2, 3, 6, 8), 0)):
-        with pytest.raises(FrameError, match="bytes came for shape"):
+        with pytest.raises(FrameError, match="bytes arrived for shape"):
             tensors.decode(payload, shape, "float32", mask_bytes, compute_dtype=torch.float32)
     with pytest.raises(FrameError, match="does not fit shape"):
         tensors.decode(payload[:-4], (2, 6, 7), "float32", 44, compute_dtype=torch.float32)

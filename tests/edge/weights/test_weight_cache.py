@@ -64,7 +64,7 @@ def test_weights_file_with_another_digest_never_gets_its_name(tmp_path: Path) ->
     with pytest.raises(IntegrityError, match="tensor x"):
         file.finish()
     assert not list(tmp_path.iterdir())
-    with pytest.raises(IntegrityError, match="more came"):
+    with pytest.raises(IntegrityError, match="more arrived"):
         file.write(bytes(201), "a")
     (tmp_path / "x.safetensors.part").write_bytes(b"something else")
     assert tensor_file(tmp_path).offset == 0
