@@ -13,6 +13,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.transport.channels import open_channel
 from tests.bench import channel
 from tests.bench.ring import TARGETS
+from tests.support.cases import cases
 
 TOKENS, WIDTH = 4, 8
 
@@ -28,7 +29,7 @@ class FakeSender:
         return 2.0
 
 
-@pytest.mark.parametrize("as_agent", [True, False])
+@cases("as_agent", [True, False])
 def test_channel_pairs_have_receivers_of_one_kind(monkeypatch: pytest.MonkeyPatch, as_agent: bool) -> None:
     """What receives the ring's tensors and what receives the bare stream keep freed memory, or neither does."""
     receivers: list[tuple[Plan, bool]] = []
@@ -51,7 +52,7 @@ def test_channel_pairs_have_receivers_of_one_kind(monkeypatch: pytest.MonkeyPatc
     assert receivers == [(plan, as_agent)] * 2
 
 
-@pytest.mark.parametrize(("words", "as_agent"), [([], True), (["--plain-allocator"], False)])
+@cases(("words", "as_agent"), [([], True), (["--plain-allocator"], False)])
 def test_channel_sender_has_the_allocator_of_its_receivers(
     monkeypatch: pytest.MonkeyPatch, words: list[str], as_agent: bool
 ) -> None:

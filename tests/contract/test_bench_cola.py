@@ -16,6 +16,7 @@ from tests.bench import cola, cola_accuracy, cola_errors, cola_host_bytes, cola_
 from tests.bench.cola_accuracy import KINDS, SEEDS, rates_of, summed, training_of
 from tests.bench.cola_host_bytes import MERGED, RANGES, Alive
 from tests.bench.cola_ring import Inputs, Ring, Training, distance_of_changes
+from tests.support.cases import cases
 from tests.support.torch_ring import write_inputs
 
 
@@ -26,14 +27,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return Inputs(model=folder / "model", train=folder / "train.csv", judged=folder / "eval.csv")
 
 
-@pytest.mark.parametrize("name", cola.PARTS)
+@cases("name", cola.PARTS)
 def test_part_measures_and_judges(name: str) -> None:
     """Every part of the bench is a module with both functions."""
     part = importlib.import_module(cola.PARTS[name])
     assert callable(part.measure) and callable(part.missed)
 
 
-@pytest.mark.parametrize(("misses", "code"), [([], 0), (["too much"], 1)])
+@cases(("misses", "code"), [([], 0), (["too much"], 1)])
 def test_bench_writes_the_parts_that_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, misses: list[str], code: int
 ) -> None:
@@ -137,7 +138,7 @@ def test_ring_with_a_helper_equals_one_without(inputs: Inputs) -> None:
     assert counted == [21.0] * 3
 
 
-@pytest.mark.parametrize("name", KINDS)
+@cases("name", KINDS)
 def test_kind_is_taken_by_a_job_and_compared_with_one_of_its_adapter(name: str) -> None:
     """And has rates of its own, or those of the kind that it is like."""
     kind = KINDS[name]
@@ -165,7 +166,7 @@ def test_rates_of_later_seeds_and_rounded_pairs_are_the_best_of_the_first() -> N
     assert rates_of("linear-4", 1, runs()) == (KINDS["linear-4"].rates[1],) == rates_of("linear-4-bf16", 0, runs())
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changed", "missed"),
     [
         ({}, []),
@@ -194,8 +195,8 @@ def test_accuracy_names_what_was_not_measured() -> None:
 # ---- users ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", ["", "linear"])
-@pytest.mark.parametrize("users", [ALONE, COLLABORATION])
+@cases("other", ["", "linear"])
+@cases("users", [ALONE, COLLABORATION])
 def test_users_are_judged_by_the_adapters_of_their_training(inputs: Inputs, users: str, other: str) -> None:
     """What is counted by user adds up to what the run's own evaluation counted; also where some have another kind."""
     training = Training(adapter="lora[r=4]", rate=1e-2, steps=4, users=users, num_users=3, other=other)

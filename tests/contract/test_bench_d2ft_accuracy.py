@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from ringtune.job.job import Job, Model
 from tests.bench.d2ft_accuracy import PAIRS, POLICIES, Run, all_runs, grouped, misses, table_text, wanted
 from tests.bench.kept_results import spread_text
+from tests.support.cases import cases
 
 RUNS = all_runs([0, 1, 2])
 
@@ -19,7 +18,7 @@ def test_runs_are_every_policy_with_every_adapter_and_every_pair() -> None:
     assert Counter(run.task for run in RUNS)["text"] == len(RUNS) // 2
 
 
-@pytest.mark.parametrize("run", all_runs([0]), ids=lambda run: run.name)
+@cases("run", all_runs([0]))
 def test_operations_of_a_run_are_taken_by_a_job(run: Run) -> None:
     """At five micro-batches; standard is a run without operations."""
     job = Job(model=Model(path="m")).with_overrides({"train.microbatches": 5, **run.operations})

@@ -11,6 +11,7 @@ from tests.bench import kept_trials, trust
 from tests.bench.kept_trials import KeptTrials
 from tests.bench.outcomes import ROWS, UNHARMED, figures_of
 from tests.support.board_ring import COORDINATOR, LEASE_S, NAMES
+from tests.support.cases import cases
 from tests.support.outcomes import Outcome, Row, problems_of
 from tests.support.strikes import STRIKES
 
@@ -50,7 +51,7 @@ def test_rows_that_lose_somebody_are_longer_than_a_lease() -> None:
             assert (each.seconds < LEASE_S) == (each.outcome is UNHARMED), each.title
 
 
-@pytest.mark.parametrize(
+@cases(
     ("stated", "found", "is_resumed", "problem"),
     [
         (row(UNHARMED), UNHARMED_RUN, False, ""),

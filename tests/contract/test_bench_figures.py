@@ -15,6 +15,7 @@ from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.schedule.plan import Plan
 from tests.bench import auto_activations, memory_boards, paper_table, predictions, ring, sim, stages_table
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import node, profile_of
 
@@ -26,7 +27,7 @@ BENCHES = sorted(
 Figures = dict[str, Any]
 
 
-@pytest.mark.parametrize("name", BENCHES)
+@cases("name", BENCHES)
 def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its module loads, and ``--help`` prints its options."""
     module = importlib.import_module(name)
@@ -71,7 +72,7 @@ def test_memory_over_single_divides_runs_of_equal_microbatches(monkeypatch: pyte
 # ---- when a benchmark fails ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", sim.TARGETS)
+@cases("key", sim.TARGETS)
 def test_reason_in_place_of_a_figure_misses_its_target(key: str) -> None:
     """What could not be measured is not reached; the bound itself is."""
     sign, bound = sim.TARGETS[key]
@@ -123,7 +124,7 @@ def main_of_ring(patch: pytest.MonkeyPatch, out: Path, figures: Figures) -> int:
 MAINS = {"sim": (main_of_sim, sim.TARGETS), "ring": (main_of_ring, ring.TARGETS)}
 
 
-@pytest.mark.parametrize("name", MAINS)
+@cases("name", MAINS)
 def test_bench_ends_with_1_on_a_miss_and_with_0_if_all_is_reached(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -162,7 +163,7 @@ def memory_figures(**changes: object) -> Figures:
     return {"models": {"minilm": {**good, **changes}}}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "word"),
     [
         ({"free": {"exit_code": 0, "boards": {"board-0": {"error": -0.11}}}}, "board-0"),
@@ -235,7 +236,7 @@ def ring_figures(**changes: object) -> Figures:
     return {"seq_bn": good, "full": good, "vit": {**good, **changes}}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "word"),
     [
         ({"exit_code": 6, "boards": {}}, "exit code 6"),

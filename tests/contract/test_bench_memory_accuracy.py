@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from ringtune.job.job import Job, Model
 from tests.bench.memory_accuracy import KINDS, at_best, best_rate, misses, table_text
+from tests.support.cases import cases
 
 ACCURACIES = {"full": 0.80, "velora": 0.797, "bottom2up": 0.79, "top2down": 0.785, "random": 0.79, "full-short": 0.7}
 ACCURACIES |= {"lora": 0.78, "lora-velora": 0.776}
@@ -28,7 +27,7 @@ def runs(**changed: float) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", KINDS)
+@cases("name", KINDS)
 def test_keys_of_a_kind_are_taken_by_a_job(name: str) -> None:
     """And velora kinds do save by VeLoRA."""
     job = Job(model=Model(path="m")).with_overrides(KINDS[name].keys)
@@ -54,7 +53,7 @@ def test_runs_at_best_are_of_one_rate() -> None:
         assert [(run["rate"], run["seed"]) for run in found] == [(KINDS[name].rates[1], seed) for seed in (0, 1, 2)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changed", "missed"),
     [
         ({}, []),

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -17,6 +16,7 @@ from ringtune import cli, options
 from ringtune.errors import UsageError
 from tests.contract.test_hints import commands
 from tests.contract.test_structure import ROOT
+from tests.support.cases import cases
 
 LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")
@@ -65,7 +65,7 @@ def shapes() -> dict[str, set[tuple[str | None, bool, bool]]]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
+@cases("name", sorted(commands()))
 def test_command_line_has_help_and_json_everywhere(name: str) -> None:
     """``-h`` and ``--help`` explain, ``--json`` is for machines, and no option is without a word about it."""
     command = commands()[name]

@@ -21,6 +21,7 @@ from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinat
 from ringtune.transport.speaker import speaking_as
 from tests.contract.test_structure import ROOT, modules
 from tests.contract.transport.test_tls import COORDINATOR_ITSELF
+from tests.support.cases import cases
 
 QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
@@ -121,7 +122,7 @@ def test_hints_install_nothing_that_no_index_has() -> None:
         assert f"[{extra}]" in hint_to_install(extra)
 
 
-@pytest.mark.parametrize(("page", "line"), list(lines_of_pages()))
+@cases(("page", "line"), list(lines_of_pages()))
 def test_hints_of_the_documentation_can_be_typed(page: str, line: str) -> None:
     """Every example is read by the command line as it stands."""
     parse(line)
@@ -140,7 +141,7 @@ def test_hints_within_sentences_name_options_of_their_command() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@cases("address", ADDRESSES)
 def test_hints_of_a_coordinator_can_be_typed(address: str) -> None:
     """Its first lines name commands that the command line takes, for the address at which it is reached."""
     lines = [hint_to_start_coordinator(address), listening_line(address), *join_lines(address)]
@@ -177,7 +178,7 @@ def test_hints_of_a_coordinator_that_encrypts_have_a_token() -> None:
         parse(line)
 
 
-@pytest.mark.parametrize(
+@cases(
     "typed",
     [
         ["-v", "train", "my job.toml", "--local", "2", "--out", "run", "--replace"],

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "grpc", "psutil", "numpy", "transformers", "adapters", "safetensors")
@@ -72,7 +72,7 @@ def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY, left_out: str = KNAP
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("package", ["ringtune", "sim", "coordinator.planner.make_plan"])
+@cases("package", ["ringtune", "sim", "coordinator.planner.make_plan"])
 def test_imports_of_pure_packages_are_light(package: str) -> None:
     """The rules, the simulator and the planner load no torch, no grpc and nothing else that is heavy."""
     assert _loaded(package) == []

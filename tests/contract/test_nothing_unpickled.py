@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[2]
 MODULES = frozenset(
@@ -52,7 +52,7 @@ def test_numpy_is_always_told_to_take_no_pickles() -> None:
                 assert "allow_pickle" in [option.arg for option in node.keywords], path
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "import pickle",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.cases import cases
 from tests.support.promises import PROMISES, TESTS, held_promises
 
 
@@ -13,7 +14,7 @@ def held() -> dict[str, list[str]]:
     return held_promises()
 
 
-@pytest.mark.parametrize("promise", PROMISES)
+@cases("promise", PROMISES)
 def test_promise_is_held_by_a_test(held: dict[str, list[str]], promise: str) -> None:
     """None is without a test; the list says which."""
     assert held[promise], f"no test is marked with promise({promise!r})"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.cases import cases
 from tests.support.sample import in_sample
 
 
@@ -46,3 +49,21 @@ def test_sample_leaves_out_what_is_thorough_unless_it_is_asked_for_alone() -> No
     assert in_sample([thorough]) == {thorough.nodeid}
     for case in _cases(3, of=20):
         assert in_sample([case]) == {case.nodeid}
+
+
+def test_cases_are_all_carried_out_and_the_one_that_fails_is_named(tmp_path: Path) -> None:
+    """One test has the rows of a table; each has a folder of its own, and no table is empty."""
+    seen: list[Path] = []
+
+    @cases(("wanted", "size"), [(1, 1), (2, 2), (3, 4)])
+    def check(tmp_path: Path, wanted: int, size: int) -> None:
+        seen.append(tmp_path)
+        assert wanted == size
+
+    assert list(inspect.signature(check).parameters) == ["tmp_path"]
+    with pytest.raises(AssertionError) as caught:
+        check(tmp_path=tmp_path)
+    assert caught.value.__notes__ == ["case 2 of 3: {'wanted': 3, 'size': 4}"]
+    assert len(set(seen)) == 3 and all(folder.is_dir() for folder in seen)
+    with pytest.raises(ValueError, match="there is no case of x"):
+        cases("x", [])

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"ringtune": ROOT / "proto" / "ringtune", **{name: ROOT / name for name in ("edge", "coordinator", "sim")}}
@@ -82,7 +82,7 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
         left = {room: targets for room, targets in left.items() if room not in ground}
 
 
-@pytest.mark.parametrize("folder", folders())
+@cases("folder", folders())
 def test_structure_has_no_circle(folder: str) -> None:
     """No rooms of a folder import each other in a loop, so no import runs upwards."""
     found = circle_in(arrows(folder))
@@ -139,7 +139,7 @@ def test_structure_asks_for_the_head_by_its_name() -> None:
     assert [entry for entry in comparisons() if asks_for_the_head_by_a_number(entry[2])] == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("code", "is_found"),
     [
         ("plan.course.method.name == 'x'", True),
@@ -157,7 +157,7 @@ def test_structure_check_sees_a_name_of_a_method(code: str, is_found: bool) -> N
     assert any(asks_which_method(text) for _, text in compared(ast.parse(code))) is is_found
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "is_found"),
     [
         ("action.start == num_blocks", True),

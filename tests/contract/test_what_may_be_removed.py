@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.cases import cases
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("proto", "edge", "coordinator", "sim", "deploy")
@@ -213,7 +213,7 @@ def test_every_place_that_removes_or_writes_over_has_a_reason() -> None:
     assert all(reasons.values())
 
 
-@pytest.mark.parametrize(
+@cases(
     "line",
     [
         "shutil.rmtree(x)",

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.contract.test_hints import parse
+from tests.support.cases import cases
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
@@ -34,7 +35,7 @@ def entries(unit: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@cases("unit", UNITS)
 def test_unit_is_taken_by_systemd(unit: Path, tmp_path: Path) -> None:
     """Nothing of it is unknown or ill-written; the command has to be there, so another stands for it."""
     if shutil.which("systemd-analyze") is None:
@@ -57,7 +58,7 @@ def test_unit_check_sees_a_mistake(tmp_path: Path) -> None:
     assert "ProtectSystm" in done.stderr
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@cases("unit", UNITS)
 def test_unit_runs_a_command_that_there_is(unit: Path) -> None:
     """With the settings beside it, the line is one that the command line takes; it is locked in."""
     found = entries(unit)
@@ -81,7 +82,7 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["coordinator", "node-0", "node-1", "node-2", "submit"])
+@cases("name", ["coordinator", "node-0", "node-1", "node-2", "submit"])
 def test_compose_service_runs_a_command_that_there_is(name: str) -> None:
     """Its keys are those of the compose specification that are used here, its words those of the command line."""
     service = services()[name]

@@ -15,6 +15,7 @@ from ringtune.models.adapter_config import (
     parse_adapter_config,
     refused_configurations,
 )
+from tests.support.cases import cases
 from tests.support.job_keys import KEYS, refusal
 
 
@@ -45,7 +46,7 @@ def test_job_page_examples_are_taken_by_a_job(keys: dict[str, KeyFacts]) -> None
         assert refusal(name, value) == "", name
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "default", "allowed"),
     [
         ("model.path", "", ""),

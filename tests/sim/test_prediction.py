@@ -28,6 +28,7 @@ from ringtune.techniques.activation_cache import expected_cache_use
 from ringtune.techniques.operations import expected_table
 from sim.prediction import Prediction, memory_bounds, predict
 from sim.what_if import change_profile
+from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random
 from tests.support.plans import changed, make_plan, random_operations, random_plan, two_nodes
 from tests.support.profiles import TIMES, all_pairs, part, profile_of, random_profile
@@ -51,7 +52,7 @@ def drawn(seed: int, *, keep_spans: bool = False) -> tuple[Plan, Prediction]:
 # ---- conservation ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@cases("seed", SEEDS)
 def test_prediction_busy_and_idle_make_the_wall_time(seed: int) -> None:
     """Each node's actions add up to its busy seconds, never overlap, and the last one ends the run."""
     plan, found = drawn(seed, keep_spans=True)
@@ -68,7 +69,7 @@ def test_prediction_busy_and_idle_make_the_wall_time(seed: int) -> None:
     assert [node.node for node in found.nodes] == list(plan.nodes)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@cases("seed", SEEDS)
 def test_prediction_depths_make_the_training_time(seed: int) -> None:
     """Every step is counted at its depth; steps and the rest make the whole."""
     plan, found = drawn(seed)
@@ -121,7 +122,7 @@ def parts_alone(plan: Plan) -> list[Placement]:
 
 
 @pytest.mark.promise("7 bounded memory")
-@pytest.mark.parametrize("seed", SEEDS)
+@cases("seed", SEEDS)
 def test_prediction_memory_stays_below_the_planners_bound(seed: int) -> None:
     """For any plan, speeds and links no node holds more than the planner counts."""
     rng = random.Random(seed)
@@ -145,7 +146,7 @@ def node_memory_of(part: Plan, name: str, profile: Profile, optimizer: str) -> i
 
 
 @pytest.mark.promise("7 bounded memory")
-@pytest.mark.parametrize("seed", SEEDS)
+@cases("seed", SEEDS)
 def test_prediction_memory_stays_below_the_bound_where_blocks_save_activations(seed: int) -> None:
     """Whichever blocks run again or keep projections; they never need more than without."""
     rng = random.Random(seed)
@@ -184,7 +185,7 @@ def saving(plan: Plan, rng: random.Random) -> Plan:
     return changed(plan, recompute=again, velora=velora)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@cases("seed", range(10))
 def test_prediction_repeats_itself(seed: int) -> None:
     """The same question has the same answer in every digit."""
     assert drawn(seed, keep_spans=True) == drawn(seed, keep_spans=True)
@@ -211,7 +212,7 @@ def test_prediction_of_a_block_that_runs_again_takes_one_forward_more() -> None:
     assert predict(again, profile_of(plan)).wall_s == E + LOW + G + H + (G + B) + B_LOW + U
 
 
-@pytest.mark.parametrize("num_steps", [2, 3, 7])
+@cases("num_steps", [2, 3, 7])
 def test_prediction_of_more_steps_hides_only_the_embedding(num_steps: int) -> None:
     """A step waits for the updates of the one before; its batch is embedded while a waits for b."""
     plan = two_nodes(num_steps=num_steps, credits_per_channel=1)
@@ -280,10 +281,8 @@ def test_prediction_adds_every_message_of_one_step() -> None:
     assert found.wall_s == pytest.approx(E + LOW + G + H + B + B_LOW + U + on_wire_s + 4 * (0.5 + 0.125 + 0.0625))
 
 
-@pytest.mark.parametrize(
-    ("wire_dtype", "item_bytes"), [("float32", 4), ("float64", 8), ("bfloat16", 2), ("float16", 2)]
-)
-@pytest.mark.parametrize("num_steps", [1, 6])
+@cases(("wire_dtype", "item_bytes"), [("float32", 4), ("float64", 8), ("bfloat16", 2), ("float16", 2)])
+@cases("num_steps", [1, 6])
 def test_prediction_bytes_are_counted_by_hand(wire_dtype: str, item_bytes: int, num_steps: int) -> None:
     """Two links, each with a hidden state up and a gradient down of every micro-batch."""
     plan = two_nodes(wire_dtype=wire_dtype, num_steps=num_steps, microbatches=2)
@@ -305,7 +304,7 @@ def test_prediction_bytes_of_int8_have_a_scale_for_each_token() -> None:
     assert [link.sent_bytes for link in found.links] == [tensor + tokens + tensor, 2 * tensor]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@cases("optimizer", ["adamw", "sgd"])
 def test_prediction_counts_heads_with_their_moments(optimizer: str) -> None:
     """At each hand-over the head goes to the next owner, with two moments under AdamW."""
     plan = make_plan(
@@ -485,7 +484,7 @@ def test_each_micro_batch_takes_its_own_row() -> None:
         assert busy(found, node) == pytest.approx(whole - lowest + 2 * TIMES[Work.UPDATE])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@cases("seed", range(4))
 def test_less_work_never_takes_longer(seed: int) -> None:
     """Random tables are busy for less than all-full ones, at every node."""
     rng = random.Random(seed)
@@ -592,7 +591,7 @@ def pools(plan: Plan, rng: random.Random) -> list[tuple[str, Action, float]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@cases("seed", range(8))
 def test_prediction_replays_what_messages_took_from_computing_once(seed: int) -> None:
     """On nodes of one core messages slow actions down; recorded actions have that in them, so it is not added again."""
     rng = random.Random(seed)

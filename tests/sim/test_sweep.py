@@ -13,9 +13,10 @@ import pytest
 
 from ringtune.errors import ConnectionFailedError, UsageError
 from sim.sweep import Axis, each_cell, grid, parse_axis, run_cells
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "values"),
     [
         ("a.compute=0.25,0.5,1", ("0.25", "0.5", "1")),
@@ -33,7 +34,7 @@ def test_parse_axis_reads_lists_and_ranges(text: str, values: tuple[str, ...]) -
     assert parse_axis(text) == Axis(key=text.partition("=")[0], values=values)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("a.compute", "is not KEY=VALUE"),
@@ -72,7 +73,7 @@ def test_grid_refuses_a_key_twice() -> None:
         grid([parse_axis("a.compute=1"), parse_axis("a.compute=2")])
 
 
-@pytest.mark.parametrize(
+@cases(
     "axes",
     [
         ("a.compute=1:2:10000000000",),
@@ -123,13 +124,13 @@ def tracker() -> None:
 
 
 @pytest.mark.usefixtures("tracker")
-@pytest.mark.parametrize("jobs", [1, 2, 3, -1])
+@cases("jobs", [1, 2, 3, -1])
 def test_run_cells_keep_the_order_for_any_number_of_workers(jobs: int) -> None:
     """Results stand where their cells stand."""
     assert run_cells(join, CELLS, jobs=jobs) == [join(cell) for cell in CELLS]
 
 
-@pytest.mark.parametrize("jobs", [0, -2])
+@cases("jobs", [0, -2])
 def test_run_cells_refuse_a_number_of_workers_that_is_none(jobs: int) -> None:
     """No worker would do nothing."""
     with pytest.raises(UsageError, match=f"--jobs {jobs} has to be at least 1, or -1"):
@@ -144,7 +145,7 @@ def test_run_cells_refuse_an_unknown_backend() -> None:
         run_cells(join, CELLS, cluster="10.0.0.1:8786")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("module", "options", "message"),
     [
         ("joblib", {"jobs": 2}, r"needs the package 'joblib'; pip install 'joblib'"),
@@ -163,7 +164,7 @@ def test_run_cells_name_the_package_that_is_missing(
     assert run_cells(join, CELLS, backend="loky", jobs=1) == [join(cell) for cell in CELLS]
 
 
-@pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
+@cases(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
 def test_run_cells_on_a_cluster_that_is_not_there_end_at_once(
     backend: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

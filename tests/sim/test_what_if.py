@@ -29,6 +29,7 @@ from sim.what_if import (
     with_speed,
 )
 from tests.support import plans
+from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT, plan, profile
 from tests.support.plans import make_plan
@@ -48,7 +49,7 @@ def test_changes_of_nothing_change_nothing() -> None:
     assert changed() == (PROFILE, PLAN)
 
 
-@pytest.mark.parametrize("speed", [0.25, 0.5, 2.0])
+@cases("speed", [0.25, 0.5, 2.0])
 def test_changes_of_compute_divide_every_time_of_that_node(speed: float) -> None:
     """Half as fast is twice the time, of every work; other nodes, links and plan stay."""
     profile, plan = changed(f"pi-2.compute={speed}")
@@ -93,14 +94,14 @@ def test_changes_of_compute_are_of_the_whole_processor() -> None:
         assert link.rate_bytes_per_s == 1e6
 
 
-@pytest.mark.parametrize(("text", "num_bytes"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1000", 1000)])
+@cases(("text", "num_bytes"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1000", 1000)])
 def test_changes_of_memory_set_the_budget(text: str, num_bytes: int) -> None:
     """In the units that people use."""
     profile, _ = changed(f"pi-1.memory={text}")
     assert [node.memory_bytes for node in profile.nodes] == [num_bytes, 10**9, 10**9]
 
 
-@pytest.mark.parametrize("text", ["20e6", "20MB", "20MB/s", "20000000", "160Mbit", "160Mbit/s", "0.16Gbit"])
+@cases("text", ["20e6", "20MB", "20MB/s", "20000000", "160Mbit", "160Mbit/s", "0.16Gbit"])
 def test_changes_of_a_rate_touch_one_direction(text: str) -> None:
     """Links are directed; quartiles of the old rate go."""
     spread = dataclasses.replace(PROFILE.links[0], rate_low_bytes_per_s=1.0, rate_high_bytes_per_s=2.0)
@@ -117,7 +118,7 @@ def test_changes_of_a_latency_find_names_with_dots() -> None:
     assert latencies == {("pi-2", "pi.3"): 0.0, ("pi.3", "pi-1"): 2.0}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("pair", "touched"),
     [
         ("*.*", set(PROFILE.link_by_pair)),
@@ -139,7 +140,7 @@ def test_changes_give_nodes_of_one_machine_links() -> None:
     assert predict(PLAN, profile).wall_s > predict(PLAN, profile_of(PLAN)).wall_s
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "key", "value"),
     [
         ("microbatches=4", "microbatches", 4),
@@ -194,8 +195,8 @@ def test_changes_of_micro_batches_need_times_of_more_sizes() -> None:
         changed("microbatches=4", profile=bare)
 
 
-@pytest.mark.parametrize("key", ["batch_size", "microbatches"])
-@pytest.mark.parametrize("subnets", [1, 2])
+@cases("key", ["batch_size", "microbatches"])
+@cases("subnets", [1, 2])
 def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: int) -> None:
     """A table by itself, or several: which rows a batch has and how it is parted is not theirs any more."""
     table = Operations(subnets=subnets)
@@ -209,7 +210,7 @@ def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: i
     assert change_all(PROFILE, plan, [f"{key}={now}"])[1] == plan
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ("pi-9.compute=1", "no node 'pi-9'; did you mean 'pi-"),
@@ -252,7 +253,7 @@ def test_changes_of_links_that_there_are_none_of_say_how_to_get_them() -> None:
         changed("link.pi-1.pi-2.rate=1", profile=profile_of(PLAN))
 
 
-@pytest.mark.parametrize("text", ["", "pi-1.compute", "=3", "pi-1.compute="])
+@cases("text", ["", "pi-1.compute", "=3", "pi-1.compute="])
 def test_split_change_needs_key_and_value(text: str) -> None:
     """A slip of form is about the command line."""
     with pytest.raises(UsageError, match="is not KEY=VALUE"):
@@ -262,7 +263,7 @@ def test_split_change_needs_key_and_value(text: str) -> None:
 # ---- members -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "slices"),
     [
         ("pi-1", [("pi-2", 0, 3), ("pi.3", 3, 4)]),
@@ -333,7 +334,7 @@ REFUSALS = (
 )
 
 
-@pytest.mark.parametrize("block", range(5))
+@cases("block", range(5))
 def test_every_plan_answers_every_change_or_says_what_it_refuses(block: int) -> None:
     """Any hosts, replicas, placements, tables, and owners without blocks; what comes of a change can be predicted."""
     refused: list[str] = []
@@ -440,7 +441,7 @@ def test_break_even_of_linear_adapters_on_a_weak_host() -> None:
     assert gained_s(plan(), profile(LINEAR_PARAMS), found * 1.1) > 0
 
 
-@pytest.mark.parametrize("rate", [MEGABIT / 10, MEGABIT])
+@cases("rate", [MEGABIT / 10, MEGABIT])
 def test_break_even_is_never_reached_by_low_rank_on_a_slow_link(rate: float) -> None:
     """Pairs are as large as those of full matrices, but there is next to nothing to compute."""
     assert gained_s(plan(), profile(LOW_RANK_PARAMS), rate) < 0

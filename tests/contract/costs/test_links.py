@@ -26,6 +26,7 @@ from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.placement import Slice
 from ringtune.techniques.offload import helped
 from tests.contract.costs.test_full_parameters_costs import plan
+from tests.support.cases import cases
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 
@@ -59,9 +60,7 @@ def test_link_keeps_a_rate_that_agrees() -> None:
     assert recorded(11.5e6).links((KNOWN,)) == (KNOWN,)
 
 
-@pytest.mark.parametrize(
-    ("rate", "samples", "num_bytes"), [(5e6, MIN_SAMPLES - 1, 200_000), (5e6, 40, 1000), (5e9, 40, 200_000)]
-)
+@cases(("rate", "samples", "num_bytes"), [(5e6, MIN_SAMPLES - 1, 200_000), (5e6, 40, 1000), (5e9, 40, 200_000)])
 def test_link_keeps_its_rate_where_transfers_say_nothing(rate: float, samples: int, num_bytes: int) -> None:
     """Too few messages, too small ones, or such as are through before the clocks can tell."""
     assert recorded(rate, samples=samples, num_bytes=num_bytes).links((KNOWN,)) == (KNOWN,)
@@ -93,7 +92,7 @@ def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
     assert shown[0].rate_bytes_per_s == pytest.approx(5e6, rel=0.01)
 
 
-@pytest.mark.parametrize("at_s", [1e17, -1e300, 1e300, float("inf"), float("nan")])
+@cases("at_s", [1e17, -1e300, 1e300, float("inf"), float("nan")])
 def test_links_leave_out_messages_at_no_time(at_s: float) -> None:
     """A node reports a time so far away that the seconds of its message are lost in it: its links stay."""
     links = RecordedLinks()

@@ -25,6 +25,7 @@ from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.migration import copied_from, copy_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
+from tests.support.cases import cases
 from tests.support.model_facts import MINILM, small_model
 from tests.support.moves import slices_of
 from tests.support.plans import changed, make_method, make_plan, random_plan
@@ -166,9 +167,7 @@ def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
     assert str(estimate) == "4.0 MiB (weights 3.0 MiB, head 1.0 MiB)"
 
 
-@pytest.mark.parametrize(
-    ("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)], ids=["without dropout", "with dropout"]
-)
+@cases(("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)])
 def test_activation_estimate_is_a_little_above_the_measurement(dropout: float, measured_bytes: float) -> None:
     """One MiniLM block with seq_bn at 16 x 128 tokens, as measured by saved-tensor hooks."""
     estimate = 16 * 128 * estimate_activation_token_bytes(MINILM, tokens=128, dropout=dropout)
@@ -184,7 +183,7 @@ def test_activations_are_linear_in_rows() -> None:
     assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
 
 
-@pytest.mark.parametrize("microbatches", [2, 8, 32], ids=["a quarter", "as many", "four times"])
+@cases("microbatches", [2, 8, 32])
 def test_memory_follows_the_micro_batches_of_the_run_not_of_the_profile(microbatches: int) -> None:
     """What was measured at four rows is counted by the token, whatever the micro-batches."""
     batch = 32
@@ -261,7 +260,7 @@ def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
     assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")
 
 
-@pytest.mark.parametrize(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
+@cases(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
 def test_memory_of_what_passes_is_some_pieces_whatever_the_size(moved: int, held: int) -> None:
     """Saving, loading and handing over hold all of something small twice, but only pieces of something large."""
     assert passing_bytes(moved) == held
@@ -328,7 +327,7 @@ def _bound(plan: Plan, leg: Leg) -> int:
     return in_flight(plan.course, leg.start - 1) * len(plan.course.microbatch_sizes())
 
 
-@pytest.mark.parametrize("seed", range(200))
+@cases("seed", range(200))
 def test_memory_of_any_plan_is_what_its_lowering_shows(seed: int) -> None:
     """Every part of every node, where no operation table lets anything be passed by."""
     rng = random.Random(seed)
@@ -372,7 +371,7 @@ def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None
     assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
 
 
-@pytest.mark.parametrize("changes", [{"copies": False}, {"num_steps": 0}])
+@cases("changes", [{"copies": False}, {"num_steps": 0}])
 def test_nothing_is_kept_without_copies_or_without_steps(changes: dict[str, object]) -> None:
     """Neither own turns nor copies."""
     plan = changed(ring(), **changes)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringtune.costs.memory_terms import MemoryEstimate, Term, has_room_for_heap
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])
+@cases(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])
 def test_heap_of_pieces_needs_twice_the_activations_besides(budget: int, has_room: bool) -> None:
     """Weights stay where they are and leave no pieces."""
     needs = MemoryEstimate((Term("weights", "block", 6, 10), Term("activations", "graph", 4, 10)))

@@ -17,6 +17,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Range
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import all_pairs, profile_of
 
@@ -61,7 +62,7 @@ def test_a_node_that_lasts_at_half_its_speed_is_told_with_its_ratio() -> None:
     assert 1 + USUAL_TURNS + LASTING_TURNS == 6
 
 
-@pytest.mark.parametrize(
+@cases(
     "paces",
     [
         [1.0, 1.0, 1.0, 2.0, 1.0, 2.0],  # it comes and goes

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.storage.strict import to_table
+from tests.support.cases import cases
 from tests.support.model_facts import MINILM
 
 MODEL = dataclasses.replace(MINILM, head_class_bytes=1540)
@@ -105,7 +106,7 @@ def test_node_facts_survive_json_text(facts: NodeFacts) -> None:
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"schema": 2}, f"profile schema 2 is not {SCHEMA}; measure anew"),
@@ -138,14 +139,14 @@ def test_profile_refuses_a_link_of_a_node_that_it_lacks() -> None:
         Profile(nodes=(FACTS,), links=(link,))
 
 
-@pytest.mark.parametrize("twice", [{"nodes": (FACTS, FACTS)}])
+@cases("twice", [{"nodes": (FACTS, FACTS)}])
 def test_profile_refuses_a_node_twice(twice: dict[str, Any]) -> None:
     """Which of the two would count?"""
     with pytest.raises(InvalidInputError, match="has a node twice"):
         Profile(**twice)
 
 
-@pytest.mark.parametrize("value", [[], None, "x", {}, {"schema": SCHEMA}, {"schema": SCHEMA, "nodes": {}}])
+@cases("value", [[], None, "x", {}, {"schema": SCHEMA}, {"schema": SCHEMA, "nodes": {}}])
 def test_profile_refuses_what_is_no_profile(value: Any) -> None:
     """Whatever arrives instead is an error of the tree."""
     with pytest.raises(PlanError):
@@ -169,7 +170,7 @@ TABLE = WorkTable(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "seconds"),
     [
         (128, 0.006),
@@ -213,7 +214,7 @@ def test_work_table_names_what_is_missing() -> None:
         TABLE.seconds(Work.EMBED, 3)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"work": "nap"}, "work 'nap' is not one of embed"),

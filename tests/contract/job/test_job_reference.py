@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from ringtune.job.job import parse_job
 from ringtune.job.job_reference import job_template
 from ringtune.models.family import TASKS
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize("task", TASKS)
+@cases("task", TASKS)
 def test_template_has_the_settings_of_hift_to_be_uncommented(task: str) -> None:
     """With the method named, and without what the comment says to remove, they are read."""
     text = job_template(task, model="m", train="t", evaluate="e")

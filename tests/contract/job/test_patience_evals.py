@@ -7,6 +7,7 @@ import pytest
 from ringtune.errors import JobError
 from ringtune.job.job import Job, Model, Train
 from ringtune.run_control.continuation import changed_keys, job_digest
+from tests.support.cases import cases
 
 JOB = Job(model=Model(path="m"))
 
@@ -27,7 +28,7 @@ def test_patience_counts_as_a_change_of_the_result() -> None:
     assert job_digest(other) != job_digest(JOB.with_overrides({"train.eval_every": 5}))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("other", "message"),
     [
         ({"train.eval_every": 0}, r"train\.keep_best = true keeps the best .* train\.eval_every = 0 .* set eval_every"),

@@ -26,6 +26,7 @@ from ringtune.run_control.evaluation import (
     spearman,
     table_of,
 )
+from tests.support.cases import cases
 
 
 def rows_of(seed: int, count: int) -> tuple[list[float], list[float]]:
@@ -141,7 +142,7 @@ def test_class_counts_are_none_where_nobody_counted_or_there_are_too_many() -> N
 LABELS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tags", "entities"),
     [
         ("O", set()),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.turns import StartPoint
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2)
@@ -54,7 +53,7 @@ def test_rounds_go_on_where_the_plan_says() -> None:
     assert granted[0].turns[0].first_step == 4
 
 
-@pytest.mark.parametrize(
+@cases(
     ("event", "error"),
     [
         (rd.PlanFailed("CapacityError", "it does not fit"), "CapacityError"),

@@ -11,6 +11,7 @@ from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, eval_rows=3)
@@ -80,7 +81,7 @@ def test_rounds_error_of_the_planner_ends_the_run() -> None:
     assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a"]
 
 
-@pytest.mark.parametrize(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
+@cases(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
 def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -> None:
     """Turns are granted until enough items are ahead, and always one beyond the current."""
     rounds = RunStateMachine(lambda facts: PLAN, items_ahead=items_ahead)
@@ -118,10 +119,7 @@ def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
     assert log[-1] == rd.Finish("", "") and rounds.phase == "done"
 
 
-@pytest.mark.parametrize(
-    "event",
-    [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.RunStopRequested("Ctrl-C")],
-)
+@cases("event", [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.RunStopRequested("Ctrl-C")])
 def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
     """After a failure all nodes are released and later events change nothing."""
     rounds = trained_rounds()
@@ -131,7 +129,7 @@ def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
     assert rounds.handle(rd.TurnReported("a", 0), 2.0) == [] and rounds.handle(event, 2.0) == []
 
 
-@pytest.mark.parametrize("recovery", [None, RecoveryPolicy()])
+@cases("recovery", [None, RecoveryPolicy()])
 def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryPolicy | None) -> None:
     """Nodes keep copies in both runs: without a policy a loss ends the run, and a node that joins changes nothing."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
@@ -149,7 +147,7 @@ def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryP
 
 
 @pytest.mark.promise("6 every wait ends")
-@pytest.mark.parametrize("phase", ["inspecting", "preparing", "training"])
+@cases("phase", ["inspecting", "preparing", "training"])
 def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
     """If a phase makes no progress, the error names the phase or turn and the silent node."""
     rounds = RunStateMachine(lambda facts: PLAN, wait_s=5.0)
@@ -177,7 +175,7 @@ def test_rounds_every_phase_sets_its_deadline() -> None:
     assert found == [[11.0], [12.0], [18.0]]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])
+@cases("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])
 def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> None:
     """Whichever item is reported first, the sums are bit-equal; a repeated report counts once."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, eval_rows=12)
@@ -193,7 +191,7 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
     assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
 
 
-@pytest.mark.parametrize(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
+@cases(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
 def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected: list[tuple[int, float]]) -> None:
     """Stopped between the owners' evaluations, a run logs none: the first owner's rows are not all rows."""
     plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=4, local_iterations=2, eval_rows=2)
@@ -326,7 +324,7 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     assert rounds.handle(rd.Progressed("b"), 501.0) == []
 
 
-@pytest.mark.parametrize(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
+@cases(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
 def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
     """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
     rounds = trained_rounds()

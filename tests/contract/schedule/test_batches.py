@@ -20,6 +20,7 @@ from ringtune.schedule.batches import (
     split_alpha,
     split_rows,
 )
+from tests.support.cases import cases
 
 SEEDS = st.integers(0, 2**31)
 
@@ -76,7 +77,7 @@ def test_split_depends_on_seed_shares_and_rule_only() -> None:
     assert split_rows(12, num_owners=3, share=0, seed=1) != (1, 2, 7, 8)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("num_rows", "num_owners", "share", "message"),
     [
         (10, 2, 2, "share 2 is not in [0, 2)"),
@@ -105,13 +106,13 @@ def test_split_refuses_an_unknown_rule() -> None:
         split_rows(4, num_owners=2, share=0, seed=0, split="random")
 
 
-@pytest.mark.parametrize(("split", "alpha"), [("iid", None), ("dirichlet:0.3", 0.3), ("dirichlet:2", 2.0)])
+@cases(("split", "alpha"), [("iid", None), ("dirichlet:0.3", 0.3), ("dirichlet:2", 2.0)])
 def test_split_alpha_reads_the_concentration(split: str, alpha: float | None) -> None:
     """Two rules of splitting are known."""
     assert split_alpha(split) == alpha
 
 
-@pytest.mark.parametrize(("num_rows", "num_owners"), [(10, 4), (3, 5), (7, 1), (0, 2)])
+@cases(("num_rows", "num_owners"), [(10, 4), (3, 5), (7, 1), (0, 2)])
 def test_even_shares_cover_all_rows_in_order_and_differ_by_one(num_rows: int, num_owners: int) -> None:
     """Ten rows are shared by four as 2, 3, 2 and 3; of three rows two of five owners get none."""
     shares = [even_share(num_rows, num_owners=num_owners, share=index) for index in range(num_owners)]
@@ -283,7 +284,7 @@ def test_normal_has_mean_zero_and_width_one() -> None:
     assert abs(statistics.pstdev(numbers) - 1) < 5 / math.sqrt(8000)
 
 
-@pytest.mark.parametrize("shape", [0.3, 1.0, 4.0])
+@cases("shape", [0.3, 1.0, 4.0])
 def test_gamma_has_the_right_mean_and_variance(shape: float) -> None:
     """Mean and variance of a gamma distribution both equal its shape."""
     stream = RandomStream("gamma", str(shape))

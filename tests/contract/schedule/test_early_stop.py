@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.schedule.turns import NONE_DONE, Evaluations
+from tests.support.cases import cases
 
 LOSSES = st.lists(st.floats(0.0, 3.0) | st.just(math.nan), max_size=12)
 
@@ -59,7 +59,7 @@ def test_early_stop_ends_where_counting_by_hand_does(losses: list[float], patien
     assert found == by_hand
 
 
-@pytest.mark.parametrize("patience", [1, 3])
+@cases("patience", [1, 3])
 def test_early_stop_never_ends_a_run_that_gets_better(patience: int) -> None:
     """However little."""
     assert not any(entry.stops_run(patience) for entry in after([1 - 1e-9 * index for index in range(9)]))

@@ -16,6 +16,7 @@ from ringtune.schedule.stages import hosts_of_lane, lane_of, lanes, num_assigned
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.replicas import CopyComparison, CopyDigest, compared_at
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 
@@ -63,7 +64,7 @@ def test_plan_with_replicas_reads_back() -> None:
     assert other.digest != plan.digest
 
 
-@pytest.mark.parametrize(
+@cases(
     ("pieces", "said"),
     [
         (slices(("a", 0, 2, 1), ("b", 1, 4, 1)), "overlap before block 1 of node b"),
@@ -82,7 +83,7 @@ def test_stages_that_are_none_are_refused(pieces: tuple[Slice, ...], said: str) 
         plan_of(pieces)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "said"),
     [
         ({"method": Hift()}, "hift trains all parameters"),

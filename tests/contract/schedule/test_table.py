@@ -10,6 +10,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Scope, format_action, ops, parse_action
 from ringtune.schedule.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import turn_sequence
+from tests.support.cases import cases
 from tests.support.plans import make_plan, random_plan
 from tests.support.validate import validate_table
 
@@ -87,7 +88,7 @@ def test_table_of_pipeadapter_is_one_forward_one_backward() -> None:
     assert format_table(build_table(THREE_STEPS, turns), THREE_STEPS.course.num_blocks) == THREE_STEPS_TABLE
 
 
-@pytest.mark.parametrize("seed", range(50))
+@cases("seed", range(50))
 def test_table_parses_back_to_itself(seed: int) -> None:
     """Whatever is printed is read back action by action."""
     plan = random_plan(random.Random(seed))
@@ -95,16 +96,14 @@ def test_table_parses_back_to_itself(seed: int) -> None:
     assert parse_table(format_table(table, plan.course.num_blocks), plan.course.num_blocks) == table
 
 
-@pytest.mark.parametrize(
-    "text", ["E1", "f1.0", "f1.0[2,1", "x1.0", "U1", ">h1.0@b", "<t@a", "H1.0[0,1)", "", ">h1.0#2@B!"]
-)
+@cases("text", ["E1", "f1.0", "f1.0[2,1", "x1.0", "U1", ">h1.0@b", "<t@a", "H1.0[0,1)", "", ">h1.0#2@B!"])
 def test_table_word_that_is_no_action_is_refused(text: str) -> None:
     """A cell that is not an action is named in the error."""
     with pytest.raises(PlanError, match="is not an action"):
         parse_action(text, 4)
 
 
-@pytest.mark.parametrize(
+@cases(
     "word",
     [
         "S3.1[2,4)",
@@ -201,14 +200,13 @@ def test_table_validator_refuses_a_stale_forward() -> None:
         validate_table(plan, turn_sequence(plan.course), table)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("moved", "before", "message"),
     [
         ("<h1.0#0@b F1.0[0,2) >h1.0#2@b", "<h2.0#0@b", "block 0 has version 1, step 1 must see 0"),
         ("U0[0,2)", "<g1.0#2@b", "block 0 has version 0, step 2 must see 1"),
         ("<g1.0#2@b B1.0[0,2)", "U0[0,2)", "backward before the update of the item before"),
     ],
-    ids=["too-fresh", "too-stale", "two-items-gradients"],
 )
 def test_table_validator_refuses_what_breaks_pipeadapters_rule(moved: str, before: str, message: str) -> None:
     """A forward sees neither more nor fewer updates than the rule says, and gradients of two items never mix."""

@@ -37,6 +37,7 @@ from ringtune.schedule.turns import (
     turn_sequence,
 )
 from ringtune.schedule.versions import depth
+from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.unfreezing import unfreezing_after
@@ -141,8 +142,8 @@ def losses_of(course: Course, first: Sequence[float], fall: Callable[[int, int],
     return found
 
 
-@pytest.mark.parametrize("first", [(1.0, 0.5, 0.5), (0.5, 1.0, 1.0)])
-@pytest.mark.parametrize("fall", [lambda turn, _: 0.97**turn, lambda _, own: 0.97**own], ids=["of_all", "of_its_own"])
+@cases("first", [(1.0, 0.5, 0.5), (0.5, 1.0, 1.0)])
+@cases("fall", [lambda turn, _: 0.97**turn, lambda _, own: 0.97**own])
 def test_unfreezing_by_rows_is_not_fooled_by_who_had_the_last_turns(
     first: tuple[float, ...], fall: Callable[[int, int], float]
 ) -> None:
@@ -229,7 +230,7 @@ def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[floa
             known.check(plan.course, min(plan.course.num_steps, step + plan.course.local_iterations))
 
 
-@pytest.mark.parametrize(
+@cases(
     "known",
     [
         NOTHING_KNOWN,
@@ -354,8 +355,8 @@ def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:
     assert turn_counts([1, 2], 3 * 10**12) == [10**12, 2 * 10**12]
 
 
-@pytest.mark.parametrize("turns", ["equal", "rows"])
-@pytest.mark.parametrize("seed", range(20))
+@cases("turns", ["equal", "rows"])
+@cases("seed", range(20))
 def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int, turns: str) -> None:
     """From each step at which a train turn begins, the rest is that of the whole run; the head is where it was."""
     plan = changed(random_plan(random.Random(seed)), turns=turns)
@@ -367,7 +368,7 @@ def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int,
         assert list(map(_facts, rest)) == list(map(_facts, whole[at:]))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(60))
 def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""
     plan = random_plan(random.Random(seed))
@@ -413,7 +414,7 @@ def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "backward", "update"),
     [
         (StepKind.TRAIN, True, True),
@@ -433,7 +434,7 @@ def _walked(course: Course, start: StartPoint) -> set[tuple[str, str]]:
     return {(before, after) for before, after in itertools.pairwise(owners) if before != after}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(40))
 def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
     """For any owners, evaluation rows, start and holder: none is missing, and without evaluations none is too many."""
     rng = random.Random(seed)
@@ -493,7 +494,7 @@ def test_boundaries_table_of_the_docstring() -> None:
     assert found == [[20, 40, 60], [30, 50, 60], [0, 20, 40, 50]]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("choice", "tables", "scores"),
     [
         (None, [], []),
@@ -555,9 +556,9 @@ def test_turns_with_scores_follow_the_head() -> None:
     assert turns(StartPoint(step=4, holder="a")) == whole[6:]
 
 
-@pytest.mark.parametrize("eval_rows", [0, 3])
-@pytest.mark.parametrize("eval_every", [0, 2, 5])
-@pytest.mark.parametrize("refresh_steps", [0, 2, 5])
+@cases("eval_rows", [0, 3])
+@cases("eval_every", [0, 2, 5])
+@cases("refresh_steps", [0, 2, 5])
 def test_hand_overs_know_the_way_of_the_head_through_scores(
     eval_rows: int, eval_every: int, refresh_steps: int
 ) -> None:
@@ -597,7 +598,7 @@ def counted(plan: Plan) -> dict[str, Counter[int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(80))
+@cases("seed", range(80))
 def test_row_use_is_what_all_turns_together_use(seed: int) -> None:
     """For any plan: steps, rows that are used at all, the least and the most used row."""
     rng = random.Random(seed)

@@ -22,6 +22,7 @@ from ringtune.schedule.versions import (
     unfreezing_steps,
     weight_version,
 )
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan, random_plan, train_items
 
 AB = [("a", 0, 2), ("b", 2, 4)]
@@ -57,7 +58,7 @@ def test_depth_before_the_first_step_is_nothing() -> None:
     assert [depth(make_plan(AB, ["a"], **form).course, -1) for form in forms] == [0, 0, 0]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", ["all", "single", "pipeadapter"])
+@cases("method", ["all", "single", "pipeadapter"])
 def test_depth_of_the_other_methods_has_nothing_to_unfreeze(method: str) -> None:
     """Everything trains from step 0 and the run has nothing to decide."""
     course = make_plan([("a", 0, 4)], ["a"], method=method).course
@@ -72,7 +73,7 @@ def test_unfreezing_steps_are_those_within_the_run() -> None:
     assert unfreezing_steps(make_plan([("a", 2, 4)], ["a"], private_blocks=2, every_steps=1).course) == (1,)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_every_steps_is_the_same_schedule_as_its_steps(seed: int) -> None:
     """The first form is a short way to write the second one."""
     plan = random_plan(random.Random(seed))
@@ -96,7 +97,7 @@ def test_depth_stops_above_private_blocks() -> None:
     assert depth(make_plan(slices, ["a"], method="all", private_blocks=1).course, 0) == 3
 
 
-@pytest.mark.parametrize("method", ["all", "single"])
+@cases("method", ["all", "single"])
 def test_depth_of_the_other_methods_is_everything(method: str) -> None:
     """Without unfreezing every block trains from step 0."""
     plan = make_plan([("a", 0, 4)], ["a"], method=method)
@@ -170,7 +171,7 @@ def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoin
 
 
 @pytest.mark.promise("2 right version")
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(40))
 def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:
     """Without staleness nothing waits for a later forward, and at most one item is in flight."""
     plan = random_plan(random.Random(seed))
@@ -183,7 +184,7 @@ def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None
             assert (in_flight(plan.course, block), awaited_forward(plan.course, block, item)) == (1, item.step)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(60))
 def test_weight_version_is_the_number_of_past_updates(seed: int) -> None:
     """For any plan the closed form equals counting the updates that the lowering hands out."""
     plan = random_plan(random.Random(seed))
@@ -198,7 +199,7 @@ def test_weight_version_is_the_number_of_past_updates(seed: int) -> None:
                         counted[block] += 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "units"),
     [
         (StepKind.TRAIN, [3, 4]),

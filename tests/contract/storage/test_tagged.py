@@ -10,6 +10,7 @@ import pytest
 
 from ringtune.errors import DataError
 from ringtune.storage.tables import RowAccount, TaggedWords, tagged_rows
+from tests.support.cases import cases
 
 
 def texts(path: Path, content: str, *, tags: str = "tags") -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -47,7 +48,7 @@ def test_tagged_rows_without_tags_are_read_where_none_are_asked_for(tmp_path: Pa
     assert row.record == (1, {"words": ["a"], "tags": ["O"]}) and row.tags == ()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "message"),
     [
         (
@@ -75,7 +76,7 @@ def test_tagged_rows_refuse_a_row_by_its_line(tmp_path: Path, row: dict[str, Any
     assert "rows.jsonl, line 2" in str(caught.value) and message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "content", "message"),
     [
         (

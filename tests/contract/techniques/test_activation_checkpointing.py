@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringtune.schedule.saved_activations import Velora, merged, within
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_checkpointing import SlicePolicy
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 PLAN = changed(
@@ -16,7 +15,7 @@ PLAN = changed(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("start", "stop", "name", "text"),
     [
         (0, 2, "both", "blocks [1, 2) run again, VeLoRA in blocks [0, 2)"),

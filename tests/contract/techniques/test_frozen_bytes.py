@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
-
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.schedule.course import FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES, frozen_bytes, widened_bytes
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
@@ -28,13 +27,13 @@ MATRICES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("frozen", "wanted"), [(None, 4_200), (BF16, 2 * 1_000 + 200), (INT8, 1_000 + 4 * 10 + 200)])
+@cases(("frozen", "wanted"), [(None, 4_200), (BF16, 2 * 1_000 + 200), (INT8, 1_000 + 4 * 10 + 200)])
 def test_frozen_bytes_are_those_of_small_matrices_and_whole_vectors(frozen: FrozenWeights | None, wanted: int) -> None:
     """1,000 numbers in 10 rows, and 50 numbers in vectors, which stay as they are."""
     assert frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen) == wanted
 
 
-@pytest.mark.parametrize(
+@cases(
     ("frozen", "wanted"),
     [
         (None, 0),
@@ -54,7 +53,7 @@ def test_frozen_weights_of_a_huge_matrix_are_widened_in_parts() -> None:
     assert widened_bytes(32_000 * 2_048, item_bytes=4, frozen=BF16) == MAX_WIDENED_BYTES
 
 
-@pytest.mark.parametrize("is_owner", [False, True])
+@cases("is_owner", [False, True])
 def test_frozen_weights_are_terms_of_a_node(is_owner: bool) -> None:
     """Blocks, the owner's embedding, and one room to widen in; an owner with a decoder widens that too."""
     facts = node(PLAN, "a")

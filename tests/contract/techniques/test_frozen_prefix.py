@@ -14,6 +14,7 @@ from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import trained, weight_version
 from ringtune.techniques.activation_cache import boundary_to_keep, entry_bytes, frozen_prefix, hosts_at, max_kept_bytes
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan, random_operations, random_plan
 
 AB = [("a", 0, 2), ("b", 2, 4)]
@@ -40,7 +41,7 @@ def test_frozen_prefix_is_what_no_unit_below_was_trained_before_or_now() -> None
             assert frozen_prefix(course, kind, step) == min(below, course.num_blocks - 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("prefixes", "boundary"),
     [
         ([5], 0),  # it does not come again
@@ -149,7 +150,7 @@ def test_table_of_a_batch_that_is_kept_or_read() -> None:
     assert [word for _, word in words if word != "."][:3] == ["R0.0[3,4)", "F0.0[3,4)", ">h0.0#4@a"]
 
 
-@pytest.mark.parametrize("passage", [Passage(enters=4), Passage(keeps=4), Passage(enters=2, keeps=3)])
+@cases("passage", [Passage(enters=4), Passage(keeps=4), Passage(enters=2, keeps=3)])
 def test_passage_that_no_coordinator_decides_is_refused(passage: Passage) -> None:
     """A batch can't enter above a block that trains, nor be kept where it does not pass."""
     with pytest.raises(PlanError, match=f"enters at block {passage.enters} and is kept at block {passage.keeps}"):

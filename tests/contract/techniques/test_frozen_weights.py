@@ -8,6 +8,7 @@ from ringtune.errors import JobError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.course import FrozenWeights
 from ringtune.techniques.frozen_weights import frozen_choices
+from tests.support.cases import cases
 
 BF16, INT8 = FrozenWeights(dtype="bfloat16"), FrozenWeights(dtype="int8")
 CHOSEN = '[operations]\npolicy = "{policy}"\nfull = 2\n{more}\n'
@@ -23,9 +24,8 @@ def choices(one: Job, *, is_native: bool = False) -> tuple[FrozenWeights | None,
     return frozen_choices(one, is_native=is_native)
 
 
-@pytest.mark.parametrize(
-    ("frozen", "wanted"),
-    [("float32", (None,)), ("bfloat16", (BF16,)), ("int8", (INT8,)), ("auto", (None, BF16, INT8))],
+@cases(
+    ("frozen", "wanted"), [("float32", (None,)), ("bfloat16", (BF16,)), ("int8", (INT8,)), ("auto", (None, BF16, INT8))]
 )
 def test_frozen_choices_are_the_given_one_or_from_exact_to_small(
     frozen: str, wanted: tuple[FrozenWeights | None, ...]
@@ -57,7 +57,7 @@ def test_frozen_weights_are_none_where_all_weights_train() -> None:
     assert choices(job('[train]\nmethod = "hift"', frozen="auto")) == (None,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("policy", "more", "score"),
     [
         ("two-stage", "forward_only = 1", "fisher"),
@@ -76,7 +76,7 @@ def test_frozen_weights_without_gradients_are_refused_where_scores_need_them(
     assert choices(job(text, frozen="auto")) == (None,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("policy", "more"),
     [
         ("two-stage", ""),

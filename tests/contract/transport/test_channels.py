@@ -20,6 +20,7 @@ from ringtune.transport.channels import Server, Workers, defer_accept, open_chan
 from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS, WINDOW_BYTES
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.cases import cases
 from tests.support.processes import source_environment
 
 WAIT_S = 30.0
@@ -218,7 +219,7 @@ def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> 
 
 
 @pytest.mark.promise("7 bounded memory")
-@pytest.mark.parametrize("window_bytes", [WINDOW_BYTES, 1 << 20])
+@cases("window_bytes", [WINDOW_BYTES, 1 << 20])
 def test_connections_hold_no_more_unread_than_their_window(window_bytes: int) -> None:
     """Of a stream that is fast and is read no more, and what is on its way; a caller's own window counts first."""
     sent: list[int] = []

@@ -34,6 +34,7 @@ from ringtune.transport.parties import (
     user_trust,
 )
 from ringtune.v1 import control_pb2, ring_pb2, trust_pb2, weights_pb2
+from tests.support.cases import cases
 
 WITHOUT_CERTIFICATE = "Joining"
 USER = Party("submitter", "alice")
@@ -65,7 +66,7 @@ def test_permissions_name_fields_that_requests_have() -> None:
             assert ("node" in request.fields_by_name) == (permission.sender == "node"), call
 
 
-@pytest.mark.parametrize("call", sorted(calls()))
+@cases("call", sorted(calls()))
 def test_permissions_of_agents_are_the_coordinators_alone(call: str) -> None:
     """Nobody else may grant, prepare, collect, measure or release; between nodes there are nodes only."""
     service = call.split("/")[1].removeprefix("ringtune.v1.")
@@ -118,7 +119,7 @@ def test_parties_share_no_server_name(first: tuple[Role, str], second: tuple[Rol
     assert ANY_MEMBER not in (one.server_name, other.server_name)
 
 
-@pytest.mark.parametrize(
+@cases(
     "names",
     [
         [],
@@ -195,7 +196,7 @@ def test_tokens_are_read_as_they_were_written(name: str, port: int) -> None:
     assert parse_token(f" {token}\n") == token
 
 
-@pytest.mark.parametrize(
+@cases(
     "damage",
     [
         lambda text: text[:-1],
