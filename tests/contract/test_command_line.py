@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from ringtune import cli, options
 from ringtune.errors import UsageError
 from tests.contract.test_hints import commands
-from tests.contract.test_structure import ROOT
 from tests.support.cases import cases
+from tests.support.sources import ROOT
 
 LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")

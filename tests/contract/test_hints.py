@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 import shlex
@@ -15,18 +14,16 @@ from typer.testing import CliRunner
 
 from coordinator.cli import train
 from coordinator.screen.progress import join_lines, listening_line, reachable_address
-from ringtune import __version__, cli
+from ringtune import cli
 from ringtune.errors import JobError
-from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
+from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.transport.speaker import speaking_as
-from tests.contract.test_structure import ROOT, modules
 from tests.contract.transport.test_tls import COORDINATOR_ITSELF
 from tests.support.cases import cases
+from tests.support.sources import ROOT
 
-QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
-OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--revision", "--turns"}  # of pip and hf, and an arrow of a drawing
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "deploy/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
@@ -51,23 +48,6 @@ def parse(line: str) -> None:
         commands()[name].make_context(name, words[depth:])
 
 
-def texts(tree: ast.AST) -> Iterator[str]:
-    """Every text of a file; what is put into one stands there as X."""
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
-            yield node.value
-
-
-@functools.cache
-def all_texts() -> tuple[tuple[str, str], ...]:
-    """(module, text) of all production code."""
-    found = ((name, ast.parse(path.read_text(encoding="utf-8"))) for name, path in modules().items())
-    return tuple((name, text) for name, tree in found for text in texts(tree))
-
-
 def lines_of_pages() -> Iterator[tuple[str, str]]:
     """(page, command line) of every example in the documentation."""
     for page in PAGES:
@@ -84,42 +64,6 @@ def spans_of_pages() -> Iterator[tuple[str, str]]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for span in re.findall(r"`(ringtune\s[a-z][^`]*)`", text):
             yield page.relative_to(ROOT).as_posix(), " ".join(span.split())
-
-
-def test_hints_quoted_in_messages_are_commands() -> None:
-    """What stands in quotes is a command by its name, or a line that can be typed."""
-    found = [(name, quoted) for name, text in all_texts() for quoted in QUOTED.findall(text)]
-    assert len(found) > 10
-    wrong = []
-    for name, line in found:
-        try:
-            assert line.split()[1] in commands()
-            if len(line.split()) > 2:
-                parse(line)
-        except Exception as error:
-            wrong.append((name, line, repr(error)))
-    assert wrong == []
-
-
-def test_hints_name_options_that_there_are() -> None:
-    """No message and no docstring advises an option that no command has."""
-    known = {option for command in commands().values() for parameter in command.params for option in parameter.opts}
-    known |= {
-        option for command in commands().values() for parameter in command.params for option in parameter.secondary_opts
-    }
-    known |= {"--help", "--version", "--verbose"} | OTHERS
-    sentences = [(name, text) for name, text in all_texts() if " " in text]
-    assert {
-        (name, option) for name, text in sentences for option in OPTION.findall(text) if option not in known
-    } == set()
-
-
-def test_hints_install_nothing_that_no_index_has() -> None:
-    """RingTune is in no package index: a message names a checkout, the file of the wheel, or another package."""
-    assert [entry for entry in all_texts() if re.search(r"pip install '?ringtune\b(?!-)", entry[1])] == []
-    assert f"ringtune-{__version__}-py3-none-any.whl" == WHEEL
-    for extra in ("node", "sweeps", "plots", "web", "tensorboard"):
-        assert f"[{extra}]" in hint_to_install(extra)
 
 
 @cases(("page", "line"), list(lines_of_pages()))

@@ -15,9 +15,9 @@ import pytest
 
 import ringtune
 from ringtune.errors import RingTuneError
-from tests.contract.test_structure import ROOT
 from tests.support.cases import cases
 from tests.support.processes import source_environment
+from tests.support.sources import ROOT
 
 STUB = ROOT / "proto/ringtune/__init__.pyi"
 LOADS = """

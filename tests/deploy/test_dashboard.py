@@ -7,8 +7,8 @@ import re
 
 from coordinator.web.metrics import MetricsCollector
 from coordinator.web.streams import MemberStatus, PageData, Streams
-from tests.contract.test_structure import ROOT
 from tests.support.page_runs import metrics, trained
+from tests.support.sources import ROOT
 
 
 def test_dashboard_names_figures_that_a_coordinator_has() -> None:

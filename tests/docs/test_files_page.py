@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.contract.test_structure import ROOT
+from tests.support.sources import ROOT
 
 
 def test_page_names_every_kind_of_line() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.contract.test_glossary import definitions, exists
-from tests.contract.test_structure import ROOT
 from tests.support.cases import cases
+from tests.support.sources import ROOT
 
 BUILT = ROOT / "docs/how/built.md"
 PAGES = [BUILT, *sorted((ROOT / "docs/decisions").glob("*.md"))]

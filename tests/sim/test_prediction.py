@@ -33,7 +33,7 @@ from tests.support.moves import moving, moving_at_random
 from tests.support.plans import changed, make_plan, random_operations, random_plan, two_nodes
 from tests.support.profiles import TIMES, all_pairs, part, profile_of, random_profile
 
-SEEDS = range(25)
+SEEDS = range(10)
 
 
 def drawn_plan(rng: random.Random) -> Plan:
@@ -185,7 +185,7 @@ def saving(plan: Plan, rng: random.Random) -> Plan:
     return changed(plan, recompute=again, velora=velora)
 
 
-@cases("seed", range(10))
+@cases("seed", range(3))
 def test_prediction_repeats_itself(seed: int) -> None:
     """The same question has the same answer in every digit."""
     assert drawn(seed, keep_spans=True) == drawn(seed, keep_spans=True)
@@ -341,7 +341,7 @@ def test_prediction_of_a_resumed_run_has_the_steps_that_are_left() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_prediction_is_no_faster_with_a_slower_node(seed: int) -> None:
     """Everything trains and one micro-batch is at one place: more seconds anywhere are never fewer in the end."""
     rng = random.Random(seed)
@@ -564,7 +564,7 @@ def test_a_faster_node_computes_parts_faster_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_prediction_replays_a_run_exactly(seed: int) -> None:
     """With the spans of a run in which every action took another time, the replay ends at its very end."""
     rng = random.Random(seed)
@@ -591,7 +591,7 @@ def pools(plan: Plan, rng: random.Random) -> list[tuple[str, Action, float]]:
     ]
 
 
-@cases("seed", range(8))
+@cases("seed", range(3))
 def test_prediction_replays_what_messages_took_from_computing_once(seed: int) -> None:
     """On nodes of one core messages slow actions down; recorded actions have that in them, so it is not added again."""
     rng = random.Random(seed)

@@ -327,7 +327,7 @@ def _bound(plan: Plan, leg: Leg) -> int:
     return in_flight(plan.course, leg.start - 1) * len(plan.course.microbatch_sizes())
 
 
-@cases("seed", range(200))
+@cases("seed", range(60))
 def test_memory_of_any_plan_is_what_its_lowering_shows(seed: int) -> None:
     """Every part of every node, where no operation table lets anything be passed by."""
     rng = random.Random(seed)

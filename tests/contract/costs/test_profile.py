@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
@@ -79,6 +79,7 @@ COUNT = st.integers(0, 2**50)
 SECONDS = st.floats(0, 1e6)
 
 
+@settings(max_examples=20)
 @given(
     facts=st.builds(
         NodeFacts,

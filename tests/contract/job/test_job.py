@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.config.optimizers import OPTIMIZERS
@@ -245,6 +245,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(train=train, unfreeze=draw(UNFREEZINGS) if train.method == "ringada" else None, **sections)
 
 
+@settings(max_examples=40)
 @given(job=jobs())
 def test_job_survives_toml(job: Job) -> None:
     """Whatever the job, reading its resolved form gives an equal job."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import PlanError
@@ -182,6 +182,7 @@ def test_unfreezing_stops_at_private_blocks_and_at_the_end() -> None:
     assert unfreezing_after(auto_plan(num_steps=41).course, [1.0] * 5).unfreeze_at == (40,)
 
 
+@settings(max_examples=40)
 @given(PLANS, LOSSES, LOSSES)
 def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float], more: list[float]) -> None:
     """Later losses change no earlier decision, and each one holds two turns after the last loss that it rests on."""
@@ -196,6 +197,7 @@ def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float
     plan.decided(after.unfreeze_at)
 
 
+@settings(max_examples=40)
 @given(PLANS, LOSSES)
 def test_unfreezing_is_never_sooner_than_without_any_improvement(plan: Plan, losses: list[float]) -> None:
     """The plan that memory is checked for is the deepest at every step, and a constant loss gives it exactly.
@@ -218,6 +220,7 @@ def test_unfrozen_soonest_of_a_settled_plan_is_itself() -> None:
     assert ignored.soonest() is ignored
 
 
+@settings(max_examples=40)
 @given(PLANS, LOSSES)
 def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[float]) -> None:
     """What a checkpoint keeps is accepted at its own step alone."""
@@ -254,6 +257,7 @@ def test_unfreezing_is_not_asked_for_where_the_plan_settles_it() -> None:
         Unfreezing(num_turns=2, recent=(1.0,)).check(plan.course, 4)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 60))
 def test_latest_owners_are_those_of_the_order(rows: list[int], num_turns: int) -> None:
     """Without walking through the turns, in the order of the last one of each."""
@@ -338,6 +342,7 @@ def test_turns_by_rows_are_this_table() -> None:
     assert turns[-1].num_items == 1
 
 
+@settings(max_examples=40)
 @given(rows=st.lists(st.integers(1, 1000), min_size=1, max_size=6), num_turns=st.integers(0, 300))
 def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: int) -> None:
     """At any time an owner has had its share of the turns, give or take about one; counted at once or one by one."""
@@ -356,7 +361,7 @@ def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:
 
 
 @cases("turns", ["equal", "rows"])
-@cases("seed", range(20))
+@cases("seed", range(10))
 def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int, turns: str) -> None:
     """From each step at which a train turn begins, the rest is that of the whole run; the head is where it was."""
     plan = changed(random_plan(random.Random(seed)), turns=turns)
@@ -368,7 +373,7 @@ def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int,
         assert list(map(_facts, rest)) == list(map(_facts, whole[at:]))
 
 
-@cases("seed", range(60))
+@cases("seed", range(25))
 def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""
     plan = random_plan(random.Random(seed))
@@ -434,7 +439,7 @@ def _walked(course: Course, start: StartPoint) -> set[tuple[str, str]]:
     return {(before, after) for before, after in itertools.pairwise(owners) if before != after}
 
 
-@cases("seed", range(40))
+@cases("seed", range(20))
 def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
     """For any owners, evaluation rows, start and holder: none is missing, and without evaluations none is too many."""
     rng = random.Random(seed)
@@ -598,7 +603,7 @@ def counted(plan: Plan) -> dict[str, Counter[int]]:
     return found
 
 
-@cases("seed", range(80))
+@cases("seed", range(30))
 def test_row_use_is_what_all_turns_together_use(seed: int) -> None:
     """For any plan: steps, rows that are used at all, the least and the most used row."""
     rng = random.Random(seed)

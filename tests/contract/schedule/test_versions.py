@@ -73,7 +73,7 @@ def test_unfreezing_steps_are_those_within_the_run() -> None:
     assert unfreezing_steps(make_plan([("a", 2, 4)], ["a"], private_blocks=2, every_steps=1).course) == (1,)
 
 
-@cases("seed", range(20))
+@cases("seed", range(10))
 def test_every_steps_is_the_same_schedule_as_its_steps(seed: int) -> None:
     """The first form is a short way to write the second one."""
     plan = random_plan(random.Random(seed))
@@ -171,7 +171,7 @@ def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoin
 
 
 @pytest.mark.promise("2 right version")
-@cases("seed", range(40))
+@cases("seed", range(20))
 def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:
     """Without staleness nothing waits for a later forward, and at most one item is in flight."""
     plan = random_plan(random.Random(seed))
@@ -184,7 +184,7 @@ def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None
             assert (in_flight(plan.course, block), awaited_forward(plan.course, block, item)) == (1, item.step)
 
 
-@cases("seed", range(60))
+@cases("seed", range(25))
 def test_weight_version_is_the_number_of_past_updates(seed: int) -> None:
     """For any plan the closed form equals counting the updates that the lowering hands out."""
     plan = random_plan(random.Random(seed))

@@ -74,7 +74,7 @@ READERS: dict[str, tuple[Any, Callable[[Any], object]]] = {
 
 
 @cases("name", READERS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_hostile_values_are_an_error_of_ours_or_harmless(name: str, data: st.DataObject) -> None:
     """What passes can be written again; what does not says so in a short and printable text."""

@@ -264,8 +264,8 @@ def test_expected_table_as_drawn() -> None:
     assert table.batches[1].rows == ("321211", "131321", "112131", "113112", "211113")
 
 
-@cases("microbatches", [2, 3, 4, 5, 8, 10, 20])
-@cases("subnets", [1, 2, 3, 5, 6, 12])
+@cases("microbatches", [2, 3, 5, 8])
+@cases("subnets", [1, 3, 6, 12])
 def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> None:
     """Each subnet has its counts; all micro-batches have nearly as many full subnets; none passes all blocks by."""
     for full in range(1, microbatches + 1):

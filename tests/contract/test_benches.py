@@ -1,23 +1,29 @@
-"""What the benchmarks call their figures, and when they fail; nothing is measured here."""
+"""The benchmarks: each explains itself and names what it missed, and what it compares is alike; nothing is measured."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
+from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
-from tests.bench import auto_activations, memory_boards, paper_table, predictions, ring, sim, stages_table
+from ringtune.transport.channels import open_channel
+from tests.bench import channel, cola_accuracy, d2ft_accuracy, memory_accuracy, paper_table, ring, sim, stages_table
+from tests.bench.outcomes import ROWS, UNHARMED
+from tests.support.board_ring import COORDINATOR, NAMES
 from tests.support.cases import cases
-from tests.support.plans import make_plan
-from tests.support.profiles import node, profile_of
+from tests.support.outcomes import Outcome, Row, problems_of
+from tests.support.profiles import node
+from tests.support.strikes import STRIKES
 
 BENCHES = sorted(
     f"tests.bench.{path.stem}"
@@ -36,6 +42,19 @@ def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsy
         module.main()
     assert ended.value.code == 0
     assert "usage:" in capsys.readouterr().out
+
+
+def test_jobs_of_the_accuracy_benches_are_taken() -> None:
+    """Every kind of training, policy and pair is one that a job may have; no name of a run stands for two."""
+    job, runs = Job(model=Model(path="m")), d2ft_accuracy.all_runs([0])
+    for kind in cola_accuracy.KINDS.values():
+        job.with_overrides({"adapter.config": kind.adapter})
+    for name, each in memory_accuracy.KINDS.items():
+        assert (job.with_overrides(each.keys).memory.activations == "velora") == ("velora" in name)
+    for run in runs:
+        found = job.with_overrides({"train.microbatches": 5, **run.operations})
+        assert found.operations.is_chosen == (run.label != "standard"), run.name
+    assert len({run.name for run in runs}) == len(runs)
 
 
 # ---- what is compared with what --------------------------------------------------------------------
@@ -152,100 +171,90 @@ def test_simulation_bench_without_a_testbed_ends_with_1(monkeypatch: pytest.Monk
     assert {found[key] for key in timed} == {"not measured: no root"}
 
 
-def memory_figures(**changes: object) -> Figures:
-    """One model's four runs, as they have to be."""
-    good: Figures = {
-        "free": {"exit_code": 0, "boards": {"board-0": {"error": 0.10}}},
-        "limited": {"exit_code": 0, "kills": 0},
-        "refused": {"exit_code": 6, "kills": 0},
-        "found": {"exit_code": 6, "kills": 0},
-    }
-    return {"models": {"minilm": {**good, **changes}}}
+# ---- faults ----------------------------------------------------------------------------------------
+
+UNHARMED_RUN = {
+    "code": 0,
+    "message": "",
+    "detection_s": None,
+    "recovery_s": None,
+    "steps_lost": 0,
+    "steps_repeated": 0,
+    "difference": 0.0,
+}
+LOST_RUN = UNHARMED_RUN | {"detection_s": 5.5, "recovery_s": 7.0}
+ENDED_RUN = UNHARMED_RUN | {"code": 9, "message": "node c did not save step 8", "detection_s": 1.0}
+
+
+def row(outcome: Outcome, **changes: object) -> Row:
+    """A row of the matrix."""
+    values = {"name": "F0", "strike": "stopped", "victim": "c", "seconds": 1.0, "outcome": outcome, "code": 0}
+    return Row(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_rows_name_what_there_is() -> None:
+    """Every strike and victim exists, no row is there twice, and what ends a run has its exit code and words."""
+    assert len({each.title for each in ROWS}) == len(ROWS)
+    for each in ROWS:
+        assert each.strike in STRIKES and each.victim in (*NAMES, COORDINATOR)
+        assert (each.outcome is Outcome.RESUMED) == bool(each.code and each.says), each.title
 
 
 @cases(
-    ("changes", "word"),
+    ("stated", "found", "is_resumed", "problem"),
     [
-        ({"free": {"exit_code": 0, "boards": {"board-0": {"error": -0.11}}}}, "board-0"),
-        ({"limited": {"exit_code": 0, "kills": 1}}, "limited"),
-        ({"limited": {"exit_code": 4, "kills": 0}}, "limited"),
-        ({"refused": {"exit_code": 0, "kills": 0}}, "refused"),
-        ({"found": {"exit_code": 0, "kills": 0}}, "found"),
-        ({"free": {"exit_code": 4}}, "free"),
+        (row(UNHARMED), UNHARMED_RUN, False, ""),
+        (row(UNHARMED), LOST_RUN, False, "not unharmed"),
+        (row(UNHARMED), UNHARMED_RUN | {"difference": 1e-6}, False, "weights differ by 1e-06"),
+        (row(UNHARMED), UNHARMED_RUN | {"steps_lost": 2}, False, "2 steps are missing"),
+        (row(Outcome.WITHOUT, detected_s=8.0), LOST_RUN, False, ""),
+        (row(Outcome.WITHOUT, detected_s=5.0), LOST_RUN, False, "detected after 5.5 s, not within 5 s"),
+        (row(Outcome.WITHOUT), UNHARMED_RUN, False, "did not go on without it"),
+        (row(Outcome.WITHOUT), LOST_RUN, True, "did not go on without it"),
+        (row(Outcome.RESUMED, code=9, says="node c"), ENDED_RUN, True, ""),
+        (row(Outcome.RESUMED, code=9, says="node d"), ENDED_RUN, True, "did not end with 9 and 'node d'"),
+        (row(Outcome.RESUMED, code=4, says="node c"), ENDED_RUN, True, "did not end with 4"),
+        (row(Outcome.RESUMED, code=9, says="node c"), LOST_RUN, False, "did not end with 9"),
     ],
 )
-def test_memory_bench_names_what_is_missed(changes: Figures, word: str) -> None:
-    """A board that is off, a board that died, a run that was not refused."""
-    assert memory_boards.missed(memory_figures()) == []
-    assert word in " ".join(memory_boards.missed(memory_figures(**changes)))
+def test_judgement_says_what_is_not_as_stated(
+    stated: Row, found: dict[str, object], is_resumed: bool, problem: str
+) -> None:
+    """One line, which begins with what is wrong; none where all is as stated."""
+    problems = problems_of(stated, found, is_resumed=is_resumed)
+    assert len(problems) == bool(problem)
+    assert all(line.startswith(problem) for line in problems)
 
 
-@pytest.fixture
-def row() -> Callable[..., predictions.Row]:
-    """One run and its prediction, 4 % too short."""
+# ---- the ring's channel ----------------------------------------------------------------------------
 
-    def make(**changes: Any) -> predictions.Row:
-        values = {"ring": "slow", "method": "ringada", "basis": "own", "steps": 10, "measured_s": 100.0}
-        return predictions.Row(**{**values, "predicted_s": 96.0, **changes})
-
-    return make
+TOKENS, WIDTH = 4, 8
 
 
-def test_predictions_bench_judges_median_and_worst_of_each_basis(row: Callable[..., predictions.Row]) -> None:
-    """Rows of the profile from before the change are shown only; a run that is too short is a miss."""
-    good = [row(), row(), row(predicted_s=109.0), row(basis="old", predicted_s=50.0), row(basis="measure")]
-    assert predictions.misses(good, min_s=60.0) == []
-    assert "median" in " ".join(predictions.misses([*good, row(predicted_s=107.0), row(predicted_s=107.0)], min_s=60))
-    assert "worst" in " ".join(predictions.misses([*good, row(basis="measure", predicted_s=89.0)], min_s=60.0))
-    assert "took only 59" in " ".join(predictions.misses([row(measured_s=59.0, predicted_s=59.0)], min_s=60.0))
+def test_channel_receiver_takes_the_frames_of_its_plan() -> None:
+    """Whole batches of the plan's rows pass the checks of a real node, and the bare stream counts its bytes."""
+    plan = channel.bench_plan("float32", TOKENS, WIDTH)
+    rows = plan.course.batch_size
+    hidden = [torch.randn(rows, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    with channel.serving(plan) as address:
+        sender, bare = channel.RingSender(address, plan), open_channel(address)
+        try:
+            for count in (8, 24):
+                assert sender.run(hidden, torch.ones(rows, TOKENS, dtype=torch.int64), count) > 0
+            assert channel.run_bare(bare, [b"four", b"more"], 5) > 0
+        finally:
+            sender.link.close()
+            bare.close()
 
 
-def test_predictions_bench_changes_every_ring_for_another_method() -> None:
-    """Links twice and a board once: a run's own profile is judged with each method."""
-    assert set(predictions.CHANGES) == {ring.name for ring in predictions.RINGS}
-    assert sorted(method for method, _ in predictions.CHANGES.values()) == sorted(predictions.METHODS)
-    assert {change for _, change in predictions.CHANGES.values()} == {
-        predictions.change_links,
-        predictions.change_board,
-    }
+def test_bfloat16_halves_the_bytes_on_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Framing included: the target of the benchmark, which depends on no clock."""
 
+    @contextlib.contextmanager
+    def receiver(plan: Plan) -> Iterator[str]:
+        with channel.serving(plan) as address:
+            yield address
 
-def test_predictions_bench_changes_the_board_that_hosts_all_blocks_of_single(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The board of most cores gets more of them, and its times are expected to shrink; the others stay."""
-    (fast,) = [ring for ring in predictions.RINGS if predictions.CHANGES[ring.name][1] is predictions.change_board]
-    written: list[groups.Setting] = []
-    mounts = groups.GroupMounts(version=2, cpu=Path("/groups"), memory=Path("/groups"))
-    here = SimpleNamespace(choose=lambda layout: (mounts, None))
-    monkeypatch.setattr(predictions, "find_capabilities", lambda: here)
-    monkeypatch.setattr(groups, "apply", written.extend)
-    layout = predictions.layout_of(fast)
-    names = [board.name for board in layout.boards]
-    before = profile_of(make_plan([(name, at, at + 1) for at, name in enumerate(names)], names, num_blocks=4))
-    after = predictions.change_board(layout, before)
-    board = names[fast.cores.index(max(fast.cores))]
-    assert {setting.path.parent.name for setting in written} == {f"board-{board}"}
-    assert written[0].path.name == "cpu.max" and written[0].text == "8000 10000"
-    for name in names:
-        ratio = before.by_name[name].block_forward_s / after.by_name[name].block_forward_s
-        assert ratio == pytest.approx(0.8 / 0.6 if name == board else 1.0)
-
-
-def ring_figures(**changes: object) -> Figures:
-    """Three rings as they have to be, the last one with changes."""
-    good: Figures = {"exit_code": 0, "kills": 0, "boards": {"board-0": {"policy": "recompute", "error": -0.1}}}
-    return {"seq_bn": good, "full": good, "vit": {**good, **changes}}
-
-
-@cases(
-    ("changes", "word"),
-    [
-        ({"exit_code": 6, "boards": {}}, "exit code 6"),
-        ({"kills": 1}, "1 kills"),
-        ({"boards": {"board-0": {"policy": "none", "error": 0.0}}}, "no slice saves activations"),
-        ({"boards": {"board-0": {"policy": "both", "error": 0.11}}}, "board-0 is +11.0% off"),
-    ],
-)
-def test_auto_bench_names_what_is_missed(changes: Figures, word: str) -> None:
-    """A run that did not end, a board that died, nothing saved, a prediction that is off."""
-    assert auto_activations.missed(ring_figures()) == []
-    assert word in " ".join(auto_activations.missed(ring_figures(**changes)))
+    monkeypatch.setattr(channel, "receiver", receiver)
+    sign, bound = ring.TARGETS["bf16_bytes_ratio"]
+    assert sign == "<=" and 0.5 < channel.bf16_bytes_ratio(count=8) <= bound
