@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ringtune import errors
-from ringtune.errors import RingTuneError, all_errors, error_from_name, internal_error
+from ringtune.errors import all_errors, internal_error
 from tests.support.cases import cases
 
 # Every class with its parent, exit code and wire status: what users and peers rely on.
@@ -46,21 +46,6 @@ def test_errors_drawing_in_the_docstring_names_every_class_and_code() -> None:
     for name, code in drawn:
         if code:
             assert getattr(errors, name).exit_code == int(code)
-
-
-@cases("cls", all_errors())
-def test_errors_survive_the_wire(cls: type[RingTuneError]) -> None:
-    """(class name, message) is enough to raise the same error elsewhere."""
-    error = error_from_name(cls.__name__, "node b is gone")
-    assert type(error) is cls
-    assert str(error) == "node b is gone"
-
-
-def test_errors_of_a_newer_party_keep_their_message() -> None:
-    """An unknown class name becomes the root class."""
-    error = error_from_name("QuantumError", "entangled")
-    assert type(error) is RingTuneError
-    assert str(error) == "entangled"
 
 
 @cases("kind", [ValueError, KeyError, IndexError, UnicodeError, TypeError, Exception])

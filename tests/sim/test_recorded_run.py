@@ -87,7 +87,7 @@ def test_read_trace_says_where_it_is_cut_off(share: float, tmp_path: Path) -> No
     assert line in (text.count("\n") + 1, text.count("\n"))
 
 
-@cases("seed", range(5))
+@cases("seed", range(12))
 def test_read_trace_of_any_length_is_read_or_refused(seed: int, tmp_path: Path) -> None:
     """No cut gives a traceback or half a recording."""
     at = 37 * seed * len(WHOLE) // 450

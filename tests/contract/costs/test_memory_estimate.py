@@ -95,32 +95,6 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
     }
 
 
-def test_memory_of_one_node_alone_counts_what_is_embedded_ahead() -> None:
-    """Method single: no message, but the engine embeds ``credits`` micro-batches ahead."""
-    plan = _plan([("a", 0, 4)], ["a"], method="single")
-    parts = _memory(plan, "a").parts()
-    assert parts["weights"] == 4 * 1000 + 5000
-    assert parts["activations"] == (4 * 2 + 1) * KEPT + 2 * (TENSOR + MASK)
-    assert parts["buffers"] == 3 * TENSOR
-
-
-def test_memory_of_an_owner_at_the_bottom_counts_what_is_embedded_ahead() -> None:
-    """Its own first blocks need no credit before the embedding: up to ``credits`` per segment wait there."""
-    bottom = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), "a", "buffers")
-    assert bottom == (3 + 3 + 2 + 2 + 1 + 2 * 3) * TENSOR  # h out, h back, g out, g back, one encoded, ahead
-
-
-def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients() -> None:
-    """A short run unfreezes two blocks: the lower slice is frozen to the end, and cheaper."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    short = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], credits_per_channel=3, num_steps=4, every_steps=2)
-    frozen = _memory(short, "a")
-    parts = frozen.parts()
-    assert (parts["optimizer"], parts["activations"]) == (0, KEPT + 3 * MASK)  # masks of what waits to leave
-    assert parts["buffers"] == (3 + 3 + 1) * TENSOR
-    assert frozen.total_bytes < _memory(plan, "a").total_bytes
-
-
 def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> None:
     """Two owners, turns of two steps, a patience of two: a loss that never improves unfreezes at steps 8, 12, 16."""
     slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c", "d"]
@@ -128,36 +102,6 @@ def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> N
         auto = make_plan(slices, owners, num_steps=num_steps, unfreeze="auto", patience_steps=2)
         at = make_plan(slices, owners, num_steps=num_steps, unfreeze="at", unfreeze_at=steps)
         assert [_memory(auto, node) for node in auto.nodes] == [_memory(at, node) for node in at.nodes]
-
-
-def test_memory_of_plain_sgd_has_no_moments() -> None:
-    """Only the gradient."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _part(plan, "b", "optimizer", optimizer="sgd") == 2 * 10
-
-
-def test_memory_of_private_blocks_is_paid_by_every_owner() -> None:
-    """Each owner holds the private blocks; no host does, and they have no state."""
-    plan = _plan([("a", 1, 2), ("b", 2, 4)], ["c", "b"], private_blocks=1)
-    assert _part(plan, "c", "weights") == 5000 + 1000
-    assert _part(plan, "b", "weights") == 5000 + 3 * 1000
-    assert _part(plan, "b", "optimizer") == 2 * 3 * 10
-    assert _part(plan, "a", "weights") == 1000
-
-
-def test_memory_grows_with_each_owner_that_sends_here() -> None:
-    """Credits are per link: a second owner doubles what may wait at the first host."""
-    one = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c"]), "a", "buffers")
-    two = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"]), "a", "buffers")
-    assert two - one == 3 * TENSOR
-
-
-def test_memory_in_float64_doubles_the_buffers() -> None:
-    """Checks in double precision need twice the room."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    single = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0)
-    double = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0, dtype="float64")
-    assert double.parts()["buffers"] == 2 * single.parts()["buffers"]
 
 
 def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
@@ -183,20 +127,6 @@ def test_activations_are_linear_in_rows() -> None:
     assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
 
 
-@cases("microbatches", [2, 8, 32])
-def test_memory_follows_the_micro_batches_of_the_run_not_of_the_profile(microbatches: int) -> None:
-    """What was measured at four rows is counted by the token, whatever the micro-batches."""
-    batch = 32
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"], batch_size=batch, microbatches=microbatches)
-    rows = batch // microbatches
-    graphs = rows * 16 * 7 * (2 * microbatches + 1)
-    masks_and_inputs = microbatches * rows * 16 * (32 * 4 + 16 * 4)
-    assert _part(plan, "b", "activations") == graphs + masks_and_inputs
-    waiting = 3 + 3 + 2 * microbatches + 1  # hidden states by credits, gradients by micro-batches, one being encoded
-    assert _part(plan, "b", "buffers") == waiting * rows * 16 * 32 * 4
-    assert _part(plan, "c", "head") == 4 * (300 + 2 * 50) + 2 * rows * 16 * 32 * 4
-
-
 def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
     """Whoever hosts only has none."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
@@ -205,18 +135,6 @@ def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
         for node in "abc"
     ]
     assert parts == [0, 0, 77]
-
-
-def test_memory_of_a_language_models_owner_counts_logits() -> None:
-    """Logits of every token of a micro-batch are there three times; other heads look at one token of a row."""
-    plan = _plan([("a", 0, 4)], ["a"])
-    speaking = dataclasses.replace(MODEL, head_bytes=0, head_class_bytes=0, head_token_logits=100)
-    silent = dataclasses.replace(speaking, head_token_logits=0)
-    heads = [
-        node_memory(plan, "a", model, optimizer="adamw", activation_token_bytes=7).parts()["head"]
-        for model in (speaking, silent)
-    ]
-    assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -235,29 +153,6 @@ def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
     gated = dataclasses.replace(MINILM, inner_kept=4)
     plain, more = (estimate_activation_token_bytes(model, tokens=8, dropout=0.0) for model in (MINILM, gated))
     assert more - plain == 3 * 1536 * 4
-
-
-def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
-    """The lowest of three hosts has graphs of three items and two more versions; the top one is as under "all"."""
-    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
-    plan = _plan(slices, ["d"], method="pipeadapter", local_iterations=4)
-    fresh = _plan(slices, ["d"], method="all", local_iterations=4)
-    lowest, plain = _memory(plan, "a").parts(), _memory(fresh, "a").parts()
-    assert lowest["adapters"] == (1 + 2) * 2 * 10
-    # items x blocks x micro-batches, and work space; input and mask of each item's micro-batches
-    assert lowest["activations"] == (3 * 2 * 2 + 1) * KEPT + 3 * 2 * (TENSOR + MASK)
-    assert lowest["buffers"] - plain["buffers"] == (3 - 1) * 2 * TENSOR  # gradients that come back
-    assert (lowest["weights"], lowest["optimizer"]) == (plain["weights"], plain["optimizer"])
-    assert _part(plan, "b", "adapters") == 2 * 10
-    assert _part(plan, "c", "activations") == _part(fresh, "c", "activations")
-    assert _memory(plan, "d") == _memory(fresh, "d")
-
-
-def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
-    """A turn of one step is never stale."""
-    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
-    short = _plan(slices, ["d"], method="pipeadapter", local_iterations=1)
-    assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")
 
 
 @cases(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])

@@ -384,57 +384,6 @@ def test_job_method_has_the_settings_of_the_job() -> None:
     assert JOB.with_overrides({"train.method": "all"}).method == Everything()
 
 
-DOCUMENTED = """
-[model]
-path = "models/all-MiniLM-L6-v2"   # local folder; nodes without it fetch their tensors from who has it
-task = "sequence-classification"
-[data]
-train = "train.csv"
-eval = "test.csv"
-text = "text"
-label = "label"
-labels = ["neg", "pos"]            # optional
-split = "dirichlet:0.3"
-owners = 4
-[adapter]
-config = "seq_bn"
-[train]
-method = "ringada"
-optimizer = "adamw"
-learning_rate = 1e-3
-lr_schedule = "constant"
-warmup_steps = 0
-weight_decay = 0.0
-dropout = 0.0
-batch_size = 16
-microbatches = 4
-max_length = 128
-local_iterations = 10
-rounds = 5
-eval_every = 0
-checkpoint_every = 100
-seed = 0
-[unfreeze]
-every_steps = 40
-[wire]
-dtype = "float32"
-[privacy]
-private_blocks = 0
-[runtime]
-threads = 0
-lease_s = 10
-"""
-
-
-def test_job_file_as_documented_is_read() -> None:
-    """The example of the documentation, key by key."""
-    job = parse_job(DOCUMENTED, source="job.toml")
-    assert job.data.labels == ("neg", "pos")
-    assert job.train == Train(rounds=5, checkpoint_every=100)
-    assert job.runtime.lease_s == 10.0
-    assert isinstance(job.runtime.lease_s, float)
-
-
 @cases(
     ("text", "found"),
     [

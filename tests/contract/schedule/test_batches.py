@@ -211,13 +211,6 @@ def test_batches_are_these_for_ever() -> None:
     ]
 
 
-def test_batches_of_fewer_rows_than_a_batch_have_each_row_once() -> None:
-    """Two rows and batches of five: every batch has both, and neither twice."""
-    stream = BatchStream(2, 5, 0, "a")
-    assert stream.num_batches == 1
-    assert [sorted(stream.rows(index)) for index in range(4)] == [[0, 1]] * 4
-
-
 def test_batches_need_rows_and_a_size() -> None:
     """An owner without data is none."""
     with pytest.raises(DataError, match="owner a has no rows"):

@@ -90,12 +90,6 @@ def test_unfreezing_table_of_the_docstring() -> None:
     assert [depth(view.course, turn * 10) for turn in range(10)] == [1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
 
 
-def test_unfreezing_of_a_loss_that_improves_never_comes() -> None:
-    """Two percent a turn is more than one percent."""
-    plan = auto_plan()
-    assert unfreezing_after(plan.course, [0.98**turn for turn in range(40)]).unfreeze_at == ()
-
-
 def test_unfreezing_of_a_loss_that_improves_too_little_comes() -> None:
     """Half a percent a turn beats the best loss by one percent only every third turn; a patience of 20 steps is two."""
     plan = auto_plan()
@@ -316,12 +310,6 @@ def test_turns_evaluate_at_the_boundary_after_every_multiple() -> None:
     ]
 
 
-def test_turns_without_evaluation_rows_only_train() -> None:
-    """An owner without evaluation rows has no evaluation turn."""
-    plan = make_plan(RING, ["a", "b"], eval_rows=0, num_steps=4)
-    assert {turn.kind for turn in turn_sequence(plan.course)} == {StepKind.TRAIN}
-
-
 def test_turns_of_no_steps_are_one_evaluation() -> None:
     """A plan without steps evaluates once, every owner with rows."""
     plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
@@ -390,16 +378,6 @@ def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     assert sum(batch.values()) == plan.course.num_steps
 
 
-def test_items_of_a_training_turn_are_full_batches() -> None:
-    """Each item is one step with ``batch_size`` rows of the owner's next batch."""
-    plan = make_plan(RING, ["a"], batch_size=4)
-    turn = Turn(
-        index=3, kind=StepKind.TRAIN, owner="a", round=1, first_seq=10, num_items=2, first_step=6, first_batch=4
-    )
-    expanded = [(item.seq, item.step, item.batch, item.rows, item.turn) for item in items(plan.course, turn)]
-    assert expanded == [(10, 6, 4, 4, 3), (11, 7, 5, 4, 3)]
-
-
 def test_items_of_an_owner_with_few_rows_are_all_its_rows() -> None:
     """No row twice in a batch."""
     plan = with_rows(make_plan(RING, ["a"], batch_size=4, eval_rows=0), 3)
@@ -417,20 +395,6 @@ def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
         (11, 6, 1, 4),
         (12, 6, 2, 1),
     ]
-
-
-@cases(
-    ("kind", "backward", "update"),
-    [
-        (StepKind.TRAIN, True, True),
-        (StepKind.EVALUATE, False, False),
-        (StepKind.SCORE, True, False),
-        (StepKind.MEASURE, True, False),
-    ],
-)
-def test_step_kinds_say_what_flows(kind: StepKind, backward: bool, update: bool) -> None:
-    """Only training changes weights; evaluation alone has no gradients."""
-    assert (kind.has_backward, kind.has_update) == (backward, update)
 
 
 def _walked(course: Course, start: StartPoint) -> set[tuple[str, str]]:

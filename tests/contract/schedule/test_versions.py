@@ -97,13 +97,6 @@ def test_depth_stops_above_private_blocks() -> None:
     assert depth(make_plan(slices, ["a"], method="all", private_blocks=1).course, 0) == 3
 
 
-@cases("method", ["all", "single"])
-def test_depth_of_the_other_methods_is_everything(method: str) -> None:
-    """Without unfreezing every block trains from step 0."""
-    plan = make_plan([("a", 0, 4)], ["a"], method=method)
-    assert (depth(plan.course, 0), _lowest(plan, 0)) == (4, 0)
-
-
 def test_weight_version_counts_the_updates_of_a_block() -> None:
     """A block that joins at step s has had step - s updates; the head is updated in every step."""
     plan = make_plan(AB, ["a"], every_steps=2)
@@ -115,24 +108,6 @@ def test_weight_version_counts_the_updates_of_a_block() -> None:
         3: [0, 1, 2, 3, 4, 5, 6, 7],
         4: [0, 1, 2, 3, 4, 5, 6, 7],
     }
-
-
-def test_weight_version_counts_from_the_step_at_which_a_block_joins() -> None:
-    """Steps given by hand: block 2 joins at 1, block 1 at 4, block 0 never."""
-    plan = make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(1, 4))
-    assert {block: [weight_version(plan.course, block, step) for step in range(7)] for block in range(4)} == {
-        0: [0, 0, 0, 0, 0, 0, 0],
-        1: [0, 0, 0, 0, 0, 1, 2],
-        2: [0, 0, 1, 2, 3, 4, 5],
-        3: [0, 1, 2, 3, 4, 5, 6],
-    }
-
-
-def test_weight_version_of_a_private_block_is_always_zero() -> None:
-    """A block that never trains never changes."""
-    plan = make_plan([("a", 2, 4)], ["c"], private_blocks=2, every_steps=1, num_steps=50)
-    assert _first_trained_step(plan, 1) is None
-    assert [weight_version(plan.course, block, 49) for block in range(5)] == [0, 0, 48, 49, 49]
 
 
 @pytest.mark.promise("2 right version")
