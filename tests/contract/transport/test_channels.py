@@ -121,9 +121,12 @@ def test_connections_stop_ends_a_running_call_and_every_thread() -> None:
     server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
     channel = open_channel(server.address)
     call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
-    threading.Timer(0.3, agent.release.set).start()
-    server.stop(grace_s=0.05)
+    assert agent.entered.acquire(timeout=WAIT_S)
+    stopping = threading.Thread(target=server.stop, kwargs={"grace_s": 0.05})
+    stopping.start()
     assert call.exception(timeout=WAIT_S) is not None
+    agent.release.set()
+    stopping.join(WAIT_S)
     channel.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
