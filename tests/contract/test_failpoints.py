@@ -91,10 +91,7 @@ def test_process_ends_or_stands_still_where_it_is_told(tmp_path: Path, failure: 
         "for i in range(3):\n print(i, flush=True)\n f.reached('there')\n"
     )
     process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-c", source, str(tmp_path)],
-        env=source_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", source, str(tmp_path)], env=source_environment(), stdout=subprocess.PIPE, text=True
     )
     if failure == "kill":
         output, _ = process.communicate(timeout=60)

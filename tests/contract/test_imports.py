@@ -24,15 +24,7 @@ finally:
 
 # the ends of connections, which nothing else of these packages imports
 WITH_GRPC = tuple(
-    f"ringtune.transport.{name}"
-    for name in (
-        "channels",
-        "tls",
-        "enrollment",
-        "retry",
-        "status",
-        "weights_servicer",
-    )
+    f"ringtune.transport.{name}" for name in ("channels", "tls", "enrollment", "retry", "status", "weights_servicer")
 )
 
 # the only room with numpy, which others import when they need it

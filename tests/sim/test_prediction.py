@@ -430,9 +430,7 @@ def test_all_full_tables_take_what_a_run_without_tables_takes() -> None:
     found, without = (predict(each, profile(plan)) for each in (plan, changed(plan, operations=None)))
     nodes = [
         dataclasses.replace(
-            node,
-            needed_bytes=other.needed_bytes,
-            peak_memory_bytes=node.peak_memory_bytes - tables_bytes(plan.course),
+            node, needed_bytes=other.needed_bytes, peak_memory_bytes=node.peak_memory_bytes - tables_bytes(plan.course)
         )
         for node, other in zip(found.nodes, without.nodes, strict=True)
     ]

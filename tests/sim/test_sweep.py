@@ -75,11 +75,7 @@ def test_grid_refuses_a_key_twice() -> None:
 
 @cases(
     "axes",
-    [
-        ("a.compute=1:2:10000000000",),
-        ("a.compute=1:2:9000,3:4:9000",),
-        ("a.compute=1:2:100", "b.compute=1:2:101"),
-    ],
+    [("a.compute=1:2:10000000000",), ("a.compute=1:2:9000,3:4:9000",), ("a.compute=1:2:100", "b.compute=1:2:101")],
 )
 def test_sweep_of_too_many_cells_is_refused_before_it_is_listed(axes: tuple[str, ...]) -> None:
     """With its size, the limit and what to do: ten thousand million values would fill the memory."""

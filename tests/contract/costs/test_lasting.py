@@ -15,16 +15,7 @@ from ringtune.costs.calibration import (
     USUAL_TURNS,
     ChangeDetector,
 )
-from tests.bench.alarms import (
-    LONG,
-    NEIGHBOURS,
-    RUNS,
-    board_alarms,
-    link_alarms,
-    other_links,
-    slow_boards,
-    slow_links,
-)
+from tests.bench.alarms import LONG, NEIGHBOURS, RUNS, board_alarms, link_alarms, other_links, slow_boards, slow_links
 
 LINK_RUNS = 25
 

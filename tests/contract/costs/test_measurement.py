@@ -196,11 +196,7 @@ def facts_of(plan: Plan, **classes: str) -> dict[str, NodeFacts]:
 
 @cases(
     ("plan", "method", "says"),
-    [
-        (RING, Everything(), ""),
-        (RING, Hift(), "embedding and head"),
-        (STAGE, Everything(), "blocks [0, 4)"),
-    ],
+    [(RING, Everything(), ""), (RING, Hift(), "embedding and head"), (STAGE, Everything(), "blocks [0, 4)")],
 )
 @cases("second", [GPU, BOARD, ""])
 def test_only_copies_need_one_class(plan: Plan, method: Method, says: str, second: str) -> None:

@@ -17,13 +17,7 @@ from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, node, part, point
 
 PLAN = make_plan([("a", 0, 4)], ["a"])
-PARTS = {
-    Work.FORWARD: 1.2,
-    Work.GRAPH: 2.4,
-    Work.GRAPH_LOWEST: 1.9,
-    Work.BACKWARD: 2.8,
-    Work.BACKWARD_LOWEST: 3.5,
-}
+PARTS = {Work.FORWARD: 1.2, Work.GRAPH: 2.4, Work.GRAPH_LOWEST: 1.9, Work.BACKWARD: 2.8, Work.BACKWARD_LOWEST: 3.5}
 """With half of the subnets. So all subnets take 1.6, 3.2, 2.2, 4.4 and 0.0 s of ``TIMES``."""
 
 

@@ -173,16 +173,7 @@ TABLE = WorkTable(
 
 @cases(
     ("size", "seconds"),
-    [
-        (128, 0.006),
-        (256, 0.010),
-        (512, 0.022),
-        (192, 0.008),
-        (384, 0.016),
-        (1024, 0.046),
-        (64, 0.004),
-        (0, 0.002),
-    ],
+    [(128, 0.006), (256, 0.010), (512, 0.022), (192, 0.008), (384, 0.016), (1024, 0.046), (64, 0.004), (0, 0.002)],
 )
 def test_work_table_is_linear_between_points_and_goes_on_outside(size: float, seconds: float) -> None:
     """Points are met exactly; beyond them the nearest line goes on."""

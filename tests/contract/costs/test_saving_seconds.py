@@ -92,10 +92,7 @@ MINILM = dataclasses.replace(profile_of(PLAN).nodes[0].model, hidden_size=384, i
 
 @cases(
     ("layers", "measured"),
-    [
-        (("query", "key", "value", "down"), 0.768),
-        (("query", "key", "value", "attention_out", "up", "down"), 0.617),
-    ],
+    [(("query", "key", "value", "down"), 0.768), (("query", "key", "value", "attention_out", "up", "down"), 0.617)],
 )
 def test_gain_of_own_weights_is_the_measured_one(layers: tuple[str, ...], measured: float) -> None:
     """A backward that took 1.88 forwards, at 16 x 128 tokens, took so much of its time with projections."""

@@ -217,11 +217,7 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
     "wire": st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
     "privacy": st.builds(Privacy, private_blocks=SMALL),
     "runtime": st.builds(
-        Runtime,
-        threads=SMALL,
-        lease_s=st.floats(0.1, 1e6),
-        wait_s=st.floats(0.1, 1e6),
-        record=st.booleans(),
+        Runtime, threads=SMALL, lease_s=st.floats(0.1, 1e6), wait_s=st.floats(0.1, 1e6), record=st.booleans()
     ),
 }
 

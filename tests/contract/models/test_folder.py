@@ -228,10 +228,7 @@ def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> N
 
 _VIT = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}
 _PICTURES: dict[str, tuple[str, str]] = {
-    "key": (
-        '{"crop_pct": 0.875}',
-        "preprocessor_config.json: crop_pct = 0.875 is not carried out; prepare",
-    ),
+    "key": ('{"crop_pct": 0.875}', "preprocessor_config.json: crop_pct = 0.875 is not carried out; prepare"),
     "class": ('{"image_processor_type": "SiglipImageProcessor"}', "'SiglipImageProcessor' is not built"),
     "channels": ('{"image_mean": [0.5]}', "image_mean has to be 3 numbers"),
     "damaged": ("{", "preprocessor_config.json is not readable"),

@@ -26,11 +26,7 @@ def test_rounds_ask_the_driver_for_a_plan() -> None:
     _, commands = planning(plan_s=60.0)
     timer = next(command for command in commands if isinstance(command, SetTimer))
     asked = commands[-1]
-    assert isinstance(asked, rd.MakePlan) and list(asked.facts.items()) == [
-        ("a", "of a"),
-        ("b", "of b"),
-        ("z", "of z"),
-    ]
+    assert isinstance(asked, rd.MakePlan) and list(asked.facts.items()) == [("a", "of a"), ("b", "of b"), ("z", "of z")]
     assert timer.at_s == 72.0
 
 

@@ -225,10 +225,7 @@ def test_item_updates_are_bound_to_the_item() -> None:
     """An update belongs to the whole item: micro is -1, and the head's range is [N, N + 1)."""
     plan = make_plan(AB, ["b"])
     item = Item(seq=5, kind=StepKind.TRAIN, step=2, owner="b", batch=0, rows=4, turn=0)
-    assert item_updates(plan, item, "b") == (
-        Action(Op.UPDATE, 5, -1, 2, 4),
-        Action(Op.UPDATE, 5, -1, 4, 5),
-    )
+    assert item_updates(plan, item, "b") == (Action(Op.UPDATE, 5, -1, 2, 4), Action(Op.UPDATE, 5, -1, 4, 5))
 
 
 def test_leg_bind_keeps_everything_and_adds_item_and_microbatch() -> None:

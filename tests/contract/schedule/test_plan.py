@@ -275,9 +275,7 @@ def test_plan_of_any_shape_survives_json(seed: int) -> None:
 
 OPERATIONS = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
 CHOICE = Choice(
-    policy="two-stage",
-    subnets=2,
-    capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),),
+    policy="two-stage", subnets=2, capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),)
 )
 OTHER: dict[str, Any] = {
     "method": Everything(),

@@ -18,9 +18,7 @@ from tests.support.plans import changed, make_plan
 
 DOWN = Velora(blocks=(Range(0, 1), Range(2, 4)), layers=("down",))
 CHOICE = Choice(
-    policy="two-stage",
-    subnets=2,
-    capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),),
+    policy="two-stage", subnets=2, capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),)
 )
 
 

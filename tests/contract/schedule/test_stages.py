@@ -49,10 +49,7 @@ def test_placement_without_replicas_has_one_lane_and_its_old_form() -> None:
     """Plans of versions before read back, with equal digests: a share of 1 is not written."""
     placement = Placement(slices=slices(("a", 0, 2, 1), ("b", 2, 4, 1)))
     assert (num_lanes_of(placement), placement.has_replicas) == (1, False)
-    assert placement.to_json()["slices"] == [
-        {"node": "a", "start": 0, "stop": 2},
-        {"node": "b", "start": 2, "stop": 4},
-    ]
+    assert placement.to_json()["slices"] == [{"node": "a", "start": 0, "stop": 2}, {"node": "b", "start": 2, "stop": 4}]
     assert Placement.from_json(placement.to_json()) == placement
 
 

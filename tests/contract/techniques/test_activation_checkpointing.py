@@ -32,11 +32,7 @@ def test_policy_of_a_slice(start: int, stop: int, name: str, text: str) -> None:
 
 def test_policy_as_a_table() -> None:
     """Ranges as pairs."""
-    assert SlicePolicy.of(PLAN, 0, 2).to_json() == {
-        "policy": "both",
-        "recomputed": [[1, 2]],
-        "projected": [[0, 2]],
-    }
+    assert SlicePolicy.of(PLAN, 0, 2).to_json() == {"policy": "both", "recomputed": [[1, 2]], "projected": [[0, 2]]}
     assert SlicePolicy() == SlicePolicy.of(PLAN, 3, 4)
 
 

@@ -123,12 +123,7 @@ def test_a_course_of_hift_is_read_back() -> None:
     assert course(method=method).digest != course().digest
 
 
-@cases(
-    ("settings", "said"),
-    [
-        ({"always_active": ("head", "head")}, "always_active has a unit twice"),
-    ],
-)
+@cases(("settings", "said"), [({"always_active": ("head", "head")}, "always_active has a unit twice")])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     """A plan of another version or hand says what is wrong with it."""
     with pytest.raises(PlanError, match=said):
