@@ -1,7 +1,9 @@
-"""Units and the compose file: what systemd says of them, and that each command in them is one of ``ringtune``."""
+"""Units and the compose file, as systemd and ``ringtune`` read them; the dashboard asks for figures that there are."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,8 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from coordinator.web.metrics import MetricsCollector
+from coordinator.web.streams import MemberStatus, PageData, Streams
 from tests.contract.test_hints import parse
 from tests.support.cases import cases
+from tests.support.page_runs import metrics, trained
+from tests.support.sources import ROOT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
@@ -105,3 +111,22 @@ def test_compose_nodes_share_all_rows() -> None:
     commands = [service["command"] for name, service in services().items() if name.startswith("node-")]
     shares = [command[command.index("--share") + 1] for command in commands]
     assert shares == [f"{index}/{len(shares)}" for index in range(len(shares))]
+
+
+def test_dashboard_names_figures_that_a_coordinator_has() -> None:
+    """A figure that is renamed would leave an empty panel behind."""
+    page_data = PageData(members=lambda: {"a": MemberStatus("idle", 1, 2, "cpu")})
+    for event in trained():
+        page_data.hear(event)
+    page_data.hear(metrics({"kind": "evaluation", "step": 8, "loss": 0.25, "accuracy": 0.75}))
+    page_data.tick(0.0)
+    there = set(re.findall(r"^(ringtune_\w+)", MetricsCollector(Streams(page_data)).text().decode(), re.MULTILINE))
+    dashboard = json.loads((ROOT / "deploy" / "metrics" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ringtune_\w+", target["expr"])
+    }
+    assert len(asked) > 8
+    assert asked <= there

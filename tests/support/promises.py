@@ -1,7 +1,7 @@
 """What is always true of a run, and the tests that hold it: ``python -m tests.support.promises`` prints both.
 
 A test says which of the eight it holds by ``@pytest.mark.promise("1 partition invariance")``. The marks are read from
-the files, without importing them; ``tests/contract/test_promises.py`` compares that with what pytest collects.
+the files, without importing them; ``tests/contract/test_sample.py`` compares that with what pytest collects.
 """
 
 from __future__ import annotations

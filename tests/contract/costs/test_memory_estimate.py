@@ -1,9 +1,11 @@
-"""Tests of ``ringtune.costs.memory_estimate``: estimate, kept turns."""
+"""Tests of ``ringtune.costs.memory_estimate``: estimate, kept turns, rows of data, and the words of its terms."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +15,16 @@ from ringtune.costs.memory_sizes import (
     CONTEXT_BYTES,
     DTYPE_BYTES,
     MAX_LOGIT_BYTES,
+    ROW_BYTES,
+    TOKEN_BYTES,
+    VOCABULARY_ENTRY_BYTES,
     Sizes,
+    data_bytes,
+    held_bytes,
     logits_fit,
     logits_peak_bytes,
 )
-from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, Term, passing_bytes
+from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, Term, has_room_for_heap, passing_bytes
 from ringtune.costs.model_facts import estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
@@ -26,6 +33,7 @@ from ringtune.schedule.migration import copied_from, copy_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
 from tests.support.cases import cases
+from tests.support.fake_agents import MODEL as FAKE_MODEL
 from tests.support.model_facts import MINILM, small_model
 from tests.support.moves import slices_of
 from tests.support.plans import changed, make_method, make_plan, random_plan
@@ -295,3 +303,44 @@ def test_frozen_placement_is_the_same_without_copies() -> None:
     without = changed(plan, copies=False)
     assert "copies" not in without.placement.to_json()
     assert dataclasses.replace(without.placement, copies=True) == plan.placement
+
+
+TEXT_BYTES, NUM_ROWS, TOKENS = 10_000, 100, 16
+
+
+def test_texts_count_their_share_of_the_file_their_rows_and_the_vocabulary(tmp_path: Path) -> None:
+    """Four owners share a file; each has the whole tokenizer."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes(bytes(TEXT_BYTES))
+    found = data_bytes(FAKE_MODEL, (path,), num_owners=4, rows=NUM_ROWS // 4, max_length=TOKENS)
+    own = TEXT_BYTES // 4 + NUM_ROWS // 4 * (ROW_BYTES + TOKENS * TOKEN_BYTES)
+    assert found == own + FAKE_MODEL.vocab_size * VOCABULARY_ENTRY_BYTES
+
+
+def test_images_have_no_tokens_and_count_as_they_are_unpacked(tmp_path: Path) -> None:
+    """A file that is small because it is compressed is large in memory; images of a folder stay on the disk."""
+    path = tmp_path / "rows.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("image.npy", bytes(TEXT_BYTES))
+    images = dataclasses.replace(FAKE_MODEL, fixed_tokens=50)
+    assert path.stat().st_size < TEXT_BYTES / 10
+    assert data_bytes(images, (path,), num_owners=1, rows=7, max_length=50) == TEXT_BYTES + 7 * ROW_BYTES
+    assert held_bytes(tmp_path) == 0
+
+
+def test_files_that_can_not_be_read_count_nothing(tmp_path: Path) -> None:
+    """Whoever reads the rows says what is wrong with them."""
+    (tmp_path / "bad.npz").write_text("no archive")
+    assert [held_bytes(tmp_path / name) for name in ("bad.npz", "none.csv")] == [0, 0]
+
+
+@cases(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])
+def test_heap_of_pieces_needs_twice_the_activations_besides(budget: int, has_room: bool) -> None:
+    """Weights stay where they are and leave no pieces."""
+    needs = MemoryEstimate((Term("weights", "block", 6, 10), Term("activations", "graph", 4, 10)))
+    assert has_room_for_heap(needs, budget) == has_room
+
+
+def test_heap_of_a_node_without_activations_needs_nothing_besides() -> None:
+    """An owner that hosts no block keeps no graph."""
+    assert has_room_for_heap(MemoryEstimate((Term("weights", "embedding", 1, 10),)), 10)
