@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.config.sections import LR_SCHEDULES, RecoverySettings, learning_rate
@@ -30,6 +30,7 @@ def test_learning_rate_follows_its_table(schedule: str, warmup: int) -> None:
     assert found == pytest.approx(TABLES[schedule, warmup], abs=1e-6)
 
 
+@settings(max_examples=40)
 @given(
     schedule=st.sampled_from(LR_SCHEDULES),
     peak=st.floats(0, 10),

@@ -66,6 +66,8 @@ def test_noise_alone_is_what_turns_of_a_kind_differ_by() -> None:
     assert watched([1.0, 1.0, 1.2, 1.2, 1.2]) == watched([1.0, 2.0, 1.0, 1.0, 1.0]) == {}
     assert watched([1.0, 1.0, 1.5, 1.0, 1.0, 2.0, 2.0, 2.0]) == pytest.approx({"a": 2.0})
     assert watched([0.6, 1.4] * 3 + [1.77, 1.78, 1.77]) == {}
+    assert watched([2.0] * 4 + [1.0] * 3) == pytest.approx({"a": 0.5}), "after four usual turns faster counts too"
+    assert watched([2.0] * 3 + [1.0] * 3) == {}
     assert BEYOND_NOISE > 2 and USUAL_TURNS == 2
 
 

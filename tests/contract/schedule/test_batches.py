@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import DataError, JobError
@@ -25,6 +25,7 @@ from tests.support.cases import cases
 SEEDS = st.integers(0, 2**31)
 
 
+@settings(max_examples=40)
 @given(num_rows=st.integers(1, 200), num_owners=st.integers(1, 8), seed=SEEDS)
 def test_split_iid_shares_are_disjoint_complete_and_even(num_rows: int, num_owners: int, seed: int) -> None:
     """Every row belongs to one owner; sizes differ by one at most."""
@@ -35,6 +36,7 @@ def test_split_iid_shares_are_disjoint_complete_and_even(num_rows: int, num_owne
     assert all(list(share) == sorted(share) for share in shares)
 
 
+@settings(max_examples=40)
 @given(
     labels=st.lists(st.sampled_from("abc"), min_size=8, max_size=120),
     num_owners=st.integers(1, 8),
@@ -122,6 +124,7 @@ def test_even_shares_cover_all_rows_in_order_and_differ_by_one(num_rows: int, nu
         assert [len(share) for share in shares] == [2, 3, 2, 3]
 
 
+@settings(max_examples=40)
 @given(num_rows=st.integers(2, 300), share=st.floats(1e-6, 0.9), seed=SEEDS)
 def test_split_holds_out_a_share_and_loses_no_row(num_rows: int, share: float, seed: int) -> None:
     """Each row is either trained on or held out; there is one of each at least, and the share is met to a row."""

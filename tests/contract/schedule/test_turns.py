@@ -623,6 +623,7 @@ def test_early_stop_counts_a_repeated_evaluation_once() -> None:
     assert known.after(20, 0.6) == known.after(10, 0.1) == known
 
 
+@settings(max_examples=40)
 @given(losses=EVALUATED, patience=st.integers(1, 4))
 def test_early_stop_ends_where_counting_by_hand_does(losses: list[float], patience: int) -> None:
     """The first evaluation of which so many, itself the last, are all no better than the best before them."""

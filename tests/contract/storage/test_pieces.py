@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, Piece, Pieces
@@ -35,6 +35,7 @@ def made(pieces: list[memoryview]) -> Pieces:
 
 
 @cases("kind", [made, HeldPieces])
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 40), max_size=5), start=st.integers(0, 120), size=st.integers(0, 120))
 def test_part_is_the_range_however_the_content_is_cut(
     kind: Callable[[list[memoryview]], Pieces], sizes: list[int], start: int, size: int

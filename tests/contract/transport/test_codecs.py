@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError, PlanError
@@ -152,6 +152,7 @@ def test_grants_with_a_table_for_a_run_that_chooses_none_are_refused() -> None:
 _COUNTS = st.integers(0, 2**40)
 
 
+@settings(max_examples=40)
 @given(
     turn=st.builds(
         Turn,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import TokenError, TrustError, UsageError
@@ -104,6 +104,7 @@ def test_permissions_let_nobody_speak_as_another() -> None:
 NAMES = st.from_regex(NODE_NAME, fullmatch=True).filter(lambda name: ".." not in name)
 
 
+@settings(max_examples=40)
 @given(role=st.sampled_from(ROLES), name=NAMES)
 def test_parties_come_back_from_their_server_name(role: Role, name: str) -> None:
     """Whatever a node may be called: role and name are read from the certificate as they were written."""
@@ -111,6 +112,7 @@ def test_parties_come_back_from_their_server_name(role: Role, name: str) -> None
     assert party_of([party.server_name]) == party
 
 
+@settings(max_examples=40)
 @given(first=st.tuples(st.sampled_from(ROLES), NAMES), second=st.tuples(st.sampled_from(ROLES), NAMES))
 def test_parties_share_no_server_name(first: tuple[Role, str], second: tuple[Role, str]) -> None:
     """A node ``alice.submitter`` is no user ``alice``: two parties never have one name."""
@@ -189,6 +191,7 @@ def test_user_without_a_variable_has_its_own_identity_before_the_admins(
 HASH = "0123456789abcdef" * 4
 
 
+@settings(max_examples=40)
 @given(name=NAMES, port=st.integers(0, 65535))
 def test_tokens_are_read_as_they_were_written(name: str, port: int) -> None:
     """White space of a file does not count."""
