@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
 from ringtune import cli, options
 from ringtune.errors import UsageError
 from tests.contract.test_hints import commands
-from tests.contract.test_structure import ROOT
+from tests.support.cases import cases
+from tests.support.sources import ROOT
 
 LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")
@@ -65,13 +65,12 @@ def shapes() -> dict[str, set[tuple[str | None, bool, bool]]]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
+@cases("name", sorted(commands()))
 def test_command_line_has_help_and_json_everywhere(name: str) -> None:
-    """``-h`` and ``--help`` explain, ``--json`` is for machines, and no option is without a word about it."""
+    """``-h`` explains (``--help``: test_installs), ``--json`` is for machines, no option is without a word about it."""
     command = commands()[name]
-    for option in ("-h", "--help"):
-        shown = CliRunner().invoke(cli.app, [*name.split(), option])
-        assert (shown.exit_code, "Usage" in shown.output) == (0, True)
+    shown = CliRunner().invoke(cli.app, [*name.split(), "-h"])
+    assert (shown.exit_code, "Usage" in shown.output) == (0, True)
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
     assert command.help
     assert [parameter.name for parameter in command.params if not parameter.help] == []

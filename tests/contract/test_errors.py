@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from ringtune import errors
-from ringtune.errors import RingTuneError, all_errors, error_from_name, internal_error
+from ringtune.errors import all_errors, internal_error
+from tests.support.cases import cases
 
 # Every class with its parent, exit code and wire status: what users and peers rely on.
 TREE = """
@@ -49,29 +48,14 @@ def test_errors_drawing_in_the_docstring_names_every_class_and_code() -> None:
             assert getattr(errors, name).exit_code == int(code)
 
 
-@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
-def test_errors_survive_the_wire(cls: type[RingTuneError]) -> None:
-    """(class name, message) is enough to raise the same error elsewhere."""
-    error = error_from_name(cls.__name__, "node b is gone")
-    assert type(error) is cls
-    assert str(error) == "node b is gone"
-
-
-def test_errors_of_a_newer_party_keep_their_message() -> None:
-    """An unknown class name becomes the root class."""
-    error = error_from_name("QuantumError", "entangled")
-    assert type(error) is RingTuneError
-    assert str(error) == "entangled"
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyError, IndexError, UnicodeError, TypeError, Exception])
+@cases("kind", [ValueError, KeyError, IndexError, UnicodeError, TypeError, Exception])
 def test_text_of_an_error_that_nobody_foresaw_is_told_to_nobody(kind: type[Exception]) -> None:
     """It may be a cell of a row."""
     error = internal_error(kind("Alice has measles"), where="node a")
     assert str(error) == f"node a: internal error, {kind.__name__}; please report it, with its log"
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError("9 GB"), RuntimeError("shapes")])
+@cases("error", [OSError(28, "No space left on device"), MemoryError("9 GB"), RuntimeError("shapes")])
 def test_text_of_an_error_of_the_machine_is_told(error: Exception) -> None:
     """It has no row in it, and says what to look at."""
     assert str(error) in str(internal_error(error))

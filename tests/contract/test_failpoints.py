@@ -13,9 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtune.errors import StorageError, UsageError
+from ringtune.errors import UsageError
 from ringtune.storage import durable
-from ringtune.storage.durable import write_durably
 from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import failpoints
@@ -92,10 +91,7 @@ def test_process_ends_or_stands_still_where_it_is_told(tmp_path: Path, failure: 
         "for i in range(3):\n print(i, flush=True)\n f.reached('there')\n"
     )
     process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-c", source, str(tmp_path)],
-        env=source_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", source, str(tmp_path)], env=source_environment(), stdout=subprocess.PIPE, text=True
     )
     if failure == "kill":
         output, _ = process.communicate(timeout=60)
@@ -108,20 +104,6 @@ def test_process_ends_or_stands_still_where_it_is_told(tmp_path: Path, failure: 
         process.send_signal(signal.SIGCONT)
         output, _ = process.communicate(timeout=60)
     assert output == "0\n1\n2\n"
-
-
-@pytest.mark.parametrize("place", ["write", "rename", "written"])
-def test_failed_write_leaves_the_old_file_or_the_new_one(tmp_path: Path, place: str) -> None:
-    """At every place of a durable write, and nothing half written beside it."""
-    orders, path = tmp_path / "orders", tmp_path / "kept.json"
-    orders.mkdir()
-    write_durably(path, b"old")
-    failpoints.arm("a", orders)
-    (orders / "a").write_text(f"{place} kept.* 1 error")
-    with pytest.raises(StorageError, match=r"can't write .*failpoint"):
-        write_durably(path, b"new")
-    assert path.read_bytes() == (b"new" if place == "written" else b"old")
-    assert {entry.name for entry in tmp_path.iterdir()} == {"orders", "kept.json"}
 
 
 class _Counting(control_pb2_grpc.CoordinatorServicer):

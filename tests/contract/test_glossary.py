@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -87,7 +87,7 @@ def exists(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.word)
+@cases("entry", ENTRIES)
 def test_glossary_names_what_exists(entry: Entry) -> None:
     """A word says where it lives, and that is there; one that is only agreed says nothing."""
     assert bool(entry.names) == (entry.group != AGREED_ONLY)
@@ -104,9 +104,7 @@ def test_glossary_has_its_words_in_order() -> None:
         assert of_group == sorted(of_group), group
 
 
-@pytest.mark.parametrize(
-    "name", ["ringtune.nowhere", "ringtune.schedule.turns.Tour", "ringtune.schedule.turns.Turn.rund"]
-)
+@cases("name", ["ringtune.nowhere", "ringtune.schedule.turns.Tour", "ringtune.schedule.turns.Turn.rund"])
 def test_glossary_check_sees_a_name_that_is_gone(name: str) -> None:
     """A module, a class or a field that was renamed is found."""
     assert not exists(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 import shlex
@@ -15,17 +14,16 @@ from typer.testing import CliRunner
 
 from coordinator.cli import train
 from coordinator.screen.progress import join_lines, listening_line, reachable_address
-from ringtune import __version__, cli
+from ringtune import cli
 from ringtune.errors import JobError
-from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
+from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.transport.speaker import speaking_as
-from tests.contract.test_structure import ROOT, modules
 from tests.contract.transport.test_tls import COORDINATOR_ITSELF
+from tests.support.cases import cases
+from tests.support.sources import ROOT
 
-QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
-OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--revision", "--turns"}  # of pip and hf, and an arrow of a drawing
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "deploy/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
@@ -50,23 +48,6 @@ def parse(line: str) -> None:
         commands()[name].make_context(name, words[depth:])
 
 
-def texts(tree: ast.AST) -> Iterator[str]:
-    """Every text of a file; what is put into one stands there as X."""
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
-            yield node.value
-
-
-@functools.cache
-def all_texts() -> tuple[tuple[str, str], ...]:
-    """(module, text) of all production code."""
-    found = ((name, ast.parse(path.read_text(encoding="utf-8"))) for name, path in modules().items())
-    return tuple((name, text) for name, tree in found for text in texts(tree))
-
-
 def lines_of_pages() -> Iterator[tuple[str, str]]:
     """(page, command line) of every example in the documentation."""
     for page in PAGES:
@@ -85,43 +66,7 @@ def spans_of_pages() -> Iterator[tuple[str, str]]:
             yield page.relative_to(ROOT).as_posix(), " ".join(span.split())
 
 
-def test_hints_quoted_in_messages_are_commands() -> None:
-    """What stands in quotes is a command by its name, or a line that can be typed."""
-    found = [(name, quoted) for name, text in all_texts() for quoted in QUOTED.findall(text)]
-    assert len(found) > 10
-    wrong = []
-    for name, line in found:
-        try:
-            assert line.split()[1] in commands()
-            if len(line.split()) > 2:
-                parse(line)
-        except Exception as error:
-            wrong.append((name, line, repr(error)))
-    assert wrong == []
-
-
-def test_hints_name_options_that_there_are() -> None:
-    """No message and no docstring advises an option that no command has."""
-    known = {option for command in commands().values() for parameter in command.params for option in parameter.opts}
-    known |= {
-        option for command in commands().values() for parameter in command.params for option in parameter.secondary_opts
-    }
-    known |= {"--help", "--version", "--verbose"} | OTHERS
-    sentences = [(name, text) for name, text in all_texts() if " " in text]
-    assert {
-        (name, option) for name, text in sentences for option in OPTION.findall(text) if option not in known
-    } == set()
-
-
-def test_hints_install_nothing_that_no_index_has() -> None:
-    """RingTune is in no package index: a message names a checkout, the file of the wheel, or another package."""
-    assert [entry for entry in all_texts() if re.search(r"pip install '?ringtune\b(?!-)", entry[1])] == []
-    assert f"ringtune-{__version__}-py3-none-any.whl" == WHEEL
-    for extra in ("node", "sweeps", "plots", "web", "tensorboard"):
-        assert f"[{extra}]" in hint_to_install(extra)
-
-
-@pytest.mark.parametrize(("page", "line"), list(lines_of_pages()))
+@cases(("page", "line"), list(lines_of_pages()))
 def test_hints_of_the_documentation_can_be_typed(page: str, line: str) -> None:
     """Every example is read by the command line as it stands."""
     parse(line)
@@ -140,7 +85,7 @@ def test_hints_within_sentences_name_options_of_their_command() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@cases("address", ADDRESSES)
 def test_hints_of_a_coordinator_can_be_typed(address: str) -> None:
     """Its first lines name commands that the command line takes, for the address at which it is reached."""
     lines = [hint_to_start_coordinator(address), listening_line(address), *join_lines(address)]
@@ -177,7 +122,7 @@ def test_hints_of_a_coordinator_that_encrypts_have_a_token() -> None:
         parse(line)
 
 
-@pytest.mark.parametrize(
+@cases(
     "typed",
     [
         ["-v", "train", "my job.toml", "--local", "2", "--out", "run", "--replace"],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ringtune.errors import IntegrityError
+from tests.support.cases import cases
 from tests.support.fuzz import reader as judging
 from tests.support.fuzz.mutate import MAX_BYTES, mutated
 from tests.support.fuzz.reader import Reader, problem_of
@@ -30,9 +31,7 @@ def _long(data: bytes) -> None:
     raise error
 
 
-@pytest.mark.parametrize(
-    ("read", "wrong"), [(_refuse, ""), (len, ""), (_fail, "KeyError at"), (_long, "an error text of 20,000")]
-)
+@cases(("read", "wrong"), [(_refuse, ""), (len, ""), (_fail, "KeyError at"), (_long, "an error text of 20,000")])
 def test_answers_of_ours_are_right_and_others_wrong(read: Callable[[bytes], object], wrong: str) -> None:
     """An error of Python's, or one without an end."""
     problem = problem_of(Reader(name="r", seeds=(b"x",), read=read), b"x")
@@ -50,7 +49,7 @@ def test_answers_that_take_much_memory_or_time_are_wrong(monkeypatch: pytest.Mon
     assert problem_of(good, b"x") == "r: more than 1 s of a processor"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@cases("target", TARGETS)
 def test_right_and_changed_inputs_get_a_right_answer(target: str) -> None:
     """Some hundred changed ones of each target."""
     readers: tuple[Reader, ...] = importlib.import_module(f"tests.support.fuzz.{target}_readers").readers()

@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 from ringtune.errors import UsageError
 from ringtune.ids import check_node_name, check_run_id, make_run_id, naming_node, node_name_from_host
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize("name", ["a", "0", "jetson-2", "node.local", "a_b", "x" * 63])
+@cases("name", ["a", "0", "jetson-2", "node.local", "a_b", "x" * 63])
 def test_node_name_allows_host_like_names(name: str) -> None:
     """Small letters, digits, dot, dash, underscore."""
     assert check_node_name(name) == name
 
 
-@pytest.mark.parametrize(
-    "name", ["", "A", "-a", ".a", "_a", "a b", "a/b", "../a", "a..b", "a\n", "ä", "x" * 64, "a@b", "a:1", "a\x00"]
-)
+@cases("name", ["", "A", "-a", ".a", "_a", "a b", "a/b", "../a", "a..b", "a\n", "ä", "x" * 64, "a@b", "a:1", "a\x00"])
 def test_node_name_refuses_what_could_leave_a_folder(name: str) -> None:
     """A name is never a path, an address, or a second line in a log."""
     with pytest.raises(UsageError, match="is not allowed; use 1 to 63 small letters"):
@@ -31,9 +30,7 @@ def test_node_name_from_any_host_is_allowed(host: str) -> None:
     assert check_node_name(node_name_from_host(host))
 
 
-@pytest.mark.parametrize(
-    ("host", "name"), [("Jetson-2.local", "jetson-2"), ("my host", "my-host"), ("", "node"), ("ÄÖ", "node")]
-)
+@cases(("host", "name"), [("Jetson-2.local", "jetson-2"), ("my host", "my-host"), ("", "node"), ("ÄÖ", "node")])
 def test_node_name_from_host_stays_recognisable(host: str, name: str) -> None:
     """The first part of the host name, in small letters."""
     assert node_name_from_host(host) == name
@@ -53,14 +50,14 @@ def test_run_id_needs_random_bytes() -> None:
         make_run_id(0, b"abc")
 
 
-@pytest.mark.parametrize("run_id", ["", "r2026", "../r20260102-030405-0a1b2c3d", "r20260102-030405-0A1B2C3D"])
+@cases("run_id", ["", "r2026", "../r20260102-030405-0a1b2c3d", "r20260102-030405-0A1B2C3D"])
 def test_run_id_refuses_other_forms(run_id: str) -> None:
     """What arrives as a run id may become a folder."""
     with pytest.raises(UsageError, match="is not of the form"):
         check_run_id(run_id)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("message", "named"),
     [
         ("can't read /data/pi/train.csv", "node pi: can't read /data/pi/train.csv"),

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "grpc", "psutil", "numpy", "transformers", "adapters", "safetensors")
 HELP_FACTOR = 4
@@ -26,15 +24,7 @@ finally:
 
 # the ends of connections, which nothing else of these packages imports
 WITH_GRPC = tuple(
-    f"ringtune.transport.{name}"
-    for name in (
-        "channels",
-        "tls",
-        "enrollment",
-        "retry",
-        "status",
-        "weights_servicer",
-    )
+    f"ringtune.transport.{name}" for name in ("channels", "tls", "enrollment", "retry", "status", "weights_servicer")
 )
 
 # the only room with numpy, which others import when they need it
@@ -42,13 +32,18 @@ KNAPSACKS = "ringtune.techniques.knapsacks"
 
 LIST_LOADED = """
 import importlib, json, pkgutil, sys
-for name in {packages!r}:
-    package = importlib.import_module(name)
-    for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        left_out = module.name in {with_grpc!r} or module.name.startswith({left_out!r})
-        if not module.name.endswith("_pb2_grpc") and not left_out:
-            importlib.import_module(module.name)
-print(json.dumps(sorted(set({heavy!r}) & set(sys.modules))))
+
+def load(*packages, left_out):
+    for name in packages:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
+            is_left_out = module.name in {with_grpc!r} or bool(left_out) and module.name.startswith(left_out)
+            if not module.name.endswith("_pb2_grpc") and not is_left_out:
+                importlib.import_module(module.name)
+    return sorted(set({heavy!r}) & set(sys.modules))
+
+pure = load("ringtune", "sim", "coordinator.planner.make_plan", left_out={knapsacks!r})
+print(json.dumps([pure, load("coordinator", left_out={knapsacks!r}), load({knapsacks!r}, left_out="")]))
 """
 
 
@@ -57,11 +52,14 @@ def _environment(**more: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **more}
 
 
-def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY, left_out: str = KNAPSACKS) -> list[str]:
-    """The heavy libraries that a fresh interpreter holds after importing every module of ``packages``."""
-    code = LIST_LOADED.format(packages=packages, heavy=heavy, with_grpc=WITH_GRPC, left_out=left_out)
+def test_imports_load_nothing_heavy_that_they_can_do_without() -> None:
+    """One interpreter imports every module of the rules, the simulator and the planner: none of the heavy libraries.
+
+    Those of the coordinator after them need grpc and no torch; the knapsacks of operation tables need numpy besides.
+    """
+    code = LIST_LOADED.replace("{with_grpc!r}", repr(WITH_GRPC)).replace("{heavy!r}", repr(HEAVY))
     done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code.replace("{knapsacks!r}", repr(KNAPSACKS))],
         capture_output=True,
         text=True,
         check=True,
@@ -69,23 +67,10 @@ def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY, left_out: str = KNAP
         env=_environment(),
         stdin=subprocess.DEVNULL,
     )
-    return list(json.loads(done.stdout.splitlines()[-1]))
-
-
-@pytest.mark.parametrize("package", ["ringtune", "sim", "coordinator.planner.make_plan"])
-def test_imports_of_pure_packages_are_light(package: str) -> None:
-    """The rules, the simulator and the planner load no torch, no grpc and nothing else that is heavy."""
-    assert _loaded(package) == []
-
-
-def test_imports_of_coordinator_have_no_torch() -> None:
-    """A coordinator runs where torch is not installed; numpy comes only with the knapsacks."""
-    assert set(_loaded("coordinator")) <= {"grpc"}
-
-
-def test_imports_of_knapsacks_have_only_numpy() -> None:
-    """The knapsacks of operation tables take numpy and nothing else that is heavy."""
-    assert set(_loaded(KNAPSACKS, left_out="nothing")) <= {"numpy"}
+    pure, coordinator, knapsacks = map(set, json.loads(done.stdout.splitlines()[-1]))
+    assert pure == set()
+    assert coordinator <= {"grpc"}
+    assert knapsacks <= {"grpc", "numpy"}
 
 
 def test_help_answers_at_once() -> None:

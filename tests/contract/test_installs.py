@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import cases
+
 ROOT = Path(__file__).parents[2]
 FOR_DEVELOPERS = {"browser", "dev", "docs"}
 CORE = ("ringtune", "coordinator", "sim", "edge.cli")
@@ -127,7 +129,7 @@ def test_installs_have_every_help_and_a_coordinator(bare: dict[str, Any]) -> Non
     assert bare["failed"] == {}
 
 
-@pytest.mark.parametrize(("target", "extras"), [("demo", "node,web"), ("setup", "node,web,dev,docs")])
+@cases(("target", "extras"), [("demo", "node,web"), ("setup", "node,web,dev,docs")])
 def test_installs_of_make_are_what_a_target_needs(tmp_path: Path, target: str, extras: str) -> None:
     """A demo waits for no linter and no tool of the site; one environment of all does for it too."""
     words = ["make", "--dry-run", f"VENV={tmp_path}", target]

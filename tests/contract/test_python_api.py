@@ -15,8 +15,9 @@ import pytest
 
 import ringtune
 from ringtune.errors import RingTuneError
-from tests.contract.test_structure import ROOT
+from tests.support.cases import cases
 from tests.support.processes import source_environment
+from tests.support.sources import ROOT
 
 STUB = ROOT / "proto/ringtune/__init__.pyi"
 LOADS = """
@@ -43,7 +44,7 @@ def test_names_are_those_of_the_entry_points_and_of_the_stub() -> None:
     assert [node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)] == ["__all__", "__version__"]
 
 
-@pytest.mark.parametrize("name", ringtune.__all__)
+@cases("name", ringtune.__all__)
 def test_name_is_documented(name: str) -> None:
     """Every name and every public member of the classes says what it does."""
     found = getattr(ringtune, name)

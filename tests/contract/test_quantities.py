@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes, format_seconds, parse_bytes, parse_rate
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "size"),
     [
         ("0", 0),
@@ -31,7 +32,7 @@ def test_parse_bytes_reads_binary_and_decimal_units(text: str, size: int) -> Non
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1.5.2GB", "1 parsec", "1e3", "0x10", "1,000", "1.GB", "inf", "٣GB"])
+@cases("text", ["", "MiB", "-1", "1.5.2GB", "1 parsec", "1e3", "0x10", "1,000", "1.GB", "inf", "٣GB"])
 def test_parse_bytes_refuses_what_is_no_size(text: str) -> None:
     """The message shows how to write one."""
     with pytest.raises(UsageError, match="is not a size; write it like 512MiB"):
@@ -52,7 +53,7 @@ def test_parse_rate_reads_bits_and_bytes(number: float, unit: str, per_second: s
     assert parse_rate(text) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "-1MB", "100Mb", "5mb/s", "1 Mbit/h", "nan", "Mbit", "1,5MB/s", "/s"])
+@cases("text", ["", "fast", "-1MB", "100Mb", "5mb/s", "1 Mbit/h", "nan", "Mbit", "1,5MB/s", "/s"])
 def test_parse_rate_refuses_what_is_no_rate(text: str) -> None:
     """``Mb`` may be bits or bytes; the message lists the forms."""
     with pytest.raises(UsageError, match="is not a rate; write it like 100Mbit, 100Mbit/s, 1Gbit, 5MB/s"):
@@ -66,7 +67,7 @@ def test_parse_bytes_scales_by_the_unit(size: int, unit: str) -> None:
     assert parse_bytes(f"{size}{unit}") == parse_bytes(f"{size}{unit.lower()}") == size * factor
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "text"),
     [
         (0, "0 B"),
@@ -85,7 +86,7 @@ def test_format_bytes_keeps_budgets_comparable(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("duration", "text"),
     [
         (0, "0.00 ms"),

@@ -29,6 +29,7 @@ from ringtune.texts import (
     times,
 )
 from ringtune.v1 import control_pb2
+from tests.support.cases import cases
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
 
@@ -59,7 +60,7 @@ def test_names_are_shown_on_one_short_line() -> None:
     assert len(shown(LONG)) < 200
 
 
-@pytest.mark.parametrize("text", [ESCAPES, LONG])
+@cases("text", [ESCAPES, LONG])
 def test_errors_of_others_are_printable_and_bounded(text: str) -> None:
     """As a call's status, as a run's failure, as part of an error of our own."""
     errors = [
@@ -73,7 +74,7 @@ def test_errors_of_others_are_printable_and_bounded(text: str) -> None:
         assert str(error).isprintable()
 
 
-@pytest.mark.parametrize("text", [ESCAPES, LONG])
+@cases("text", [ESCAPES, LONG])
 def test_logs_screens_and_lists_show_no_control_and_no_endless_line(text: str) -> None:
     """Whatever a node says of itself or of its failure."""
     line = PlainFormatter("%(message)s").format(logging.makeLogRecord({"msg": "node b: %s", "args": (text,)}))
@@ -141,7 +142,7 @@ class _Books:
         """Ignore it."""
 
 
-@pytest.mark.parametrize("text", [ESCAPES, LONG])
+@cases("text", [ESCAPES, LONG])
 def test_failures_and_problems_in_reports_are_printable(text: str) -> None:
     """They go to the submitter's screen, to the record of the run and to the log."""
     request = control_pb2.ReportRequest(node="a", number=1, error="DataError", message=text, cache_problem=text)

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support.cases import cases
 
 DOCKERFILE = Path(__file__).parents[2] / "deploy/Dockerfile"
 INDEX = "https://index.example/cpu"
@@ -49,7 +49,7 @@ def test_image_for_amd64_needs_the_index_of_cpu_builds(tmp_path: Path) -> None:
     assert "--build-arg TORCH_INDEX=URL" in errors
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@cases("machine", ["x86_64", "aarch64"])
 def test_image_takes_torch_from_the_index_that_is_named(tmp_path: Path, machine: str) -> None:
     """Only torch comes from there."""
     code, asked, _ = build(tmp_path, machine=machine, TORCH_INDEX=INDEX)
@@ -64,7 +64,7 @@ def test_image_for_arm64_needs_no_index(tmp_path: Path) -> None:
     assert "--index-url" not in asked
 
 
-@pytest.mark.parametrize(("found", "wanted", "code"), [("cuda", "cpu", 1), ("cpu", "cuda", 1), ("cuda", "cuda", 0)])
+@cases(("found", "wanted", "code"), [("cuda", "cpu", 1), ("cpu", "cuda", 1), ("cuda", "cuda", 0)])
 def test_image_refuses_another_build_than_was_asked_for(tmp_path: Path, found: str, wanted: str, code: int) -> None:
     """Whatever the index gave is looked at."""
     result = build(tmp_path, machine="x86_64", found=found, TORCH_INDEX=INDEX, TORCH_BUILD=wanted)

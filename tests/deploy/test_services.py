@@ -1,7 +1,9 @@
-"""Units and the compose file: what systemd says of them, and that each command in them is one of ``ringtune``."""
+"""Units and the compose file, as systemd and ``ringtune`` read them; the dashboard asks for figures that there are."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,7 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from coordinator.web.metrics import MetricsCollector
+from coordinator.web.streams import MemberStatus, PageData, Streams
 from tests.contract.test_hints import parse
+from tests.support.cases import cases
+from tests.support.page_runs import metrics, trained
+from tests.support.sources import ROOT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
@@ -34,7 +41,7 @@ def entries(unit: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@cases("unit", UNITS)
 def test_unit_is_taken_by_systemd(unit: Path, tmp_path: Path) -> None:
     """Nothing of it is unknown or ill-written; the command has to be there, so another stands for it."""
     if shutil.which("systemd-analyze") is None:
@@ -57,7 +64,7 @@ def test_unit_check_sees_a_mistake(tmp_path: Path) -> None:
     assert "ProtectSystm" in done.stderr
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@cases("unit", UNITS)
 def test_unit_runs_a_command_that_there_is(unit: Path) -> None:
     """With the settings beside it, the line is one that the command line takes; it is locked in."""
     found = entries(unit)
@@ -81,7 +88,7 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["coordinator", "node-0", "node-1", "node-2", "submit"])
+@cases("name", ["coordinator", "node-0", "node-1", "node-2", "submit"])
 def test_compose_service_runs_a_command_that_there_is(name: str) -> None:
     """Its keys are those of the compose specification that are used here, its words those of the command line."""
     service = services()[name]
@@ -104,3 +111,22 @@ def test_compose_nodes_share_all_rows() -> None:
     commands = [service["command"] for name, service in services().items() if name.startswith("node-")]
     shares = [command[command.index("--share") + 1] for command in commands]
     assert shares == [f"{index}/{len(shares)}" for index in range(len(shares))]
+
+
+def test_dashboard_names_figures_that_a_coordinator_has() -> None:
+    """A figure that is renamed would leave an empty panel behind."""
+    page_data = PageData(members=lambda: {"a": MemberStatus("idle", 1, 2, "cpu")})
+    for event in trained():
+        page_data.hear(event)
+    page_data.hear(metrics({"kind": "evaluation", "step": 8, "loss": 0.25, "accuracy": 0.75}))
+    page_data.tick(0.0)
+    there = set(re.findall(r"^(ringtune_\w+)", MetricsCollector(Streams(page_data)).text().decode(), re.MULTILINE))
+    dashboard = json.loads((ROOT / "deploy" / "metrics" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ringtune_\w+", target["expr"])
+    }
+    assert len(asked) > 8
+    assert asked <= there

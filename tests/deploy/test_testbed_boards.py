@@ -16,6 +16,7 @@ from deploy.testbed.capabilities import Capabilities, Capability, MissingCapabil
 from deploy.testbed.groups import GroupMounts
 from deploy.testbed.network import Shaper
 from ringtune.errors import CapacityError, InvalidInputError, RingTuneError
+from tests.support.cases import cases
 
 EXAMPLE = Path(__file__).parents[2] / "deploy/testbed/boards.toml"
 TEXT = """
@@ -67,7 +68,7 @@ def test_example_has_four_unequal_boards_for_two_cores() -> None:
     assert layout.check_fits(num_cores=2, free_bytes=16 << 30) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new", "message"),
     [
         ('name = "b"', 'name = "a"', "two boards are called 'a'"),
@@ -215,7 +216,7 @@ def test_limit_that_is_raised_is_raised_for_memory_with_swap_first() -> None:
     assert [one.path.name for one in reversed(settings)] == ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("version", "files"),
     [
         (

@@ -23,13 +23,14 @@ from docs.examples.squad.prepare import read_articles, rows_of
 from docs.examples.squad.prepare import split as split_articles
 from ringtune.errors import ConnectionFailedError, DataError, IntegrityError, ModelError
 from ringtune.job.job import load_job
+from tests.support.cases import cases
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml"))
 TINY = stories15m.Header(width=8, inner=12, num_blocks=2, num_heads=2, num_kv_heads=1, vocab=264, context=16)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_example_job_parses_and_names_what_prepare_writes(name: str) -> None:
     """The strict parser takes it, and its paths lead to ``build/examples/NAME`` from where it lies."""
     job = load_job(EXAMPLES / name / "job.toml")
@@ -119,7 +120,7 @@ def test_get_says_what_to_type_where_nothing_is_there(package: Package, tmp_path
         get(package, tmp_path / "pieces", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("tool", "remedy"), [("npm", "install Node.js"), ("apt-get", "it comes with Debian")])
+@cases(("tool", "remedy"), [("npm", "install Node.js"), ("apt-get", "it comes with Debian")])
 def test_get_without_the_tool_says_how_to_go_on(
     tool: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +228,7 @@ def test_idx_file_is_read_with_its_shape(tmp_path: Path) -> None:
     assert read_idx(path).tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "message"),
     [
         (
@@ -369,7 +370,7 @@ def test_pieces_that_join_are_ordered_by_score() -> None:
     assert stories15m.merges_of(pieces) == [("a", "aa"), ("aa", "a"), ("a", "a")]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("keep", "message"), [(10, "which are no sizes"), (500, "ends within 'table'"), (-3, "tokenizer ends after|ends")]
 )
 def test_stories_file_that_is_cut_is_refused(tmp_path: Path, keep: int, message: str) -> None:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.contract.test_glossary import definitions, exists
-from tests.contract.test_structure import ROOT
+from tests.support.cases import cases
+from tests.support.sources import ROOT
 
 BUILT = ROOT / "docs/how/built.md"
 PAGES = [BUILT, *sorted((ROOT / "docs/decisions").glob("*.md"))]
@@ -37,7 +36,7 @@ def not_in_its_file(text: str) -> Iterator[str]:
         yield from (f"{path}: {name}" for name in re.findall(r"`([\w.]+)`", names) if name not in known)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@cases("page", PAGES)
 def test_what_a_page_names_is_there(page: Path) -> None:
     """Paths from the root of the checkout, dotted names, and benches."""
     assert list(missing(page.read_text(encoding="utf-8"))) == []

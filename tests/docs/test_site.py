@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from docs.how import drawings
+from tests.support.cases import cases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -39,7 +38,7 @@ def broken(page: Path) -> Iterator[str]:
             yield target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@cases("page", PAGES)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     """The file is there, and has the heading."""
     assert list(broken(page)) == []
@@ -53,7 +52,7 @@ def unfinished(text: str) -> str:
     return "" if ends and not is_open else last
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@cases("page", PAGES)
 def test_page_is_read_to_its_end(page: Path) -> None:
     """It ends with a sentence, a table or a block, and no block is left open."""
     assert unfinished(page.read_text(encoding="utf-8")) == ""
@@ -101,7 +100,7 @@ def test_every_page_is_in_a_list_of_pages() -> None:
     assert [page for page in named if "*" not in page.name and not page.is_file()] == []
 
 
-@pytest.mark.parametrize("name", drawings.DRAWINGS)
+@cases("name", drawings.DRAWINGS)
 def test_drawing_is_what_the_script_draws(name: str) -> None:
     """If this fails, a rule or the script has changed: run ``make docs``."""
     assert (DOCS / f"how/{name}.svg").read_text(encoding="utf-8") == drawings.DRAWINGS[name]()

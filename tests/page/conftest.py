@@ -13,8 +13,8 @@ import pytest
 
 from coordinator.web.server import PageServer
 from coordinator.web.streams import MemberStatus, PageData
-from tests.contract.test_structure import ROOT
 from tests.support import leaks
+from tests.support.sources import ROOT
 
 BROWSER = os.environ.get("RINGTUNE_BROWSER", "")
 collect_ignore_glob = [] if BROWSER else ["test_*.py"]

@@ -14,6 +14,7 @@ from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from sim.ledger import Items
 from sim.meter import ProfileTimes, RecordedTimes
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, point, profile_of
 
@@ -43,7 +44,7 @@ EVALUATION = turn_of(StepKind.EVALUATE).first_seq
 CHECKPOINT = turn_of(StepKind.CHECKPOINT).first_seq
 
 
-@pytest.mark.parametrize(
+@cases(
     ("action", "seconds"),
     [
         (EMBED, TIMES[Work.EMBED]),
@@ -137,15 +138,7 @@ def test_recorded_times_tell_heads_of_evaluations_from_those_of_steps() -> None:
     assert found("a", HEAD._replace(seq=EVALUATION)) == 2.0
 
 
-@pytest.mark.parametrize("same_run", [True, False])
-def test_recorded_times_fall_back_to_the_profile(same_run: bool) -> None:
-    """What was never recorded on a node takes its median; samples of other nodes and kinds are not taken."""
-    found = times([("a", BACKWARD, 9.0), ("b", UPDATE_HEAD, 9.0)], same_run=same_run)
-    assert found("b", BACKWARD) == 2 * TIMES[Work.BACKWARD]
-    assert found("b", Action(Op.UPDATE, 2, -1, 3, 4)) == TIMES[Work.UPDATE]
-
-
-@pytest.mark.parametrize("same_run", [True, False])
+@cases("same_run", [True, False])
 def test_recorded_times_need_no_median_of_what_was_recorded(same_run: bool) -> None:
     """A profile that lacks a work can still be replayed with; what has no sample names the work."""
     profile = profile_of(PLAN)

@@ -12,6 +12,7 @@ from ringtune.schedule.course import HelperSettings
 from ringtune.techniques.offload import helped, helpers_by_host
 from sim.prediction import predict
 from sim.what_if import change_all, drop_from_plan
+from tests.support.cases import cases
 from tests.support.offloading import LINEAR_PARAMS, plan, profile
 from tests.support.plans import make_plan
 from tests.support.profiles import profile_of
@@ -44,7 +45,7 @@ def test_change_of_offload_keeps_the_manner() -> None:
     assert helpers_by_host(after) == {"weak": "owner"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "said"),
     [
         ("weak=stron", "there is no node 'stron'; did you mean 'strong'"),
@@ -71,7 +72,7 @@ def test_change_of_users_gives_each_adapters_and_takes_them_back() -> None:
     assert change_all(PROFILE, bare, ["offload=weak=strong", "users=alone"])[1] == alone
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "said"),
     [
         (["users=each"], "offload.users = 'each' is not one of joint, alone, collaboration"),

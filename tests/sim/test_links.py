@@ -12,6 +12,7 @@ from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Units
 from sim.ledger import ItemKind, Items
 from sim.links import MeasuredLinks
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -133,7 +134,7 @@ def test_links_return_credits_with_the_latency_only() -> None:
     assert found.credit_s("a", "b", 3.0) == 3.5
 
 
-@pytest.mark.parametrize("ask", ["arrival_s", "credit_s"])
+@cases("ask", ["arrival_s", "credit_s"])
 def test_links_that_were_not_measured_are_an_error(ask: str) -> None:
     """With some links known a missing one is named."""
     found = links({("a", "b"): (100.0, 0.5)})

@@ -16,6 +16,7 @@ from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.units import EMBEDDING
 from sim.prediction import predict
 from sim.recorded_run import Recording, read_trace
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
 
@@ -73,7 +74,7 @@ def test_read_trace_replays_to_the_same_wall_time(tmp_path: Path) -> None:
 WHOLE = trace_text(list(predict(PLAN, PROFILE, keep_spans=True).spans))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.5, 0.8, 0.99])
+@cases("share", [0.0, 0.01, 0.2, 0.5, 0.8, 0.99])
 def test_read_trace_says_where_it_is_cut_off(share: float, tmp_path: Path) -> None:
     """Line and byte of the end, and the file."""
     text = WHOLE[: int(share * len(WHOLE))]
@@ -86,7 +87,7 @@ def test_read_trace_says_where_it_is_cut_off(share: float, tmp_path: Path) -> No
     assert line in (text.count("\n") + 1, text.count("\n"))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@cases("seed", range(12))
 def test_read_trace_of_any_length_is_read_or_refused(seed: int, tmp_path: Path) -> None:
     """No cut gives a traceback or half a recording."""
     at = 37 * seed * len(WHOLE) // 450
@@ -129,7 +130,7 @@ def event(**changes: object) -> dict[str, Any]:
 NAME = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "a"}}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "error", "message"),
     [
         ([], IntegrityError, "it has no list 'traceEvents'"),
@@ -153,7 +154,7 @@ def test_read_trace_refuses_what_is_no_trace(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         '{"traceEvents": ' + "[" * 100_000,

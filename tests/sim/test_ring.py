@@ -10,6 +10,7 @@ from ringtune.costs.action_costs import Rest
 from ringtune.schedule.actions import TensorKey
 from sim.links import Delays, MessageCost
 from sim.ring import VirtualRing
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 
@@ -58,7 +59,7 @@ def test_ring_that_sends_begins_its_next_action_later() -> None:
     assert wall_s(4, 0.0, 0.0) < wall_s(4, 0.125, 0.0) < wall_s(4, 0.25, 0.0)
 
 
-@pytest.mark.parametrize(("source_s", "target_s"), [(0.0, 0.0), (0.25, 0.0), (0.0, 0.25), (0.5, 0.5)])
+@cases(("source_s", "target_s"), [(0.0, 0.0), (0.25, 0.0), (0.0, 0.25), (0.5, 0.5)])
 def test_ring_counts_what_was_taken_as_busy(source_s: float, target_s: float) -> None:
     """A node's actions never overlap, and each takes its second at least."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=6, microbatches=4, eval_rows=0)
@@ -70,7 +71,7 @@ def test_ring_counts_what_was_taken_as_busy(source_s: float, target_s: float) ->
         assert all(span.end_s - span.start_s >= 1.0 for span in spans)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("delays_s", "later_s"),
     # the sender of a gradient goes on with its update, twice on the way down: of the head, and of the upper slice
     [((0.25, 0.0), 0.5), ((0.0, 0.25), 0.0), ((0.5, 0.5), 1.0)],

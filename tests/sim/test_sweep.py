@@ -13,9 +13,10 @@ import pytest
 
 from ringtune.errors import ConnectionFailedError, UsageError
 from sim.sweep import Axis, each_cell, grid, parse_axis
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "values"),
     [
         ("a.compute=0.25,0.5,1", ("0.25", "0.5", "1")),
@@ -33,7 +34,7 @@ def test_parse_axis_reads_lists_and_ranges(text: str, values: tuple[str, ...]) -
     assert parse_axis(text) == Axis(key=text.partition("=")[0], values=values)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("a.compute", "is not KEY=VALUE"),
@@ -72,13 +73,9 @@ def test_grid_refuses_a_key_twice() -> None:
         grid([parse_axis("a.compute=1"), parse_axis("a.compute=2")])
 
 
-@pytest.mark.parametrize(
+@cases(
     "axes",
-    [
-        ("a.compute=1:2:10000000000",),
-        ("a.compute=1:2:9000,3:4:9000",),
-        ("a.compute=1:2:100", "b.compute=1:2:101"),
-    ],
+    [("a.compute=1:2:10000000000",), ("a.compute=1:2:9000,3:4:9000",), ("a.compute=1:2:100", "b.compute=1:2:101")],
 )
 def test_sweep_of_too_many_cells_is_refused_before_it_is_listed(axes: tuple[str, ...]) -> None:
     """With its size, the limit and what to do: ten thousand million values would fill the memory."""
@@ -97,7 +94,7 @@ def wait_for_ever(pipe: str, cell: tuple[str, ...]) -> str:
     return Path(pipe).read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("tracker")
+@pytest.mark.usefixtures("by_workers")
 @pytest.mark.timeout(120)
 def test_sweep_that_is_left_early_ends_its_workers(tmp_path: Path) -> None:
     """Results come as they are done, and workers in the middle of a cell do not hold the end up."""
@@ -117,19 +114,17 @@ CELLS = [(f"a={index}", f"b={index * index}") for index in range(7)]
 
 
 @pytest.fixture(scope="module")
-def tracker() -> None:
-    """Joblib's resource tracker, a process that stays as long as this one, is there before a test begins."""
-    list(each_cell(join, CELLS, jobs=2))
+def by_workers() -> list[str]:
+    """What a worker a core makes; joblib's resource tracker, which stays as long as this process, is there then."""
+    return list(each_cell(join, CELLS, jobs=-1))
 
 
-@pytest.mark.usefixtures("tracker")
-@pytest.mark.parametrize("jobs", [1, 2, 3, -1])
-def test_cells_keep_the_order_for_any_number_of_workers(jobs: int) -> None:
+def test_cells_keep_the_order_for_any_number_of_workers(by_workers: list[str]) -> None:
     """Results stand where their cells stand."""
-    assert list(each_cell(join, CELLS, jobs=jobs)) == [join(cell) for cell in CELLS]
+    assert by_workers == list(each_cell(join, CELLS, jobs=1)) == [join(cell) for cell in CELLS]
 
 
-@pytest.mark.parametrize("jobs", [0, -2])
+@cases("jobs", [0, -2])
 def test_cells_refuse_a_number_of_workers_that_is_none(jobs: int) -> None:
     """No worker would do nothing."""
     with pytest.raises(UsageError, match=f"--jobs {jobs} has to be at least 1, or -1"):
@@ -144,7 +139,7 @@ def test_cells_refuse_an_unknown_backend() -> None:
         list(each_cell(join, CELLS, cluster="10.0.0.1:8786"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("module", "options", "message"),
     [
         ("joblib", {"jobs": 2}, r"needs the package 'joblib'; pip install 'joblib'"),
@@ -163,7 +158,7 @@ def test_cells_name_the_package_that_is_missing(
     assert list(each_cell(join, CELLS, backend="loky", jobs=1)) == [join(cell) for cell in CELLS]
 
 
-@pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
+@cases(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
 def test_cells_on_a_cluster_that_is_not_there_end_at_once(
     backend: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

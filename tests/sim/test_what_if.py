@@ -27,6 +27,7 @@ from sim.what_if import (
     with_speed,
 )
 from tests.support import plans
+from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT, plan, profile
 from tests.support.plans import make_plan
@@ -46,7 +47,7 @@ def test_changes_of_nothing_change_nothing() -> None:
     assert changed() == (PROFILE, PLAN)
 
 
-@pytest.mark.parametrize("speed", [0.25, 0.5, 2.0])
+@cases("speed", [0.25, 0.5, 2.0])
 def test_changes_of_compute_divide_every_time_of_that_node(speed: float) -> None:
     """Half as fast is twice the time, of every work; other nodes, links and plan stay."""
     profile, plan = changed(f"pi-2.compute={speed}")
@@ -91,14 +92,14 @@ def test_changes_of_compute_are_of_the_whole_processor() -> None:
         assert link.rate_bytes_per_s == 1e6
 
 
-@pytest.mark.parametrize(("text", "num_bytes"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1000", 1000)])
+@cases(("text", "num_bytes"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1000", 1000)])
 def test_changes_of_memory_set_the_budget(text: str, num_bytes: int) -> None:
     """In the units that people use."""
     profile, _ = changed(f"pi-1.memory={text}")
     assert [node.memory_bytes for node in profile.nodes] == [num_bytes, 10**9, 10**9]
 
 
-@pytest.mark.parametrize("text", ["20e6", "20MB", "20MB/s", "20000000", "160Mbit", "160Mbit/s", "0.16Gbit"])
+@cases("text", ["20e6", "20MB", "20MB/s", "20000000", "160Mbit", "160Mbit/s", "0.16Gbit"])
 def test_changes_of_a_rate_touch_one_direction(text: str) -> None:
     """Links are directed; quartiles of the old rate go."""
     spread = dataclasses.replace(PROFILE.links[0], rate_low_bytes_per_s=1.0, rate_high_bytes_per_s=2.0)
@@ -115,7 +116,7 @@ def test_changes_of_a_latency_find_names_with_dots() -> None:
     assert latencies == {("pi-2", "pi.3"): 0.0, ("pi.3", "pi-1"): 2.0}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("pair", "touched"),
     [
         ("*.*", set(PROFILE.link_by_pair)),
@@ -137,7 +138,7 @@ def test_changes_give_nodes_of_one_machine_links() -> None:
     assert predict(PLAN, profile).wall_s > predict(PLAN, profile_of(PLAN)).wall_s
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "key", "value"),
     [
         ("microbatches=4", "microbatches", 4),
@@ -192,8 +193,8 @@ def test_changes_of_micro_batches_need_times_of_more_sizes() -> None:
         changed("microbatches=4", profile=bare)
 
 
-@pytest.mark.parametrize("key", ["batch_size", "microbatches"])
-@pytest.mark.parametrize("subnets", [1, 2])
+@cases("key", ["batch_size", "microbatches"])
+@cases("subnets", [1, 2])
 def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: int) -> None:
     """A table by itself, or several: which rows a batch has and how it is parted is not theirs any more."""
     table = Operations(subnets=subnets)
@@ -207,7 +208,7 @@ def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: i
     assert change_all(PROFILE, plan, [f"{key}={now}"])[1] == plan
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ("pi-9.compute=1", "no node 'pi-9'; did you mean 'pi-"),
@@ -250,7 +251,7 @@ def test_changes_of_links_that_there_are_none_of_say_how_to_get_them() -> None:
         changed("link.pi-1.pi-2.rate=1", profile=profile_of(PLAN))
 
 
-@pytest.mark.parametrize("text", ["", "pi-1.compute", "=3", "pi-1.compute="])
+@cases("text", ["", "pi-1.compute", "=3", "pi-1.compute="])
 def test_split_change_needs_key_and_value(text: str) -> None:
     """A slip of form is about the command line."""
     with pytest.raises(UsageError, match="is not KEY=VALUE"):
@@ -260,7 +261,7 @@ def test_split_change_needs_key_and_value(text: str) -> None:
 # ---- members -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "slices"),
     [
         ("pi-1", [("pi-2", 0, 3), ("pi.3", 3, 4)]),
@@ -331,31 +332,30 @@ REFUSALS = (
 )
 
 
-@pytest.mark.parametrize("block", range(5))
-def test_every_plan_answers_every_change_or_says_what_it_refuses(block: int) -> None:
+@cases("seed", range(30))
+def test_every_plan_answers_every_change_or_says_what_it_refuses(seed: int) -> None:
     """Any hosts, replicas, placements, tables, and owners without blocks; what comes of a change can be predicted."""
     refused: list[str] = []
-    for seed in range(block * 12, block * 12 + 12):
-        rng = random.Random(f"change {seed}")
-        plan = plans.random_plan(rng, with_operations=seed % 5 == 0)
-        if not stay_reason(plan.course, plan.placements) and rng.random() < 0.6:
-            plan = moving_at_random(rng, plan)
-        profile = random_profile(plan, rng)
-        answers: list[tuple[str, Profile, Plan]] = []
-        for name in (*plan.nodes, *CHANGES):
-            try:
-                if "=" in name:
-                    answers.append((name, *change_all(profile, plan, [name])))
-                else:
-                    answers.append((name, drop_from_profile(profile, name), drop_from_plan(plan, name)))
-            except PlanError as error:
-                refused.append(str(error))
-        for name, after, changed_plan in answers:
-            assert name not in changed_plan.nodes
-            assert {one.node for one in after.nodes} >= set(changed_plan.nodes), (seed, name)
-            assert len(changed_plan.placements) <= len(plan.placements)
-        for _, after, changed_plan in rng.sample(answers, 1):
-            assert predict(changed_plan, after).num_steps == changed_plan.course.num_steps
+    rng = random.Random(f"change {seed}")
+    plan = plans.random_plan(rng, with_operations=seed % 5 == 0)
+    if not stay_reason(plan.course, plan.placements) and rng.random() < 0.6:
+        plan = moving_at_random(rng, plan)
+    profile = random_profile(plan, rng)
+    answers: list[tuple[str, Profile, Plan]] = []
+    for name in (*plan.nodes, *CHANGES):
+        try:
+            if "=" in name:
+                answers.append((name, *change_all(profile, plan, [name])))
+            else:
+                answers.append((name, drop_from_profile(profile, name), drop_from_plan(plan, name)))
+        except PlanError as error:
+            refused.append(str(error))
+    for name, after, changed_plan in answers:
+        assert name not in changed_plan.nodes
+        assert {one.node for one in after.nodes} >= set(changed_plan.nodes), (seed, name)
+        assert len(changed_plan.placements) <= len(plan.placements)
+    for _, after, changed_plan in rng.sample(answers, 1):
+        assert predict(changed_plan, after).num_steps == changed_plan.course.num_steps
     assert [text for text in refused if not any(re.match(known, text) for known in REFUSALS)] == []
 
 
@@ -440,7 +440,7 @@ def test_helpers_pay_for_linear_adapters_where_links_are_fast() -> None:
     assert gained_s(LINEAR_PARAMS, 1e6) < 0 < gained_s(LINEAR_PARAMS, 1e9)
 
 
-@pytest.mark.parametrize("rate", [MEGABIT / 10, MEGABIT])
+@cases("rate", [MEGABIT / 10, MEGABIT])
 def test_helpers_do_not_pay_for_low_rank_on_a_slow_link(rate: float) -> None:
     """Pairs are as large as those of full matrices, but there is next to nothing to compute."""
     assert gained_s(LOW_RANK_PARAMS, rate) < 0

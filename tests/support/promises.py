@@ -1,7 +1,7 @@
 """What is always true of a run, and the tests that hold it: ``python -m tests.support.promises`` prints both.
 
 A test says which of the eight it holds by ``@pytest.mark.promise("1 partition invariance")``. The marks are read from
-the files, without importing them; ``tests/contract/test_promises.py`` compares that with what pytest collects.
+the files, without importing them; ``tests/contract/test_sample.py`` compares that with what pytest collects.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def held_promises(root: Path = TESTS) -> dict[str, list[str]]:
     """Promise -> the tests that hold it, as ``file::function``; also promises that nobody knows, if tests name them."""
     found: dict[str, list[str]] = {promise: [] for promise in PROMISES}
     for path in sorted(root.rglob("test_*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        for function in module.body:
+        text = path.read_text(encoding="utf-8")
+        for function in ast.parse(text).body if "mark.promise(" in text else ():
             if isinstance(function, ast.FunctionDef):
                 for promise in _marks(function):
                     name = f"{path.relative_to(root.parent).as_posix()}::{function.name}"

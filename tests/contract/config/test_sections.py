@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.config.sections import LR_SCHEDULES, RecoverySettings, learning_rate
 from ringtune.errors import JobError
 from ringtune.job.job import Train
+from tests.support.cases import cases
 
 # Ten steps, peak 1, as transformers 4.57 get_scheduler gives them.
 TABLES = {
@@ -21,7 +22,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize(("schedule", "warmup"), TABLES)
+@cases(("schedule", "warmup"), TABLES)
 def test_learning_rate_follows_its_table(schedule: str, warmup: int) -> None:
     """Each schedule, with and without warm-up, step by step."""
     train = Train(learning_rate=1.0, lr_schedule=schedule, warmup_steps=warmup)
@@ -37,6 +38,7 @@ def test_warm_up_is_said_once() -> None:
         Train(warmup_steps=5, warmup_share=0.1)
 
 
+@settings(max_examples=40)
 @given(
     schedule=st.sampled_from(LR_SCHEDULES),
     peak=st.floats(0, 10),
@@ -68,7 +70,7 @@ def test_owners_can_not_be_left_out_without_copies() -> None:
         RecoverySettings(owners="drop")
 
 
-@pytest.mark.parametrize("wait_s", [-1.0, 1e9, float("nan")])
+@cases("wait_s", [-1.0, 1e9, float("nan")])
 def test_time_to_wait_for_a_lost_node_has_bounds(wait_s: float) -> None:
     """The key is named; 0 is how a run that waits for nobody says it."""
     with pytest.raises(JobError, match=r"recovery\.wait_s is"):

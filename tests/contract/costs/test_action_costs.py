@@ -13,6 +13,7 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -41,7 +42,7 @@ def costs(*, cpu_cores: float, threads: int = 1, has_messages: bool = False) -> 
     return CourseCosts(PLAN.course, Profile(nodes=nodes, links=links))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("cpu_cores", "threads", "share"),
     [(2.0, 1, 0.0), (4.0, 2, 0.0), (1.0, 1, 1.0), (1.5, 1, 0.5), (4.0, 4, 1.0), (0.5, 1, 1.0), (0.0, 1, 0.0)],
 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from ringtune.costs.memory_estimate import disk_needs
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
@@ -14,6 +12,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.techniques.offload import helped
 from tests.contract.costs.test_full_parameters_costs import plan
+from tests.support.cases import cases
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 
@@ -32,7 +31,7 @@ def parts(state: int = 0, checkpoints: int = 0) -> dict[str, int]:
     return {name: size for name, size in (("optimizer state", state), ("checkpoints", checkpoints)) if size}
 
 
-@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("momentum", 1), ("sgd", 0)])
+@cases(("optimizer", "moments"), [("adamw", 2), ("momentum", 1), ("sgd", 0)])
 def test_state_on_disk_is_that_of_all_units_of_a_node(optimizer: str, moments: int) -> None:
     """Two blocks at a host; an owner has embedding and head too. In memory it takes no disk."""
     assert needs(plan(), "a", optimizer) == parts(moments * SLICE, 0)
@@ -46,7 +45,7 @@ def test_units_that_no_step_trains_have_no_state_but_are_saved() -> None:
     assert needs(short, "a") == parts(2 * 10_000, 2 * (SLICE + 2 * 10_000))
 
 
-@pytest.mark.parametrize(("steps", "shards"), [(10, 1), (20, 2), (30, 3), (90, 3)])
+@cases(("steps", "shards"), [(10, 1), (20, 2), (30, 3), (90, 3)])
 def test_three_shards_of_a_node_are_there_at_once(steps: int, shards: int) -> None:
     """The last two, and the one that is being written."""
     saving = changed(plan(), num_steps=steps, checkpoint_every=10)
@@ -59,7 +58,7 @@ def test_dropped_state_is_in_no_checkpoint() -> None:
     assert needs(dropping, "b", on_disk=False) == parts(0, SLICE + COPIES + 2 * 3_000)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("manner", "sets"),
     [
         (HelperSettings(), 0),
@@ -87,7 +86,7 @@ def test_shards_of_adapters_are_not_counted() -> None:
     assert needs(make_plan([("a", 0, 4)], ["a"], num_steps=8, checkpoint_every=2), "a") == parts()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("manner", "sets", "hosted", "sums"),
     [
         (HelperSettings(), 1, 1, 0),

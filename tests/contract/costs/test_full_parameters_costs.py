@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from ringtune.config.optimizers import TABLE_GIVEN_BACK_BYTES
 from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.memory_sizes import embedding_grad_bytes, logits_peak_bytes
@@ -14,6 +12,7 @@ from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
+from tests.support.cases import cases
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 
@@ -67,7 +66,7 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
     assert optimizer_bytes(plan(), "b", "sgd") == 60_000
 
 
-@pytest.mark.parametrize(
+@cases(
     ("group_size", "of_a", "of_b"),
     [
         # the group's gradients, and state of a matrix or the table; it is mapped beside what graphs took
@@ -118,7 +117,7 @@ def test_memory_of_an_owner_has_gradients_that_go_around() -> None:
     assert under_way(("b", "a"), dataclasses.replace(MODEL, is_tied=True)) == 2 * (60_000 + 3_000)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(0, 10_000), (10, 10_000 + 10 * 508), (1000, 60_000)])
+@cases(("tokens", "expected"), [(0, 10_000), (10, 10_000 + 10 * 508), (1000, 60_000)])
 def test_the_gradient_of_a_table_has_the_rows_of_a_batch(tokens: int, expected: int) -> None:
     """Each with its number; it is never larger than the table."""
     assert embedding_grad_bytes(MODEL, tokens) == expected
@@ -173,7 +172,7 @@ def test_the_gradient_of_a_tied_table_is_whole_from_the_head_on() -> None:
     assert moment_bytes(plan(), "b", "sgd", tied) == graphs + 50_000
 
 
-@pytest.mark.parametrize(("microbatches", "table_bytes", "rows"), [(1, 50_000, 64), (4, 50_000, 64), (4, 80, 10 + 16)])
+@cases(("microbatches", "table_bytes", "rows"), [(1, 50_000, 64), (4, 50_000, 64), (4, 80, 10 + 16)])
 def test_rows_of_an_embeddings_gradient_are_of_all_micro_batches(
     microbatches: int, table_bytes: int, rows: int
 ) -> None:
@@ -184,8 +183,8 @@ def test_rows_of_an_embeddings_gradient_are_of_all_micro_batches(
     assert sizes["rows of the embedding's gradient"] == rows * (2 * 4 + 8)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("microbatches", [1, 2])
+@cases("is_tied", [True, False])
+@cases("microbatches", [1, 2])
 def test_a_decoder_that_trains_has_two_gradients_from_the_second_micro_batch_on(
     microbatches: int, is_tied: bool
 ) -> None:

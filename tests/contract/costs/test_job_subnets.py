@@ -13,6 +13,7 @@ from ringtune.costs.model_facts import job_subnets, model_facts
 from ringtune.errors import JobError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.operation_tables import BatchOperations, Operations
+from tests.support.cases import cases
 from tests.support.fake_agents import MODEL
 from tests.support.model_folder import CONFIG, write_model
 
@@ -25,7 +26,7 @@ def _job(**values: object) -> Job:
     return JOB.with_overrides({**chosen, **{f"operations.{name}": value for name, value in values.items()}})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "count"), [({"heads": 3}, 4), ({"heads": 6}, 2), ({"heads": 0}, 1), ({"heads": 5, "by_slice": True}, 1)]
 )
 def test_job_subnets_are_groups_of_whole_heads(values: dict[str, Any], count: int) -> None:
@@ -39,7 +40,7 @@ def test_job_without_operations_has_whole_blocks() -> None:
     assert job_subnets(JOB.with_overrides({"operations.heads": 5}), FACTS).count == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("heads", "message"),
     [
         (5, "operations.heads = 5 does not divide the 12 heads of a block; it can be 3, 6, 12, or 0"),

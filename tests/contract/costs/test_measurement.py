@@ -28,6 +28,7 @@ from ringtune.schedule.methods import Everything, Hift, Method, method_names
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import depth
 from ringtune.techniques.operations import OperationsSettings
+from tests.support.cases import cases
 from tests.support.fake_agents import MODEL
 from tests.support.moves import slices_of
 from tests.support.plans import changed, make_plan
@@ -52,7 +53,7 @@ def forward_s(node: NodeFacts) -> float:
     return WorkTable(node.work_times, where=node.node).seconds(Work.FORWARD, 32)
 
 
-@pytest.mark.parametrize(("num_blocks", "private_blocks"), [(1, 0), (6, 0), (24, 0), (6, 2), (6, 5)])
+@cases(("num_blocks", "private_blocks"), [(1, 0), (6, 0), (24, 0), (6, 2), (6, 5)])
 def test_rehearsal_sees_every_depth(num_blocks: int, private_blocks: int) -> None:
     """The head alone, each depth, and all blocks that may train have steps that count, before the rehearsal is stopped.
 
@@ -75,7 +76,7 @@ def test_rehearsal_sees_every_depth(num_blocks: int, private_blocks: int) -> Non
     assert short.train.max_steps > steps, "it is stopped before it evaluates"
 
 
-@pytest.mark.parametrize("method", method_names())
+@cases("method", method_names())
 def test_rehearsal_saves_and_evaluates_nothing(method: str) -> None:
     """Whatever the job says of checkpoints and evaluations; the work itself is that of the job."""
     train = {"method": method, "eval_every": 3, "checkpoint_every": 5, "local_iterations": 2}
@@ -159,15 +160,15 @@ def test_timed_sizes_halve_the_length_or_for_images_the_rows() -> None:
     assert timed_sizes(JOB.with_overrides({"train.max_length": 3})) == (Size(3, 3), Size(3, 1))  # a job's shortest
 
 
-@pytest.mark.parametrize(("dtype", "token_bytes"), [("float32", 33), ("bfloat16", 17), ("int8", 13)])
+@cases(("dtype", "token_bytes"), [("float32", 33), ("bfloat16", 17), ("int8", 13)])
 def test_hidden_bytes_count_elements_scales_and_mask(dtype: str, token_bytes: int) -> None:
     """Of 3 rows of 64 tokens of width 8."""
     model = dataclasses.replace(MODEL, hidden_size=8, num_heads=1)
     assert hidden_bytes(JOB.with_overrides({"wire.dtype": dtype}), model) == 3 * 64 * token_bytes
 
 
-@pytest.mark.parametrize("count", range(10))
-@pytest.mark.parametrize("num_machines", [1, 3, 100])
+@cases("count", range(10))
+@cases("num_machines", [1, 3, 100])
 def test_link_rounds_have_every_pair_once_and_nobody_twice(count: int, num_machines: int) -> None:
     """Whatever the number of nodes and machines; on machines of their own it takes as few rounds as can be."""
     nodes = [f"node-{index}" for index in range(count)]
@@ -193,15 +194,11 @@ def facts_of(plan: Plan, **classes: str) -> dict[str, NodeFacts]:
     return {name: dataclasses.replace(node(plan, name), numerics=classes[name]) for name in plan.nodes}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("plan", "method", "says"),
-    [
-        (RING, Everything(), ""),
-        (RING, Hift(), "embedding and head"),
-        (STAGE, Everything(), "blocks [0, 4)"),
-    ],
+    [(RING, Everything(), ""), (RING, Hift(), "embedding and head"), (STAGE, Everything(), "blocks [0, 4)")],
 )
-@pytest.mark.parametrize("second", [GPU, BOARD, ""])
+@cases("second", [GPU, BOARD, ""])
 def test_only_copies_need_one_class(plan: Plan, method: Method, says: str, second: str) -> None:
     """HiFT's owners and hosts of one stage: unlike ones are refused with both classes; a mixed ring is none of it."""
     plan = changed(plan, method=method)

@@ -1,9 +1,11 @@
-"""Tests of ``ringtune.costs.memory_estimate``: estimate, kept turns."""
+"""Tests of ``ringtune.costs.memory_estimate``: estimate, kept turns, rows of data, and the words of its terms."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +15,16 @@ from ringtune.costs.memory_sizes import (
     CONTEXT_BYTES,
     DTYPE_BYTES,
     MAX_LOGIT_BYTES,
+    ROW_BYTES,
+    TOKEN_BYTES,
+    VOCABULARY_ENTRY_BYTES,
     Sizes,
+    data_bytes,
+    held_bytes,
     logits_fit,
     logits_peak_bytes,
 )
-from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, Term, passing_bytes
+from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, Term, has_room_for_heap, passing_bytes
 from ringtune.costs.model_facts import estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
@@ -25,6 +32,8 @@ from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.migration import copied_from, copy_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
+from tests.support.cases import cases
+from tests.support.fake_agents import MODEL as FAKE_MODEL
 from tests.support.model_facts import MINILM, small_model
 from tests.support.moves import slices_of
 from tests.support.plans import changed, make_method, make_plan, random_plan
@@ -94,32 +103,6 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
     }
 
 
-def test_memory_of_one_node_alone_counts_what_is_embedded_ahead() -> None:
-    """Method single: no message, but the engine embeds ``credits`` micro-batches ahead."""
-    plan = _plan([("a", 0, 4)], ["a"], method="single")
-    parts = _memory(plan, "a").parts()
-    assert parts["weights"] == 4 * 1000 + 5000
-    assert parts["activations"] == (4 * 2 + 1) * KEPT + 2 * (TENSOR + MASK)
-    assert parts["buffers"] == 3 * TENSOR
-
-
-def test_memory_of_an_owner_at_the_bottom_counts_what_is_embedded_ahead() -> None:
-    """Its own first blocks need no credit before the embedding: up to ``credits`` per segment wait there."""
-    bottom = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), "a", "buffers")
-    assert bottom == (3 + 3 + 2 + 2 + 1 + 2 * 3) * TENSOR  # h out, h back, g out, g back, one encoded, ahead
-
-
-def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients() -> None:
-    """A short run unfreezes two blocks: the lower slice is frozen to the end, and cheaper."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    short = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], credits_per_channel=3, num_steps=4, every_steps=2)
-    frozen = _memory(short, "a")
-    parts = frozen.parts()
-    assert (parts["optimizer"], parts["activations"]) == (0, KEPT + 3 * MASK)  # masks of what waits to leave
-    assert parts["buffers"] == (3 + 3 + 1) * TENSOR
-    assert frozen.total_bytes < _memory(plan, "a").total_bytes
-
-
 def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> None:
     """Two owners, turns of two steps, a patience of two: a loss that never improves unfreezes at steps 8, 12, 16."""
     slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c", "d"]
@@ -129,36 +112,6 @@ def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> N
         assert [_memory(auto, node) for node in auto.nodes] == [_memory(at, node) for node in at.nodes]
 
 
-def test_memory_of_plain_sgd_has_no_moments() -> None:
-    """Only the gradient."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _part(plan, "b", "optimizer", optimizer="sgd") == 2 * 10
-
-
-def test_memory_of_private_blocks_is_paid_by_every_owner() -> None:
-    """Each owner holds the private blocks; no host does, and they have no state."""
-    plan = _plan([("a", 1, 2), ("b", 2, 4)], ["c", "b"], private_blocks=1)
-    assert _part(plan, "c", "weights") == 5000 + 1000
-    assert _part(plan, "b", "weights") == 5000 + 3 * 1000
-    assert _part(plan, "b", "optimizer") == 2 * 3 * 10
-    assert _part(plan, "a", "weights") == 1000
-
-
-def test_memory_grows_with_each_owner_that_sends_here() -> None:
-    """Credits are per link: a second owner doubles what may wait at the first host."""
-    one = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c"]), "a", "buffers")
-    two = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"]), "a", "buffers")
-    assert two - one == 3 * TENSOR
-
-
-def test_memory_in_float64_doubles_the_buffers() -> None:
-    """Checks in double precision need twice the room."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    single = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0)
-    double = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0, dtype="float64")
-    assert double.parts()["buffers"] == 2 * single.parts()["buffers"]
-
-
 def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
     """A capacity error shows where the bytes are."""
     estimate = MemoryEstimate((Term("weights", "frozen block", 3, MIB), Term("head", "head", 1, MIB)))
@@ -166,9 +119,7 @@ def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
     assert str(estimate) == "4.0 MiB (weights 3.0 MiB, head 1.0 MiB)"
 
 
-@pytest.mark.parametrize(
-    ("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)], ids=["without dropout", "with dropout"]
-)
+@cases(("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)])
 def test_activation_estimate_is_a_little_above_the_measurement(dropout: float, measured_bytes: float) -> None:
     """One MiniLM block with seq_bn at 16 x 128 tokens, as measured by saved-tensor hooks."""
     estimate = 16 * 128 * estimate_activation_token_bytes(MINILM, tokens=128, dropout=dropout)
@@ -184,20 +135,6 @@ def test_activations_are_linear_in_rows() -> None:
     assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
 
 
-@pytest.mark.parametrize("microbatches", [2, 8, 32], ids=["a quarter", "as many", "four times"])
-def test_memory_follows_the_micro_batches_of_the_run_not_of_the_profile(microbatches: int) -> None:
-    """What was measured at four rows is counted by the token, whatever the micro-batches."""
-    batch = 32
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"], batch_size=batch, microbatches=microbatches)
-    rows = batch // microbatches
-    graphs = rows * 16 * 7 * (2 * microbatches + 1)
-    masks_and_inputs = microbatches * rows * 16 * (32 * 4 + 16 * 4)
-    assert _part(plan, "b", "activations") == graphs + masks_and_inputs
-    waiting = 3 + 3 + 2 * microbatches + 1  # hidden states by credits, gradients by micro-batches, one being encoded
-    assert _part(plan, "b", "buffers") == waiting * rows * 16 * 32 * 4
-    assert _part(plan, "c", "head") == 4 * (300 + 2 * 50) + 2 * rows * 16 * 32 * 4
-
-
 def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
     """Whoever hosts only has none."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
@@ -206,18 +143,6 @@ def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
         for node in "abc"
     ]
     assert parts == [0, 0, 77]
-
-
-def test_memory_of_a_language_models_owner_counts_logits() -> None:
-    """Logits of every token of a micro-batch are there three times; other heads look at one token of a row."""
-    plan = _plan([("a", 0, 4)], ["a"])
-    speaking = dataclasses.replace(MODEL, head_bytes=0, head_class_bytes=0, head_token_logits=100)
-    silent = dataclasses.replace(speaking, head_token_logits=0)
-    heads = [
-        node_memory(plan, "a", model, optimizer="adamw", activation_token_bytes=7).parts()["head"]
-        for model in (speaking, silent)
-    ]
-    assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -238,30 +163,7 @@ def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
     assert more - plain == 3 * 1536 * 4
 
 
-def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
-    """The lowest of three hosts has graphs of three items and two more versions; the top one is as under "all"."""
-    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
-    plan = _plan(slices, ["d"], method="pipeadapter", local_iterations=4)
-    fresh = _plan(slices, ["d"], method="all", local_iterations=4)
-    lowest, plain = _memory(plan, "a").parts(), _memory(fresh, "a").parts()
-    assert lowest["adapters"] == (1 + 2) * 2 * 10
-    # items x blocks x micro-batches, and work space; input and mask of each item's micro-batches
-    assert lowest["activations"] == (3 * 2 * 2 + 1) * KEPT + 3 * 2 * (TENSOR + MASK)
-    assert lowest["buffers"] - plain["buffers"] == (3 - 1) * 2 * TENSOR  # gradients that come back
-    assert (lowest["weights"], lowest["optimizer"]) == (plain["weights"], plain["optimizer"])
-    assert _part(plan, "b", "adapters") == 2 * 10
-    assert _part(plan, "c", "activations") == _part(fresh, "c", "activations")
-    assert _memory(plan, "d") == _memory(fresh, "d")
-
-
-def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
-    """A turn of one step is never stale."""
-    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
-    short = _plan(slices, ["d"], method="pipeadapter", local_iterations=1)
-    assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")
-
-
-@pytest.mark.parametrize(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
+@cases(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
 def test_memory_of_what_passes_is_some_pieces_whatever_the_size(moved: int, held: int) -> None:
     """Saving, loading and handing over hold all of something small twice, but only pieces of something large."""
     assert passing_bytes(moved) == held
@@ -328,7 +230,7 @@ def _bound(plan: Plan, leg: Leg) -> int:
     return in_flight(plan.course, leg.start - 1) * len(plan.course.microbatch_sizes())
 
 
-@pytest.mark.parametrize("seed", range(200))
+@cases("seed", range(60))
 def test_memory_of_any_plan_is_what_its_lowering_shows(seed: int) -> None:
     """Every part of every node, where no operation table lets anything be passed by."""
     rng = random.Random(seed)
@@ -372,7 +274,7 @@ def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None
     assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
 
 
-@pytest.mark.parametrize("changes", [{"copies": False}, {"num_steps": 0}])
+@cases("changes", [{"copies": False}, {"num_steps": 0}])
 def test_nothing_is_kept_without_copies_or_without_steps(changes: dict[str, object]) -> None:
     """Neither own turns nor copies."""
     plan = changed(ring(), **changes)
@@ -401,3 +303,44 @@ def test_frozen_placement_is_the_same_without_copies() -> None:
     without = changed(plan, copies=False)
     assert "copies" not in without.placement.to_json()
     assert dataclasses.replace(without.placement, copies=True) == plan.placement
+
+
+TEXT_BYTES, NUM_ROWS, TOKENS = 10_000, 100, 16
+
+
+def test_texts_count_their_share_of_the_file_their_rows_and_the_vocabulary(tmp_path: Path) -> None:
+    """Four owners share a file; each has the whole tokenizer."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes(bytes(TEXT_BYTES))
+    found = data_bytes(FAKE_MODEL, (path,), num_owners=4, rows=NUM_ROWS // 4, max_length=TOKENS)
+    own = TEXT_BYTES // 4 + NUM_ROWS // 4 * (ROW_BYTES + TOKENS * TOKEN_BYTES)
+    assert found == own + FAKE_MODEL.vocab_size * VOCABULARY_ENTRY_BYTES
+
+
+def test_images_have_no_tokens_and_count_as_they_are_unpacked(tmp_path: Path) -> None:
+    """A file that is small because it is compressed is large in memory; images of a folder stay on the disk."""
+    path = tmp_path / "rows.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("image.npy", bytes(TEXT_BYTES))
+    images = dataclasses.replace(FAKE_MODEL, fixed_tokens=50)
+    assert path.stat().st_size < TEXT_BYTES / 10
+    assert data_bytes(images, (path,), num_owners=1, rows=7, max_length=50) == TEXT_BYTES + 7 * ROW_BYTES
+    assert held_bytes(tmp_path) == 0
+
+
+def test_files_that_can_not_be_read_count_nothing(tmp_path: Path) -> None:
+    """Whoever reads the rows says what is wrong with them."""
+    (tmp_path / "bad.npz").write_text("no archive")
+    assert [held_bytes(tmp_path / name) for name in ("bad.npz", "none.csv")] == [0, 0]
+
+
+@cases(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])
+def test_heap_of_pieces_needs_twice_the_activations_besides(budget: int, has_room: bool) -> None:
+    """Weights stay where they are and leave no pieces."""
+    needs = MemoryEstimate((Term("weights", "block", 6, 10), Term("activations", "graph", 4, 10)))
+    assert has_room_for_heap(needs, budget) == has_room
+
+
+def test_heap_of_a_node_without_activations_needs_nothing_besides() -> None:
+    """An owner that hosts no block keeps no graph."""
+    assert has_room_for_heap(MemoryEstimate((Term("weights", "embedding", 1, 10),)), 10)

@@ -18,6 +18,7 @@ from ringtune.job.job import Job, Model, job_of_user
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
 from ringtune.models.result_files import RESULT_FILES, adapter_result, block_of, model_result, result_files
+from tests.support.cases import cases
 from tests.support.model_folder import BLOCK_WEIGHTS, CONFIG, OWNER_WEIGHTS, bert_shapes, safetensors_bytes, write_model
 from tests.support.plans import make_plan
 from tests.support.profiles import node
@@ -87,7 +88,7 @@ def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) ->
     assert model_facts(prefixed, JOB).digest == first.digest
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "weights"),
     [
         ({"layer_norm_eps": 1e-5}, None),
@@ -95,7 +96,6 @@ def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) ->
         ({}, safetensors_bytes(bert_shapes(), fill=1)),
         ({}, safetensors_bytes(bert_shapes(pooler=False))),
     ],
-    ids=["config", "dtype", "values", "tensors"],
 )
 def test_model_facts_digest_tells_models_apart(tmp_path: Path, config: dict[str, Any], weights: bytes | None) -> None:
     """Another config, other types, other values or other tensors: another digest."""
@@ -103,7 +103,7 @@ def test_model_facts_digest_tells_models_apart(tmp_path: Path, config: dict[str,
     assert model_facts(write_model(tmp_path / "b", config=config, weights=weights), JOB).digest != first.digest
 
 
-@pytest.mark.parametrize(
+@cases(
     ("overrides", "message"),
     [
         ({"train.max_length": 33}, "train.max_length is 33, the model takes 32 tokens at most; lower it"),
@@ -178,7 +178,7 @@ def test_model_facts_name_a_missing_decoder(tmp_path: Path) -> None:
         model_facts(folder, _lm_job())
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "message"),
     [
         ({"num_key_value_heads": 3}, "4 heads can't share 3 key-value heads evenly"),
@@ -198,7 +198,7 @@ def test_model_facts_refuse_a_config_that_disagrees(tmp_path: Path, config: dict
     assert message.replace("intermediate_size", "config.json means (13, 8)") in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model_type", "task", "families"),
     [("bert", "causal-lm", "gpt2, llama, mistral"), ("llama", "image-classification", "vit"), ("vit", "causal-lm", "")],
 )
@@ -236,7 +236,7 @@ def test_model_facts_of_full_parameters_count_each_tensor_in_its_unit(tmp_path: 
     assert facts.digest == plain.digest
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@cases("tied", [True, False])
 def test_model_facts_of_full_parameters_give_a_decoder_to_its_unit(tmp_path: Path, tied: bool) -> None:
     """A tied decoder is the token table; one of its own belongs to the head, as the last norm always does."""
     folder = _write_llama(tmp_path, tie_word_embeddings=tied)
@@ -277,7 +277,7 @@ def config_of(family: Family, **values: object) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cases("name", FAMILIES)
 def test_own_weights_leave_norms_and_shared_biases_out(name: str) -> None:
     """What is left of a block are vectors of the hidden width: norms, and the biases of both ways out."""
     family = FAMILIES[name]
@@ -298,7 +298,7 @@ def test_own_weights_of_bert_are_ten() -> None:
     assert sum(rows * (columns[0] if columns else 1) for rows, *columns in own.values()) == 1_772_160
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "values", "biases"),
     [
         ("vit", {"qkv_bias": False}, {"intermediate.dense.bias"}),
@@ -342,7 +342,7 @@ def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:
     assert (adapter.folder, adapter.is_model, adapter.loaded) == ("adapter", False, adapter.files)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)
+@cases("family", FAMILIES.values())
 def test_block_of_a_tensor_is_read_from_its_name(family: Family) -> None:
     """In every family; a layer of a head is no block."""
     start = family.prefix + family.block_prefix

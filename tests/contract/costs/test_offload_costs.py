@@ -35,6 +35,7 @@ from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped, helpers_by_host, max_changed
 from sim.prediction import predict
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import TIMES, model_of, node, point
 
@@ -66,9 +67,7 @@ def _bytes(**manner: Any) -> SetBytes:
     return set_bytes(course, _model(course))
 
 
-@pytest.mark.parametrize(
-    ("counts", "interval", "most"), [((3, 2), 1, 3), ((3, 6), 1, 4), ((3, 6), 2, 8), ((3, 6), 3, 9), ((1, 1), 2, 2)]
-)
+@cases(("counts", "interval", "most"), [((3, 2), 1, 3), ((3, 6), 1, 4), ((3, 6), 2, 8), ((3, 6), 3, 9), ((1, 1), 2, 2)])
 def test_update_changes_at_most_a_user_a_row(counts: tuple[int, int], interval: int, most: int) -> None:
     """A batch has four rows; over several steps all users may come."""
     assert max_changed(_plan(counts, users=ALONE, interval=interval).course) == most
@@ -99,9 +98,8 @@ def test_traffic_of_weights_is_that_of_the_sets_that_change() -> None:
     assert [weights for _, weights in traffic] == [ONE, 4 * ONE]
 
 
-@pytest.mark.parametrize(
-    ("manner", "hosted", "held"),
-    [({}, 2, 2), ({"merged": True}, 0, 2), ({"users": ALONE}, 18, 18), (TOGETHER, 0, 18)],
+@cases(
+    ("manner", "hosted", "held"), [({}, 2, 2), ({"merged": True}, 0, 2), ({"users": ALONE}, 18, 18), (TOGETHER, 0, 18)]
 )
 def test_memory_has_sets_where_they_are(manner: dict[str, Any], hosted: int, held: int) -> None:
     """Node a hosts two helped blocks, and fits two others."""
@@ -273,7 +271,7 @@ BASE: dict[str, Any] = {"hidden_size": 768, "widths": Widths.plain(768, 3072)}
 FUSED: dict[str, Any] = {"hidden_size": 768, "widths": Widths.plain(768, 3072, merged=True)}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "dropout", "facts", "values", "signs"),
     [
         ("lora", 0.0, BASE, 768 + 2 * 768, 0),  # q and v read one tensor

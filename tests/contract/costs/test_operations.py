@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import tracemalloc
 
-import pytest
-
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import (
     SCORE_WORK_BYTES,
@@ -26,6 +24,7 @@ from ringtune.schedule.operation_tables import (
     ScheduledTable,
     block_row,
 )
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
@@ -174,7 +173,7 @@ def test_tables_are_counted_for_every_decision_that_a_node_may_hold() -> None:
     )
 
 
-@pytest.mark.parametrize(("subnets", "num_batches"), [(1, 50), (6, 200)])
+@cases(("subnets", "num_batches"), [(1, 50), (6, 200)])
 def test_tables_take_at_most_what_is_counted(subnets: int, num_batches: int) -> None:
     """A table with other rows for every batch, with all that is looked up in it."""
     plan = make_plan([("a", 0, 12)], ["a"], num_blocks=12, microbatches=4, batch_size=4, train_rows=4 * num_batches)

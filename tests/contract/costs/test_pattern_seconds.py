@@ -12,17 +12,12 @@ from ringtune.costs.profile import NodeFacts, Work, WorkTable, WorkTime
 from ringtune.errors import InvalidInputError
 from ringtune.schedule.actions import Op
 from ringtune.schedule.turns import StepKind
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, node, part, point
 
 PLAN = make_plan([("a", 0, 4)], ["a"])
-PARTS = {
-    Work.FORWARD: 1.2,
-    Work.GRAPH: 2.4,
-    Work.GRAPH_LOWEST: 1.9,
-    Work.BACKWARD: 2.8,
-    Work.BACKWARD_LOWEST: 3.5,
-}
+PARTS = {Work.FORWARD: 1.2, Work.GRAPH: 2.4, Work.GRAPH_LOWEST: 1.9, Work.BACKWARD: 2.8, Work.BACKWARD_LOWEST: 3.5}
 """With half of the subnets. So all subnets take 1.6, 3.2, 2.2, 4.4 and 0.0 s of ``TIMES``."""
 
 
@@ -40,7 +35,7 @@ def seconds(op: Op, patterns: tuple[str, ...], *, parts: bool = True, start: int
     return costs(parts=parts).seconds(op, start, stop, size=8.0, lowest=lowest, kind=StepKind.TRAIN, patterns=patterns)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("op", "pattern", "expected"),
     [
         (Op.FORWARD_FREE, "2222", 2.0),
@@ -80,7 +75,7 @@ def test_no_patterns_are_all_full() -> None:
             assert seconds(op, ("", ""), start=start) == whole
 
 
-@pytest.mark.parametrize(("pattern", "share"), [("1133", 0.5), ("1333", 0.25), ("1122", 0.5), ("1111", 1.0)])
+@cases(("pattern", "share"), [("1133", 0.5), ("1333", 0.25), ("1122", 0.5), ("1111", 1.0)])
 def test_a_profile_without_parts_scales_in_proportion(pattern: str, share: float) -> None:
     """An old profile has whole blocks only."""
     assert seconds(Op.BACKWARD, (pattern,), parts=False) == pytest.approx(share * TIMES[Work.BACKWARD])
@@ -113,7 +108,7 @@ def test_parts_are_scaled_with_the_size_as_the_whole_is() -> None:
     assert WorkTable(points, where="node a").share_s(Work.GRAPH, 15.0) == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(("work", "share"), [("forward", 0.5), ("forward_part", 1.0), ("forward_part", 0.0)])
+@cases(("work", "share"), [("forward", 0.5), ("forward_part", 1.0), ("forward_part", 0.0)])
 def test_only_the_works_of_a_part_have_a_share(work: str, share: float) -> None:
     """A half of a block under the name of the whole would halve every prediction."""
     with pytest.raises(InvalidInputError, match=rf"{work}.share is {share}"):

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.storage.strict import to_table
+from tests.support.cases import cases
 from tests.support.model_facts import MINILM
 
 MODEL = dataclasses.replace(MINILM, head_class_bytes=1540)
@@ -78,6 +79,7 @@ COUNT = st.integers(0, 2**50)
 SECONDS = st.floats(0, 1e6)
 
 
+@settings(max_examples=20)
 @given(
     facts=st.builds(
         NodeFacts,
@@ -105,7 +107,7 @@ def test_node_facts_survive_json_text(facts: NodeFacts) -> None:
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"schema": 2}, f"profile schema 2 is not {SCHEMA}; measure anew"),
@@ -138,14 +140,14 @@ def test_profile_refuses_a_link_of_a_node_that_it_lacks() -> None:
         Profile(nodes=(FACTS,), links=(link,))
 
 
-@pytest.mark.parametrize("twice", [{"nodes": (FACTS, FACTS)}])
+@cases("twice", [{"nodes": (FACTS, FACTS)}])
 def test_profile_refuses_a_node_twice(twice: dict[str, Any]) -> None:
     """Which of the two would count?"""
     with pytest.raises(InvalidInputError, match="has a node twice"):
         Profile(**twice)
 
 
-@pytest.mark.parametrize("value", [[], None, "x", {}, {"schema": SCHEMA}, {"schema": SCHEMA, "nodes": {}}])
+@cases("value", [[], None, "x", {}, {"schema": SCHEMA}, {"schema": SCHEMA, "nodes": {}}])
 def test_profile_refuses_what_is_no_profile(value: Any) -> None:
     """Whatever arrives instead is an error of the tree."""
     with pytest.raises(PlanError):
@@ -169,18 +171,9 @@ TABLE = WorkTable(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "seconds"),
-    [
-        (128, 0.006),
-        (256, 0.010),
-        (512, 0.022),
-        (192, 0.008),
-        (384, 0.016),
-        (1024, 0.046),
-        (64, 0.004),
-        (0, 0.002),
-    ],
+    [(128, 0.006), (256, 0.010), (512, 0.022), (192, 0.008), (384, 0.016), (1024, 0.046), (64, 0.004), (0, 0.002)],
 )
 def test_work_table_is_linear_between_points_and_goes_on_outside(size: float, seconds: float) -> None:
     """Points are met exactly; beyond them the nearest line goes on."""
@@ -213,7 +206,7 @@ def test_work_table_names_what_is_missing() -> None:
         TABLE.seconds(Work.EMBED, 3)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"work": "nap"}, "work 'nap' is not one of embed"),

@@ -15,6 +15,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
@@ -179,7 +180,7 @@ def test_dropout_adds_more_than_either_policy_saves_of_a_frozen_base() -> None:
     assert with_dropout > 1.9 * without
 
 
-@pytest.mark.parametrize(("blocks", "stop"), [((0, 2), 2), ((2, 4), 4)])
+@cases(("blocks", "stop"), [((0, 2), 2), ((2, 4), 4)])
 def test_what_runs_again_never_needs_more(blocks: tuple[int, int], stop: int) -> None:
     """With two blocks and two micro-batches, whichever blocks these are."""
     before, after = (sum(terms(PLAN.course, *ranges, start=stop - 2, stop=stop).values()) for ranges in ((), (blocks,)))

@@ -15,6 +15,7 @@ from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Range, Units
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -47,7 +48,7 @@ def seconds(
     return costs.action_s("a", Action(op, 0, 0, start, stop), size=0.0, lowest=0, kind=kind)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("recompute", "projected", "forward_s", "backward_s"),
     [
         (None, None, LOW + 3 * GRAPH, BACK_LOW + 3 * BACK),
@@ -89,12 +90,9 @@ OWN = (
 MINILM = dataclasses.replace(profile_of(PLAN).nodes[0].model, hidden_size=384, intermediate_size=1536, kept_inputs=OWN)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("layers", "measured"),
-    [
-        (("query", "key", "value", "down"), 0.768),
-        (("query", "key", "value", "attention_out", "up", "down"), 0.617),
-    ],
+    [(("query", "key", "value", "down"), 0.768), (("query", "key", "value", "attention_out", "up", "down"), 0.617)],
 )
 def test_gain_of_own_weights_is_the_measured_one(layers: tuple[str, ...], measured: float) -> None:
     """A backward that took 1.88 forwards, at 16 x 128 tokens, took so much of its time with projections."""

@@ -10,6 +10,7 @@ from ringtune.errors import FrameError, PlanError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 HIDDEN, GRAD = Payload.HIDDEN, Payload.GRAD
@@ -58,8 +59,8 @@ class EngineDriver:
         self.done()
 
 
-@pytest.mark.parametrize("hidden_came", [False, True])
-@pytest.mark.parametrize("is_granted", [False, True])
+@cases("hidden_came", [False, True])
+@cases("is_granted", [False, True])
 def test_engine_gradient_before_its_hidden_state_is_an_error_that_names_its_sender(
     hidden_came: bool, is_granted: bool
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.config.optimizers import OPTIMIZERS
@@ -37,6 +37,7 @@ from ringtune.schedule.methods import Everything, RingAda, method_names
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS, STATES
 from ringtune.techniques.full_parameters import MAX_UNITS, HiftSettings
+from tests.support.cases import cases
 
 JOB = Job(model=Model(path="models/tiny"))
 
@@ -219,11 +220,7 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
     "wire": st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
     "privacy": st.builds(Privacy, private_blocks=SMALL),
     "runtime": st.builds(
-        Runtime,
-        threads=SMALL,
-        lease_s=st.floats(0.1, 1e6),
-        wait_s=st.floats(0.1, 1e6),
-        record=st.booleans(),
+        Runtime, threads=SMALL, lease_s=st.floats(0.1, 1e6), wait_s=st.floats(0.1, 1e6), record=st.booleans()
     ),
 }
 
@@ -247,6 +244,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(train=train, unfreeze=draw(UNFREEZINGS) if train.method == "ringada" else None, **sections)
 
 
+@settings(max_examples=40)
 @given(job=jobs())
 def test_job_survives_toml(job: Job) -> None:
     """Whatever the job, reading its resolved form gives an equal job."""
@@ -274,7 +272,7 @@ BAD: list[tuple[type[Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "values", "message"), BAD, ids=lambda part: str(part)[:40])
+@cases(("cls", "values", "message"), BAD)
 def test_job_section_refuses_values_out_of_range(cls: type[Any], values: dict[str, Any], message: str) -> None:
     """Each section checks itself, also when code builds it; the message has key, value and bound."""
     with pytest.raises(JobError) as caught:
@@ -289,7 +287,7 @@ def test_train_num_steps_counts_all_owners_turns() -> None:
     assert Train().num_steps([7]) == 50
 
 
-@pytest.mark.parametrize(
+@cases(
     ("epochs", "rows", "steps"),
     [
         (1, [160, 160], 20),  # two owners, ten batches each: one round of ten steps
@@ -332,7 +330,7 @@ def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
     assert given.with_overrides({"unfreeze.every_steps": 7}).unfreeze == Unfreeze(every_steps=7)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("overrides", "message"),
     [
         ({"train.sed": 1}, "unknown key 'train.sed'; did you mean 'seed'?"),
@@ -351,7 +349,7 @@ def test_job_with_overrides_refuses_what_the_file_would(overrides: dict[str, obj
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["all", "pipeadapter", "single"])
+@cases("method", ["all", "pipeadapter", "single"])
 def test_job_with_settings_of_another_method_is_refused(method: str) -> None:
     """Settings that nobody reads would be ignored; both are named. A job that never said them has none."""
     with pytest.raises(JobError) as caught:
@@ -368,7 +366,7 @@ def test_job_with_settings_of_another_method_is_refused(method: str) -> None:
             job.with_overrides(overrides)
 
 
-@pytest.mark.parametrize("method", ["all", "pipeadapter", "single"])
+@cases("method", ["all", "pipeadapter", "single"])
 def test_job_with_another_method_leaves_the_settings_of_its_own_behind(method: str) -> None:
     """One job file serves a comparison of methods; the way back begins with the defaults."""
     for job in (JOB, JOB.with_overrides({"unfreeze.every_steps": 7}), JOB.with_overrides({"unfreeze.at": "auto"})):
@@ -385,59 +383,7 @@ def test_job_method_has_the_settings_of_the_job() -> None:
     assert JOB.with_overrides({"train.method": "all"}).method == Everything()
 
 
-DOCUMENTED = """
-[model]
-path = "models/all-MiniLM-L6-v2"   # local folder; nodes without it fetch their tensors from who has it
-task = "sequence-classification"
-[data]
-train = "train.csv"
-eval = "test.csv"
-text = "text"
-label = "label"
-labels = ["neg", "pos"]            # optional
-split = "dirichlet:0.3"
-owners = 4
-[adapter]
-config = "seq_bn"
-[train]
-method = "ringada"
-optimizer = "adamw"
-learning_rate = 1e-3
-lr_schedule = "constant"
-warmup_steps = 0
-warmup_share = 0.0
-weight_decay = 0.0
-dropout = 0.0
-batch_size = 16
-microbatches = 4
-max_length = 128
-local_iterations = 10
-rounds = 5
-eval_every = 0
-checkpoint_every = 100
-seed = 0
-[unfreeze]
-every_steps = 40
-[wire]
-dtype = "float32"
-[privacy]
-private_blocks = 0
-[runtime]
-threads = 0
-lease_s = 10
-"""
-
-
-def test_job_file_as_documented_is_read() -> None:
-    """The example of the documentation, key by key."""
-    job = parse_job(DOCUMENTED, source="job.toml")
-    assert job.data.labels == ("neg", "pos")
-    assert job.train == Train(rounds=5, checkpoint_every=100)
-    assert job.runtime.lease_s == 10.0
-    assert isinstance(job.runtime.lease_s, float)
-
-
-@pytest.mark.parametrize(
+@cases(
     ("text", "found"),
     [
         ("", RingAda(every_steps=40)),
@@ -465,7 +411,7 @@ def _parse(text: str) -> Job:
 _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("[train]\nxyz = 4", "unknown key 'train.xyz'; known here: batch_size, checkpoint_every,"),
@@ -537,7 +483,7 @@ def test_job_file_refuses_by_name(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("task", ["question-answering", "causal-lm"])
+@cases("task", ["question-answering", "causal-lm"])
 def test_job_file_refuses_classes_where_there_are_none(task: str) -> None:
     """A key that the task has no use for is an error, not silence."""
     head = f'[model]\npath = "m"\ntask = "{task}"\n'
@@ -558,7 +504,7 @@ def test_job_file_takes_names_of_tags_and_shares_no_classes_out() -> None:
         parse_job(head + "words = 'tags'", source="job.toml")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("", "job.toml: model is missing; add a table [model]"),
@@ -682,7 +628,7 @@ def test_user_who_is_none_of_the_run_is_refused() -> None:
         kinds_of(job_with('{ zoe = "linear" }'), USERS)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("adapters", "users", "said"),
     [
         ("{ }", "alone", "offload.adapters is an empty table"),

@@ -12,6 +12,7 @@ import pytest
 from ringtune.errors import JobError
 from ringtune.job.job import Job, section_class
 from ringtune.storage.strict import Bounds, OneOf
+from tests.support.cases import cases
 from tests.support.job_keys import BESIDES, KEYS, Key, refusal
 
 OF_TYPES: Mapping[type, tuple[object, ...]] = {
@@ -35,7 +36,7 @@ _WRONG: Mapping[type, tuple[tuple[object, str], ...]] = {
 }
 
 
-@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@cases("key", KEYS.values())
 def test_key_refuses_values_of_other_types(key: Key) -> None:
     """It names the key, the type that it has, and what was found; a whole number does for a number."""
     taken = {*key.kinds, *([int] if float in key.kinds else [])}
@@ -47,7 +48,7 @@ def test_key_refuses_values_of_other_types(key: Key) -> None:
         assert ", but is " in said
 
 
-@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@cases("key", KEYS.values())
 def test_key_that_is_misspelt_is_unknown(key: Key) -> None:
     """A letter too many, or too few, is answered with the key; so it is in another section."""
     section, _, name = key.name.partition(".")
@@ -69,7 +70,7 @@ def _written(end: float) -> str:
     return f"{end:,.10g}" if isinstance(end, float) else f"{end:,}"
 
 
-@pytest.mark.parametrize(("key", "bounds"), RANGES, ids=lambda part: part.name if isinstance(part, Key) else "")
+@cases(("key", "bounds"), RANGES)
 def test_range_of_a_key_is_closed_or_open_where_it_says(key: Key, bounds: Bounds) -> None:
     """Ends are taken or refused as the range says, and what lies beyond is refused with key, value and end."""
     number = float if float in key.kinds else int
@@ -93,7 +94,7 @@ def test_range_of_a_key_is_closed_or_open_where_it_says(key: Key, bounds: Bounds
                 assert said.startswith(f"{key.name} is {value}, it has to be {words} {_written(end)}"), said
 
 
-@pytest.mark.parametrize(("key", "bounds"), RANGES, ids=lambda part: part.name if isinstance(part, Key) else "")
+@cases(("key", "bounds"), RANGES)
 def test_number_that_is_none_or_has_no_end_is_refused(key: Key, bounds: Bounds) -> None:
     """Not a number, infinite, or beyond 64 bits."""
     assert bounds.text
@@ -103,7 +104,7 @@ def test_number_that_is_none_or_has_no_end_is_refused(key: Key, bounds: Bounds) 
         assert refusal(key.name, value) == f"{key.name} is too large for a number"
 
 
-@pytest.mark.parametrize(("key", "choice"), CHOICES, ids=lambda part: part.name if isinstance(part, Key) else "")
+@cases(("key", "choice"), CHOICES)
 def test_word_of_a_key_is_one_of_those_that_it_names(key: Key, choice: OneOf) -> None:
     """Others are refused with all words, and with the nearest one if it is near."""
     for word in choice.words:
@@ -114,9 +115,7 @@ def test_word_of_a_key_is_one_of_those_that_it_names(key: Key, choice: OneOf) ->
             assert said.startswith(f"{key.name} = {typed!r} is not one of {', '.join(choice.words)}{advice}"), said
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, key in KEYS.items() if any(type(rule) in _WRONG for rule in key.rules)]
-)
+@cases("name", [name for name, key in KEYS.items() if any(type(rule) in _WRONG for rule in key.rules)])
 def test_section_checks_itself_when_code_builds_it(name: str) -> None:
     """Also without a file."""
     section, _, field = name.partition(".")

@@ -19,13 +19,14 @@ from ringtune.costs.memory_sizes import held_bytes
 from ringtune.errors import DataError, JobError, PlanError, UsageError
 from ringtune.job.job import load_job, parse_job
 from ringtune.storage.strict import read_given, read_json
+from tests.support.cases import cases
 
 LONG = "x" * 3000
 DIGITS = "1" * 5000
 
 
-@pytest.mark.parametrize("key", ["model.path", "data.train", "data.eval", "data.text"])
-@pytest.mark.parametrize("path", [LONG, "y/" * 3000])
+@cases("key", ["model.path", "data.train", "data.eval", "data.text"])
+@cases("path", [LONG, "y/" * 3000])
 def test_path_that_no_system_has_is_refused_in_the_job(key: str, path: str) -> None:
     """Named and cut, before a system is asked: on a node it would be an error of the system there."""
     section, name = key.split(".")
@@ -37,16 +38,14 @@ def test_path_that_no_system_has_is_refused_in_the_job(key: str, path: str) -> N
     assert key in str(caught.value) and len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "text", [f"[train]\nseed = {DIGITS}\n", f"a = {'[' * 50_000}", "[train]\nmax_steps = 1" + "0" * 20]
-)
+@cases("text", [f"[train]\nseed = {DIGITS}\n", f"a = {'[' * 50_000}", "[train]\nmax_steps = 1" + "0" * 20])
 def test_numbers_and_lists_without_end_are_no_job(text: str) -> None:
     """Five thousand digits, fifty thousand brackets, more steps than anybody takes."""
     with pytest.raises(JobError):
         parse_job(text, source="test")
 
 
-@pytest.mark.parametrize("value", [DIGITS, "[" * 50_000])
+@cases("value", [DIGITS, "[" * 50_000])
 def test_changes_without_end_are_refused(value: str) -> None:
     """As above, of ``--set``."""
     with pytest.raises(UsageError, match="no text and no number"):
@@ -77,7 +76,7 @@ def test_json_that_is_nested_too_deeply_is_no_json(tmp_path: Path) -> None:
         read_json(path)
 
 
-@pytest.mark.parametrize("command", [["sim"], ["eval"], ["export"], ["plan"], ["what-if"]])
+@cases("command", [["sim"], ["eval"], ["export"], ["plan"], ["what-if"]])
 def test_very_long_path_of_a_command_is_no_bug(command: list[str]) -> None:
     """Exit 2 or 5 with a short text, not 70 with a traceback."""
     ended = CliRunner().invoke(app, [*command, LONG])

@@ -20,6 +20,7 @@ from coordinator.screen.progress import JsonProgress, PlainProgress
 from ringtune import cli
 from ringtune.errors import StorageError
 from ringtune.machine.process import ENDS, handled, lost_output, unbreakable_stream
+from tests.support.cases import cases
 from tests.support.processes import source_environment
 
 ENCODINGS = ("ascii", "iso-8859-1", "cp1252", "utf-8")
@@ -103,7 +104,7 @@ def test_output_that_takes_nothing_ends_nothing(
     assert [f"can't be written ({lost.strerror})" in line for line in lines] == [True] * (kind == "full disk")
 
 
-@pytest.mark.parametrize("module", ["ringtune.cli", "edge"])
+@cases("module", ["ringtune.cli", "edge"])
 def test_process_goes_on_without_its_output(module: str) -> None:
     """Commands and agents guard their outputs before they print: exit code 0, and one line of why."""
     command = [sys.executable, "-m", module, "--help"]
@@ -114,7 +115,7 @@ def test_process_goes_on_without_its_output(module: str) -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (0, 1), done.stderr
 
 
-@pytest.mark.parametrize(("command", "code"), [("doctor", 9), ("train", 0), ("coordinator", 0)])
+@cases(("command", "code"), [("doctor", 9), ("train", 0), ("coordinator", 0)])
 def test_command_whose_result_is_its_output_does_not_end_well_without_it(
     monkeypatch: pytest.MonkeyPatch, command: str, code: int
 ) -> None:
@@ -132,7 +133,7 @@ def test_command_whose_result_is_its_output_does_not_end_well_without_it(
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("number", ENDS)
+@cases("number", ENDS)
 def test_signals_are_handled_and_their_handlers_given_back(number: signal.Signals) -> None:
     """Also if what is done meanwhile fails."""
     before = [signal.getsignal(each) for each in ENDS]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from ringtune.machine.resources import (
     CpuQuota,
     MemoryLimit,
@@ -18,6 +16,7 @@ from ringtune.machine.resources import (
     memory_limits,
     usable_cores,
 )
+from tests.support.cases import cases
 from tests.support.fake_system import fake_system
 
 MIB = 1 << 20
@@ -40,7 +39,7 @@ def group_v2(folder: str, *, limit: str, used: int = 0, inactive: int = 0, activ
     }
 
 
-@pytest.mark.parametrize(("outer", "inner", "free"), [(2000, "max", 1300), (2000, 3000, 1300), (9000, 1500, 1200)])
+@cases(("outer", "inner", "free"), [(2000, "max", 1300), (2000, 3000, 1300), (9000, 1500, 1200)])
 def test_tightest_of_nested_groups_counts(tmp_path: Path, outer: int, inner: int | str, free: int) -> None:
     """The limit may be on the own group or on any above it; each counts with its own use."""
     own = inner if isinstance(inner, str) else str(inner * MIB)
@@ -89,7 +88,7 @@ def test_group_that_is_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
     assert free_bytes(proc=proc, cgroup=cgroup) == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("files", "quota"),
     [
         ({"cgroup/cpu.max": "150000 100000\n"}, CpuQuota(1.5, 0.1)),
@@ -112,7 +111,6 @@ def test_group_that_is_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
             CpuQuota(0.25, 0.01),
         ),
     ],
-    ids=["v2", "v2 without limit", "v1", "v1 without limit", "none", "v2 of a group above", "v1 of the own group"],
 )
 def test_cpu_quota_is_the_tightest_of_all_groups(tmp_path: Path, files: dict[str, str], quota: CpuQuota | None) -> None:
     """Threads beyond the quota would only be throttled, and timings have to be longer than its period."""

@@ -15,6 +15,7 @@ from ringtune.models.adapter_config import (
 )
 from ringtune.models.auxiliary_models import AuxiliaryConfig
 from ringtune.models.family import Widths
+from tests.support.cases import cases
 
 WIDTHS = Widths.plain(64, 256)
 # Trainable weights that adapters 1.3.0 really added to one block of a BERT with width 64 and inner width 256.
@@ -53,7 +54,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(("config", "params"), [*BUILT.items(), *OWN.items()])
+@cases(("config", "params"), [*BUILT.items(), *OWN.items()])
 def test_adapter_block_params_equal_the_library(config: str, params: int) -> None:
     """Planning without torch counts what a node will build."""
     assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == params
@@ -70,7 +71,7 @@ def test_adapter_block_params_take_the_largest_block() -> None:
     assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == 1096
 
 
-@pytest.mark.parametrize("config", ["seq_bn[leave_out=[0,1]]", "loreft|lora[leave_out=[1,0]]"])
+@cases("config", ["seq_bn[leave_out=[0,1]]", "loreft|lora[leave_out=[1,0]]"])
 def test_adapter_block_params_refuse_a_method_that_leaves_out_every_block(config: str) -> None:
     """Nothing of it would train; in a longer model it would."""
     with pytest.raises(JobError, match="adds no weights to any block, nothing would train"):
@@ -85,9 +86,7 @@ def test_adapter_block_params_refuse_a_factor_of_a_block_that_is_not_there() -> 
         adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
 
 
-@pytest.mark.parametrize(
-    "config", ["seq_bn[reduction_factor='x']", "seq_bn[reduction_factor=0]", "lora[r='x']", "seq_bn[leave_out=3]"]
-)
+@cases("config", ["seq_bn[reduction_factor='x']", "seq_bn[reduction_factor=0]", "lora[r='x']", "seq_bn[leave_out=3]"])
 def test_adapter_block_params_refuse_options_of_a_wrong_kind(config: str) -> None:
     """A wrong option is the user's mistake, with the option in the message."""
     with pytest.raises(JobError, match="it has to be"):
@@ -102,7 +101,7 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "message"),
     [
         ("", "is not of the form name[option=value, ...]"),
@@ -234,7 +233,7 @@ def test_full_is_no_adapter() -> None:
     assert trains_own_weights("full") and not trains_own_weights("seq_bn")
 
 
-@pytest.mark.parametrize("config", ["full|lora", "seq_bn | full", "full[reduction_factor=2]", "full[]"])
+@cases("config", ["full|lora", "seq_bn | full", "full[reduction_factor=2]", "full[]"])
 def test_full_with_anything_else_is_refused(config: str) -> None:
     """Neither options nor an adapter beside it have a meaning."""
     with pytest.raises(JobError, match="'full' trains the blocks' own weights; it stands alone"):

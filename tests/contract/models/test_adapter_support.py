@@ -7,6 +7,7 @@ import pytest
 from ringtune.errors import UsageError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import head_group_refusal, merge_refusal, summed_config
+from tests.support.cases import cases
 
 COVERED = (
     "seq_bn",
@@ -31,13 +32,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("config", COVERED)
+@cases("config", COVERED)
 def test_covered_adapters_are_not_refused(config: str) -> None:
     """Bottlenecks are applied once, LoRA has rows and columns."""
     assert head_group_refusal(config, dropout=0.0, heads=1) == ""
 
 
-@pytest.mark.parametrize("config", REFUSED)
+@cases("config", REFUSED)
 def test_what_is_not_covered_is_refused_with_the_remedy(config: str) -> None:
     """Both keys are named, and whole blocks stay possible."""
     message = head_group_refusal(config, dropout=0.0, heads=2)
@@ -52,7 +53,7 @@ def test_dropout_is_refused_for_parts_of_a_block_only() -> None:
     assert head_group_refusal("seq_bn", dropout=0.1, heads=0) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "options"),
     [
         ("lora[r=4,alpha=16]", {"r": 12, "alpha": 48}),
@@ -76,7 +77,7 @@ def test_sum_of_a_mixture_is_the_mixture_of_sums() -> None:
     assert linear == list(parse_adapter_config(config)[1:])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "count", "message"),
     [
         ("seq_bn", 2, "can't be added up: it is no change of matrices; give one of them with --user"),
@@ -90,7 +91,7 @@ def test_sum_that_is_no_adapter_is_refused(config: str, count: int, message: str
         summed_config(config, count)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "problem"),
     [
         ("linear", ""),

@@ -13,6 +13,7 @@ from ringtune.job.job import Job, Model
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import TASKS
 from ringtune.models.folder import base_tensors, read_config
+from tests.support.cases import cases
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 
 JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 16})
@@ -76,7 +77,7 @@ def test_base_tensors_of_several_files_are_those_of_one(tmp_path: Path) -> None:
     assert model_facts(one, JOB) == model_facts(two, JOB)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("weight_map", "message"),
     [
         ({"embeddings.LayerNorm.bias": "../secret"}, "names the file '../secret', which is not in the folder"),

@@ -24,6 +24,7 @@ from ringtune.models.folder import (
     name_of_folder,
     read_config,
 )
+from tests.support.cases import cases
 from tests.support.model_folder import CONFIG, bert_shapes, safetensors_bytes, write_any_family, write_model
 
 
@@ -43,7 +44,7 @@ def test_read_config_keeps_allowed_keys_only(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "message"),
     [
         ({"auto_map": {"AutoModel": "evil--repo.Model"}}, "auto_map is refused: it names code to run"),
@@ -75,7 +76,7 @@ def test_read_config_refuses(tmp_path: Path, config: dict[str, Any], message: st
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa", None])
+@cases("attention", ["eager", "sdpa", None])
 def test_read_config_accepts_plain_attention(tmp_path: Path, attention: str | None) -> None:
     """The library's own implementations are harmless; the key is dropped all the same."""
     assert "_attn_implementation" not in read_config(write_model(tmp_path, config={"_attn_implementation": attention}))
@@ -86,7 +87,7 @@ def test_read_config_takes_a_whole_number_for_a_float(tmp_path: Path) -> None:
     assert read_config(write_model(tmp_path, config={"hidden_dropout_prob": 0}))["hidden_dropout_prob"] == 0.0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("{", "is not JSON"),
@@ -139,7 +140,7 @@ def test_base_tensors_refuse_another_shape(tmp_path: Path) -> None:
         base_tensors(tmp_path, read_config(tmp_path))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("file", "message"),
     [
         ("model.safetensors.index.json", "is not a readable index"),
@@ -207,7 +208,7 @@ def _write(folder: Path, files: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", _LONG)
+@cases("case", _LONG)
 def test_tokenizer_beyond_the_embedding_is_refused_with_both_numbers(tmp_path: Path, case: str) -> None:
     """Wherever the files say that a token is used: words, padding, what is put around every text."""
     files, message = _LONG[case]
@@ -218,7 +219,7 @@ def test_tokenizer_beyond_the_embedding_is_refused_with_both_numbers(tmp_path: P
     assert caught.value.exit_code == 5
 
 
-@pytest.mark.parametrize("case", _FITS)
+@cases("case", _FITS)
 def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> None:
     """Also one that knows a token more, which no text has by itself, as in Gemma 3."""
     folder = _write(tmp_path, _FITS[case])
@@ -227,10 +228,7 @@ def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> N
 
 _VIT = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}
 _PICTURES: dict[str, tuple[str, str]] = {
-    "key": (
-        '{"crop_pct": 0.875}',
-        "preprocessor_config.json: crop_pct = 0.875 is not carried out; prepare",
-    ),
+    "key": ('{"crop_pct": 0.875}', "preprocessor_config.json: crop_pct = 0.875 is not carried out; prepare"),
     "class": ('{"image_processor_type": "SiglipImageProcessor"}', "'SiglipImageProcessor' is not built"),
     "channels": ('{"image_mean": [0.5]}', "image_mean has to be 3 numbers"),
     "damaged": ("{", "preprocessor_config.json is not readable"),
@@ -248,7 +246,7 @@ def words_of_doors(folder: Path, job: Job) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("case", _PICTURES)
+@cases("case", _PICTURES)
 def test_every_door_refuses_the_same_steps_of_pictures(tmp_path: Path, case: str) -> None:
     """A key that is not carried out is found before rows are; without it the folder is taken."""
     text, message = _PICTURES[case]
@@ -271,7 +269,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 """Case -> files of a model folder and what is said of it."""
 
 
-@pytest.mark.parametrize("case", _REFUSED)
+@cases("case", _REFUSED)
 def test_every_door_refuses_the_same_folder_with_the_same_words(tmp_path: Path, case: str) -> None:
     """Before rows or a tokenizer are loaded."""
     files, message = _REFUSED[case]
@@ -280,7 +278,7 @@ def test_every_door_refuses_the_same_folder_with_the_same_words(tmp_path: Path, 
     assert all(said[0] in text and message in text for text in said)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("preprocessor", "fits"),
     [
         ({"do_resize": True, "size": {"height": 8, "width": 8}}, False),
@@ -304,8 +302,8 @@ def test_pictures_of_another_size_are_refused(tmp_path: Path, preprocessor: dict
         check_files(tmp_path, config)
 
 
-@pytest.mark.parametrize("name", ["classifier.weight", "classifier.out_proj.weight", "score.weight"])
-@pytest.mark.parametrize("classes", [2, 3, None])
+@cases("name", ["classifier.weight", "classifier.out_proj.weight", "score.weight"])
+@cases("classes", [2, 3, None])
 def test_classes_of_a_head_and_of_the_config_are_one_number(tmp_path: Path, name: str, classes: int | None) -> None:
     """By every door, before a node starts; a config that names no classes says nothing of a head."""
     named = {} if classes is None else {"id2label": {str(index): f"c{index}" for index in range(classes)}}
@@ -341,7 +339,7 @@ def write_cache(cache: Path, *, commit: str = COMMIT, revision: str = "main") ->
     return write_model(place / "snapshots" / commit)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "found"),
     [
         ("acme/mini-v2", MINI),
@@ -383,7 +381,7 @@ def test_hub_cache_gives_the_snapshot_that_a_revision_names(tmp_path: Path) -> N
     assert cached_folder(MINI._replace(name="other"), tmp_path) is None
 
 
-@pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "refs"])
+@cases("lost", ["config.json", "model.safetensors", "refs"])
 def test_hub_cache_lacks_a_model_that_is_not_whole(lost: str, tmp_path: Path) -> None:
     """Other files alone, as pickled weights, are no model; a reference that is no commit names nothing."""
     folder = write_cache(tmp_path)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringtune.models.adapter_config import has_adapter
 from ringtune.models.families import FAMILIES
 from ringtune.models.kept_inputs import KeptInput, kept_inputs, lora_values, trained_layers, with_shared_inputs
 from ringtune.schedule.saved_activations import LAYERS
+from tests.support.cases import cases
 
 
 def inputs_of(name: str, adapter: str, **config: str) -> tuple[KeptInput, ...]:
@@ -30,7 +29,7 @@ def test_own_weights_keep_each_tensor_once() -> None:
         assert set(trained_layers(inputs_of(name, "full"))) <= set(LAYERS) - {"adapter_down"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "adapter", "widths"),
     [
         ("bert", "seq_bn", [768]),
@@ -82,7 +81,7 @@ def test_inputs_know_how_many_matrices_read_them() -> None:
     ]
 
 
-@pytest.mark.parametrize(("key", "value"), [("hidden_act", "relu"), ("hidden_act", "tanh"), ("activation", "relu")])
+@cases(("key", "value"), [("hidden_act", "relu"), ("hidden_act", "tanh"), ("activation", "relu")])
 def test_layers_behind_some_activation_functions_are_left_alone(key: str, value: str) -> None:
     """ReLU keeps its result, which is the input of ``down``, and of LoRA beside it."""
     name = "bert" if key == "hidden_act" else "distilbert"
@@ -113,7 +112,7 @@ def test_blocks_may_be_left_out() -> None:
     assert has_adapter("full", 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("adapter", "values"),
     [
         ("lora[r=4]", 8),

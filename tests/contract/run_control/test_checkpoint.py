@@ -13,6 +13,7 @@ from ringtune.job.job import Job, Model
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import changed_keys, describe_changes, job_digest
 from ringtune.schedule.turns import NOTHING_KNOWN, Evaluations, Unfreezing
+from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_method, make_plan
 from tests.support.unfreezing import unfreezing_after
@@ -106,7 +107,7 @@ def test_resume_of_a_run_that_chooses_needs_its_table() -> None:
             Resume(plan=plan, manifests=(dataclasses.replace(fits, operations=wrong),)).check(JOB)
 
 
-@pytest.mark.parametrize("at", range(0, 600, 23))
+@cases("at", range(0, 600, 23))
 def test_manifest_with_any_damage_is_refused(at: int) -> None:
     """A flipped bit or a missing end never passes for a checkpoint."""
     text = json.dumps(manifest().to_json()).encode()
@@ -117,7 +118,7 @@ def test_manifest_with_any_damage_is_refused(at: int) -> None:
             CheckpointManifest.parse(damaged.decode(errors="replace"))
 
 
-@pytest.mark.parametrize("run_id", ["../x", "", "r20260101-000000-0000000/"])
+@cases("run_id", ["../x", "", "r20260101-000000-0000000/"])
 def test_manifest_with_a_name_that_could_be_a_path_is_refused(run_id: str) -> None:
     """Run id and node names become parts of paths on the nodes."""
     value = dataclasses.asdict(manifest()) | {"run_id": run_id}
@@ -132,7 +133,7 @@ def test_resume_reads_what_it_wrote() -> None:
     resume.check(JOB)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "message"),
     [
         ({"job_digest": "00"}, "step 4 is of another job"),
@@ -157,14 +158,14 @@ def test_resume_refuses_mixed_runs_and_nothing() -> None:
         Resume(plan=PLAN, manifests=()).check(JOB)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}, "manifests": [1]}', '{"plan": 1, "manifests": []}'])
+@cases("text", ["", "[]", "{}", '{"plan": {}, "manifests": [1]}', '{"plan": 1, "manifests": []}'])
 def test_resume_that_is_not_readable_is_refused(text: str) -> None:
     """Nothing that comes over the wire is trusted."""
     with pytest.raises((IntegrityError, PlanError)):
         Resume.parse(text)
 
 
-@pytest.mark.parametrize("length", [{"rounds": "5"}, {"epochs": []}, {"weeks": 5}, 5])
+@cases("length", [{"rounds": "5"}, {"epochs": []}, {"weeks": 5}, 5])
 def test_resume_with_a_length_that_is_none_is_refused(length: object) -> None:
     """What has another type would fail in the middle of planning."""
     value = json.loads(Resume(plan=PLAN, manifests=(manifest(),)).to_text())

@@ -12,6 +12,7 @@ from ringtune.run_control.continuation import Length, digests, job_digest, longe
 from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
+from tests.support.cases import cases
 from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
 
@@ -32,7 +33,7 @@ def test_longer_plan_differs_in_its_steps_only() -> None:
     assert dataclasses.replace(made, course=plan.course) == plan
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "message"),
     [
         ({"train__rounds": 1}, "the run has 8 steps and the job asks for 4; a run can get longer, not shorter"),
@@ -48,7 +49,7 @@ def test_run_that_depends_on_its_length_is_not_made_longer(changes: dict[str, ob
         longer(plan_of(short), job(**changes))
 
 
-@pytest.mark.parametrize(("interval", "is_possible"), [(1, True), (3, False), (4, True)])
+@cases(("interval", "is_possible"), [(1, True), (3, False), (4, True)])
 def test_run_whose_helpers_updated_early_at_its_end_is_not_made_longer(interval: int, is_possible: bool) -> None:
     """Of 8 steps an interval of 3 leaves two for an update that a longer run does not have; one of 4 leaves none."""
     settings = {"train__method": "all", "offload__mode": {"a": "b"}, "offload__interval": interval}

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.run_control.evaluation import (
@@ -26,6 +26,7 @@ from ringtune.run_control.evaluation import (
     spearman,
     table_of,
 )
+from tests.support.cases import cases
 
 
 def rows_of(seed: int, count: int) -> tuple[list[float], list[float]]:
@@ -111,6 +112,7 @@ def test_class_counts_hold_a_class_against_that_nobody_is_of() -> None:
     assert found["macro_f1"] == pytest.approx((2 / 3) / 2)
 
 
+@settings(max_examples=40)
 @given(TRUTHS)
 def test_class_counts_agree_with_counting_rows(rows: list[tuple[int, int]]) -> None:
     """F1 of each class from the rows themselves; of a class with hits it is the harmonic mean.
@@ -148,7 +150,7 @@ def test_class_counts_are_none_where_nobody_counted_or_there_are_too_many() -> N
 LABELS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tags", "entities"),
     [
         ("O", set()),

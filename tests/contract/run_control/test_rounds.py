@@ -1,4 +1,4 @@
-"""The coordinator's state machine: phases, granting ahead, and how every run ends."""
+"""The coordinator's state machine: planning, phases, granting ahead, and how every run ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, eval_rows=3)
@@ -80,7 +81,7 @@ def test_rounds_error_of_the_planner_ends_the_run() -> None:
     assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a"]
 
 
-@pytest.mark.parametrize(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
+@cases(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
 def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -> None:
     """Turns are granted until enough items are ahead, and always one beyond the current."""
     rounds = RunStateMachine(lambda facts: PLAN, items_ahead=items_ahead)
@@ -118,10 +119,7 @@ def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
     assert log[-1] == rd.Finish("", "") and rounds.phase == "done"
 
 
-@pytest.mark.parametrize(
-    "event",
-    [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.RunStopRequested("Ctrl-C")],
-)
+@cases("event", [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.RunStopRequested("Ctrl-C")])
 def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
     """After a failure all nodes are released and later events change nothing."""
     rounds = trained_rounds()
@@ -131,7 +129,7 @@ def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
     assert rounds.handle(rd.TurnReported("a", 0), 2.0) == [] and rounds.handle(event, 2.0) == []
 
 
-@pytest.mark.parametrize("recovery", [None, RecoveryPolicy()])
+@cases("recovery", [None, RecoveryPolicy()])
 def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryPolicy | None) -> None:
     """Nodes keep copies in both runs: without a policy a loss ends the run, and a node that joins changes nothing."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, eval_rows=0).with_copies(True)
@@ -149,7 +147,7 @@ def test_rounds_recover_and_take_nodes_in_only_with_a_policy(recovery: RecoveryP
 
 
 @pytest.mark.promise("6 every wait ends")
-@pytest.mark.parametrize("phase", ["inspecting", "preparing", "training"])
+@cases("phase", ["inspecting", "preparing", "training"])
 def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
     """If a phase makes no progress, the error names the phase or turn and the silent node."""
     rounds = RunStateMachine(lambda facts: PLAN, wait_s=5.0)
@@ -177,7 +175,7 @@ def test_rounds_every_phase_sets_its_deadline() -> None:
     assert found == [[11.0], [12.0], [18.0]]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])
+@cases("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])
 def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> None:
     """Whichever item is reported first, the sums are bit-equal; a repeated report counts once."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, eval_rows=12)
@@ -193,7 +191,7 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
     assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
 
 
-@pytest.mark.parametrize(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
+@cases(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
 def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected: list[tuple[int, float]]) -> None:
     """Stopped between the owners' evaluations, a run logs none: the first owner's rows are not all rows."""
     plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=4, local_iterations=2, eval_rows=2)
@@ -326,10 +324,65 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
     assert rounds.handle(rd.Progressed("b"), 501.0) == []
 
 
-@pytest.mark.parametrize(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
+@cases(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
 def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
     """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
     rounds = trained_rounds()
     told = rounds.handle(rd.StepReported(node, 0, step, "train", (("count", 4.0),)), 1.0)
     (finish,) = [command for command in told if isinstance(command, rd.Finish)]
     assert finish.error == "IntegrityError" and f"node {node} reports item 0 of step {step}" in finish.message
+
+
+def planning(**options: float) -> tuple[RunStateMachine, list[rd.Command]]:
+    """Rounds that have just asked for a plan at second 2, and what they answered."""
+    rounds = RunStateMachine(None, wait_s=10.0, **options)  # type: ignore[arg-type]
+    rounds.handle(rd.Started(("a", "b", "z")), 1.0)
+    rounds.handle(rd.Inspected("b", "of b"), 1.0)
+    rounds.handle(rd.Inspected("z", "of z"), 1.0)
+    return rounds, rounds.handle(rd.Inspected("a", "of a"), 2.0)
+
+
+def test_rounds_ask_the_driver_for_a_plan() -> None:
+    """The driver gets the facts sorted by name, and as long as it may plan beyond the usual patience."""
+    _, commands = planning(plan_s=60.0)
+    timer = next(command for command in commands if isinstance(command, SetTimer))
+    asked = commands[-1]
+    assert isinstance(asked, rd.MakePlan) and list(asked.facts.items()) == [("a", "of a"), ("b", "of b"), ("z", "of z")]
+    assert timer.at_s == 72.0
+
+
+def test_rounds_prepare_when_the_plan_comes() -> None:
+    """The plan's nodes prepare, one that it leaves out is let go, and the deadline counts from then on."""
+    rounds, _ = planning(plan_s=60.0)
+    commands = rounds.handle(rd.PlanMade(PLAN), 50.0)
+    assert [command.node for command in commands if isinstance(command, rd.Prepare)] == ["a", "b"]
+    assert [command.node for command in commands if isinstance(command, rd.Release)] == ["z"]
+    assert [command.at_s for command in commands if isinstance(command, SetTimer)] == [60.0]
+
+
+def test_rounds_go_on_where_the_plan_says() -> None:
+    """A plan of an earlier run comes with its start point: the first granted turn is the one after it."""
+    rounds, _ = planning()
+    start = StartPoint.of(PLAN.course, step=4, holder="b")
+    rounds.handle(rd.PlanMade(PLAN, start), 3.0)
+    rounds.handle(rd.Prepared("a"), 3.0)
+    granted = [command for command in rounds.handle(rd.Prepared("b"), 3.0) if isinstance(command, rd.Grant)]
+    assert granted[0].turns[0].first_step == 4
+
+
+@cases(
+    ("event", "error"),
+    [
+        (rd.PlanFailed("CapacityError", "it does not fit"), "CapacityError"),
+        (rd.RunStopRequested("enough"), "InterruptedRunError"),
+        (rd.DrainRequested("enough"), "InterruptedRunError"),
+        (rd.NodeFailed("b", "PeerLostError", "node b is lost"), "PeerLostError"),
+        (TimerFired("phase"), "DeadlineError"),
+    ],
+)
+def test_rounds_end_while_the_driver_plans(event: rd.Event, error: str) -> None:
+    """Whatever ends a run ends it during planning too, and a plan that comes later changes nothing."""
+    rounds, _ = planning(plan_s=60.0)
+    finish = rounds.handle(event, 3.0)[-1]
+    assert isinstance(finish, rd.Finish) and finish.error == error
+    assert rounds.handle(rd.PlanMade(PLAN), 4.0) == []

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import pytest
-
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, SavedPart, SavedSource, Shard
 from ringtune.schedule.placement import Placement, Slice
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 RUN, OTHER = "r20260101-000000-00000000", "r20260101-000000-11111111"
@@ -59,7 +58,7 @@ def test_each_node_takes_its_own_shard_where_all_are_whole() -> None:
     assert found.head_at(["a", "b"]) == ("b", SHA["b"])
 
 
-@pytest.mark.parametrize("problems", [{"a": "", "b": ""}, {"a": "", "b": "", "c": "c has no shard"}])
+@cases("problems", [{"a": "", "b": ""}, {"a": "", "b": "", "c": "c has no shard"}])
 def test_blocks_of_a_lost_disk_come_from_the_copy(problems: dict[str, str]) -> None:
     """The node is not there, or its disk is empty: the copy is at the next host."""
     found = where({"a": [copy(4, 5)]}, problems)
@@ -95,7 +94,7 @@ def test_what_nobody_has_is_named_with_who_had_it() -> None:
     assert where({}, {"a": "", "b": "", "c": "torn"}).missing == (4, 5)
 
 
-@pytest.mark.parametrize("attempt", [OTHER, ""])
+@cases("attempt", [OTHER, ""])
 def test_files_of_another_attempt_or_step_are_not_mixed_in(attempt: str) -> None:
     """A run that left an owner out comes to the same step with other weights; a manifest may not know its attempt."""
     of = manifest(attempt=attempt)

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import DataError, JobError
@@ -20,10 +20,12 @@ from ringtune.schedule.batches import (
     split_alpha,
     split_rows,
 )
+from tests.support.cases import cases
 
 SEEDS = st.integers(0, 2**31)
 
 
+@settings(max_examples=40)
 @given(num_rows=st.integers(1, 200), num_owners=st.integers(1, 8), seed=SEEDS)
 def test_split_iid_shares_are_disjoint_complete_and_even(num_rows: int, num_owners: int, seed: int) -> None:
     """Every row belongs to one owner; sizes differ by one at most."""
@@ -34,6 +36,7 @@ def test_split_iid_shares_are_disjoint_complete_and_even(num_rows: int, num_owne
     assert all(list(share) == sorted(share) for share in shares)
 
 
+@settings(max_examples=40)
 @given(
     labels=st.lists(st.sampled_from("abc"), min_size=8, max_size=120),
     num_owners=st.integers(1, 8),
@@ -76,7 +79,7 @@ def test_split_depends_on_seed_shares_and_rule_only() -> None:
     assert split_rows(12, num_owners=3, share=0, seed=1) != (1, 2, 7, 8)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("num_rows", "num_owners", "share", "message"),
     [
         (10, 2, 2, "share 2 is not in [0, 2)"),
@@ -105,13 +108,13 @@ def test_split_refuses_an_unknown_rule() -> None:
         split_rows(4, num_owners=2, share=0, seed=0, split="random")
 
 
-@pytest.mark.parametrize(("split", "alpha"), [("iid", None), ("dirichlet:0.3", 0.3), ("dirichlet:2", 2.0)])
+@cases(("split", "alpha"), [("iid", None), ("dirichlet:0.3", 0.3), ("dirichlet:2", 2.0)])
 def test_split_alpha_reads_the_concentration(split: str, alpha: float | None) -> None:
     """Two rules of splitting are known."""
     assert split_alpha(split) == alpha
 
 
-@pytest.mark.parametrize(("num_rows", "num_owners"), [(10, 4), (3, 5), (7, 1), (0, 2)])
+@cases(("num_rows", "num_owners"), [(10, 4), (3, 5), (7, 1), (0, 2)])
 def test_even_shares_cover_all_rows_in_order_and_differ_by_one(num_rows: int, num_owners: int) -> None:
     """Ten rows are shared by four as 2, 3, 2 and 3; of three rows two of five owners get none."""
     shares = [even_share(num_rows, num_owners=num_owners, share=index) for index in range(num_owners)]
@@ -121,6 +124,7 @@ def test_even_shares_cover_all_rows_in_order_and_differ_by_one(num_rows: int, nu
         assert [len(share) for share in shares] == [2, 3, 2, 3]
 
 
+@settings(max_examples=40)
 @given(num_rows=st.integers(2, 300), share=st.floats(1e-6, 0.9), seed=SEEDS)
 def test_split_holds_out_a_share_and_loses_no_row(num_rows: int, share: float, seed: int) -> None:
     """Each row is either trained on or held out; there is one of each at least, and the share is met to a row."""
@@ -210,13 +214,6 @@ def test_batches_are_these_for_ever() -> None:
     ]
 
 
-def test_batches_of_fewer_rows_than_a_batch_have_each_row_once() -> None:
-    """Two rows and batches of five: every batch has both, and neither twice."""
-    stream = BatchStream(2, 5, 0, "a")
-    assert stream.num_batches == 1
-    assert [sorted(stream.rows(index)) for index in range(4)] == [[0, 1]] * 4
-
-
 def test_batches_need_rows_and_a_size() -> None:
     """An owner without data is none."""
     with pytest.raises(DataError, match="owner a has no rows"):
@@ -283,7 +280,7 @@ def test_normal_has_mean_zero_and_width_one() -> None:
     assert abs(statistics.pstdev(numbers) - 1) < 5 / math.sqrt(8000)
 
 
-@pytest.mark.parametrize("shape", [0.3, 1.0, 4.0])
+@cases("shape", [0.3, 1.0, 4.0])
 def test_gamma_has_the_right_mean_and_variance(shape: float) -> None:
     """Mean and variance of a gamma distribution both equal its shape."""
     stream = RandomStream("gamma", str(shape))

@@ -27,6 +27,7 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, steps_of_owners, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_cache import step_of
+from tests.support.cases import cases
 from tests.support.moves import moving
 from tests.support.plans import changed, make_plan
 
@@ -56,7 +57,7 @@ def what(turn: Turn) -> tuple[str, int, int]:
     return turn.owner, turn.first_batch, turn.num_items
 
 
-@pytest.mark.parametrize("seed", range(300))
+@cases("seed", range(80))
 def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
     """Leave out owner after owner at any boundary; the turns that follow are those before without the owner's."""
     rng = random.Random(seed)
@@ -92,7 +93,7 @@ def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
         assert course == before
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(25))
 def test_rows_and_visits_are_counted_for_the_turns_that_there_are(seed: int) -> None:
     """Steps of the others, and the step of each of their batches, are those of the turns after the loss."""
     rng = random.Random(seed)
@@ -171,7 +172,7 @@ def test_part_of_a_plan_is_a_plan_that_is_written_and_read() -> None:
         MOVES.at(2)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "message"),
     [
         (

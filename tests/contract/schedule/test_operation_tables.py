@@ -25,6 +25,7 @@ from ringtune.schedule.operation_tables import (
     tables_from_json,
     tables_to_json,
 )
+from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan
 
@@ -81,7 +82,7 @@ def _other_subnets(value: dict[str, Any]) -> None:
     value["tables"][1]["operations"] = Operations(subnets=1).to_json()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         (_without_first, "begin at step 0"),
@@ -104,7 +105,7 @@ def test_given_tables_that_no_run_wrote_are_refused(change: Any, message: str) -
         tables_from_json(value)
 
 
-@pytest.mark.parametrize("value", [None, 3, "table", ["tables"]])
+@cases("value", [None, 3, "table", ["tables"]])
 def test_given_tables_that_are_no_object_are_refused(value: object) -> None:
     """A file with something else in it."""
     with pytest.raises(PlanError, match="JSON object"):
@@ -133,7 +134,7 @@ def test_given_tables_keep_their_origin() -> None:
     assert changed(PLAN, choice=Choice.given(tables)).course.choice == Choice.given(tables)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "message"),
     [
         ({"seed": 77}, f"a run with seed {PLAN.course.seed}, not 77: its batches have other rows"),
@@ -150,7 +151,7 @@ def test_given_tables_of_other_rows_are_refused(changes: dict[str, Any], message
         changed(PLAN, choice=Choice.given(_of_origin(PLAN.course)), **changes)
 
 
-@pytest.mark.parametrize("origin", [5, {}, {"owners": {"a": "3"}}, {"owners": {}}])
+@cases("origin", [5, {}, {"owners": {"a": "3"}}, {"owners": {}}])
 def test_given_table_with_an_origin_that_is_none_is_refused(origin: object) -> None:
     """Each value has its type."""
     value = {**TABLES[0].to_json(), "origin": origin}
@@ -199,7 +200,7 @@ def test_passes_come_back() -> None:
     assert "passes" not in table((ROW, OTHER)).to_json()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("passes", "of_pass", "message"),
     [(0, 0, "repeat after 0 passes, it has to be 1 to 2"), (3, 0, "after 3 passes"), (2, 2, "are of pass 2"),
      (2, -1, "are of pass -1"), (2, 0, "stand twice")],
@@ -212,7 +213,7 @@ def test_passes_that_no_table_has_are_refused(passes: int, of_pass: int, message
         spoiled.check(num_blocks=72, microbatches=2, batches={"a": 1})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "value", "message"),
     [
         ("batches", [["a", 0, 0, 0]], r"batches\[0\] is not"),
@@ -255,7 +256,7 @@ def test_true_is_no_number_of_a_table() -> None:
         Operations.from_json({**table.to_json(), "rows": [[True, 1, packed]]})
 
 
-@pytest.mark.parametrize("count", [1, 5, 6, 15, 16, 72, 360])
+@cases("count", [1, 5, 6, 15, 16, 72, 360])
 def test_length_of_packed_codes_is_known_before_them(count: int) -> None:
     """As many characters as are written."""
     assert packed_length(count) == len(pack("1" * count))

@@ -13,13 +13,12 @@ from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora, num_subtokens, subtoken_size
 from ringtune.schedule.units import Range
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 DOWN = Velora(blocks=(Range(0, 1), Range(2, 4)), layers=("down",))
 CHOICE = Choice(
-    policy="two-stage",
-    subnets=2,
-    capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),),
+    policy="two-stage", subnets=2, capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),)
 )
 
 
@@ -39,7 +38,7 @@ def test_velora_knows_its_blocks() -> None:
     assert [plan.placement.is_recomputed(block) for block in range(4)] == [True, False, False, True]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "problem"),
     [
         ({"layers": ("dwon",)}, "velora.layers has 'dwon'; did you mean 'down'?"),
@@ -79,7 +78,7 @@ def test_placement_refuses_to_recompute_what_it_does_not_have() -> None:
         changed(plan, recompute=(Range(0, 2), Range(1, 2)))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("inputs", "parts", "size", "count"),
     [(768, 32, 24, 32), (100, 32, 4, 25), (95, 32, 3, 32), (90, 32, 3, 30), (32, 32, 1, 32), (7, 1, 7, 1)],
 )

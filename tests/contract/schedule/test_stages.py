@@ -16,6 +16,7 @@ from ringtune.schedule.stages import hosts_of_lane, lane_of, lanes, num_assigned
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.replicas import CopyComparison, CopyDigest, compared_at
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 
@@ -48,10 +49,7 @@ def test_placement_without_replicas_has_one_lane_and_its_old_form() -> None:
     """Plans of versions before read back, with equal digests: a share of 1 is not written."""
     placement = Placement(slices=slices(("a", 0, 2, 1), ("b", 2, 4, 1)))
     assert (num_lanes_of(placement), placement.has_replicas) == (1, False)
-    assert placement.to_json()["slices"] == [
-        {"node": "a", "start": 0, "stop": 2},
-        {"node": "b", "start": 2, "stop": 4},
-    ]
+    assert placement.to_json()["slices"] == [{"node": "a", "start": 0, "stop": 2}, {"node": "b", "start": 2, "stop": 4}]
     assert Placement.from_json(placement.to_json()) == placement
 
 
@@ -63,7 +61,7 @@ def test_plan_with_replicas_reads_back() -> None:
     assert other.digest != plan.digest
 
 
-@pytest.mark.parametrize(
+@cases(
     ("pieces", "said"),
     [
         (slices(("a", 0, 2, 1), ("b", 1, 4, 1)), "overlap before block 1 of node b"),
@@ -82,7 +80,7 @@ def test_stages_that_are_none_are_refused(pieces: tuple[Slice, ...], said: str) 
         plan_of(pieces)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "said"),
     [
         ({"method": Hift()}, "hift trains all parameters"),

@@ -1,4 +1,4 @@
-"""Tests of ``ringtune.schedule.turns``: unfreezing, turns, boundaries, row use."""
+"""Turns of a run: unfreezing, their order, boundaries, row use, and the rule that ends a run early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import PlanError
@@ -21,7 +21,9 @@ from ringtune.schedule.operation_tables import Choice, ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import latest_owners, next_owner, owner_indices, turn_counts, weights
 from ringtune.schedule.turns import (
+    NONE_DONE,
     NOTHING_KNOWN,
+    Evaluations,
     StartPoint,
     StepKind,
     Turn,
@@ -37,6 +39,7 @@ from ringtune.schedule.turns import (
     turn_sequence,
 )
 from ringtune.schedule.versions import depth
+from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.unfreezing import unfreezing_after
@@ -89,12 +92,6 @@ def test_unfreezing_table_of_the_docstring() -> None:
     assert [depth(view.course, turn * 10) for turn in range(10)] == [1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
 
 
-def test_unfreezing_of_a_loss_that_improves_never_comes() -> None:
-    """Two percent a turn is more than one percent."""
-    plan = auto_plan()
-    assert unfreezing_after(plan.course, [0.98**turn for turn in range(40)]).unfreeze_at == ()
-
-
 def test_unfreezing_of_a_loss_that_improves_too_little_comes() -> None:
     """Half a percent a turn beats the best loss by one percent only every third turn; a patience of 20 steps is two."""
     plan = auto_plan()
@@ -141,8 +138,8 @@ def losses_of(course: Course, first: Sequence[float], fall: Callable[[int, int],
     return found
 
 
-@pytest.mark.parametrize("first", [(1.0, 0.5, 0.5), (0.5, 1.0, 1.0)])
-@pytest.mark.parametrize("fall", [lambda turn, _: 0.97**turn, lambda _, own: 0.97**own], ids=["of_all", "of_its_own"])
+@cases("first", [(1.0, 0.5, 0.5), (0.5, 1.0, 1.0)])
+@cases("fall", [lambda turn, _: 0.97**turn, lambda _, own: 0.97**own])
 def test_unfreezing_by_rows_is_not_fooled_by_who_had_the_last_turns(
     first: tuple[float, ...], fall: Callable[[int, int], float]
 ) -> None:
@@ -181,6 +178,7 @@ def test_unfreezing_stops_at_private_blocks_and_at_the_end() -> None:
     assert unfreezing_after(auto_plan(num_steps=41).course, [1.0] * 5).unfreeze_at == (40,)
 
 
+@settings(max_examples=40)
 @given(PLANS, LOSSES, LOSSES)
 def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float], more: list[float]) -> None:
     """Later losses change no earlier decision, and each one holds two turns after the last loss that it rests on."""
@@ -195,6 +193,7 @@ def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float
     plan.decided(after.unfreeze_at)
 
 
+@settings(max_examples=40)
 @given(PLANS, LOSSES)
 def test_unfreezing_is_never_sooner_than_without_any_improvement(plan: Plan, losses: list[float]) -> None:
     """The plan that memory is checked for is the deepest at every step, and a constant loss gives it exactly.
@@ -217,6 +216,7 @@ def test_unfrozen_soonest_of_a_settled_plan_is_itself() -> None:
     assert ignored.soonest() is ignored
 
 
+@settings(max_examples=40)
 @given(PLANS, LOSSES)
 def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[float]) -> None:
     """What a checkpoint keeps is accepted at its own step alone."""
@@ -229,7 +229,7 @@ def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[floa
             known.check(plan.course, min(plan.course.num_steps, step + plan.course.local_iterations))
 
 
-@pytest.mark.parametrize(
+@cases(
     "known",
     [
         NOTHING_KNOWN,
@@ -253,6 +253,7 @@ def test_unfreezing_is_not_asked_for_where_the_plan_settles_it() -> None:
         Unfreezing(num_turns=2, recent=(1.0,)).check(plan.course, 4)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 60))
 def test_latest_owners_are_those_of_the_order(rows: list[int], num_turns: int) -> None:
     """Without walking through the turns, in the order of the last one of each."""
@@ -311,12 +312,6 @@ def test_turns_evaluate_at_the_boundary_after_every_multiple() -> None:
     ]
 
 
-def test_turns_without_evaluation_rows_only_train() -> None:
-    """An owner without evaluation rows has no evaluation turn."""
-    plan = make_plan(RING, ["a", "b"], eval_rows=0, num_steps=4)
-    assert {turn.kind for turn in turn_sequence(plan.course)} == {StepKind.TRAIN}
-
-
 def test_turns_of_no_steps_are_one_evaluation() -> None:
     """A plan without steps evaluates once, every owner with rows."""
     plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
@@ -337,6 +332,7 @@ def test_turns_by_rows_are_this_table() -> None:
     assert turns[-1].num_items == 1
 
 
+@settings(max_examples=40)
 @given(rows=st.lists(st.integers(1, 1000), min_size=1, max_size=6), num_turns=st.integers(0, 300))
 def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: int) -> None:
     """At any time an owner has had its share of the turns, give or take about one; counted at once or one by one."""
@@ -354,8 +350,8 @@ def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:
     assert turn_counts([1, 2], 3 * 10**12) == [10**12, 2 * 10**12]
 
 
-@pytest.mark.parametrize("turns", ["equal", "rows"])
-@pytest.mark.parametrize("seed", range(20))
+@cases("turns", ["equal", "rows"])
+@cases("seed", range(10))
 def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int, turns: str) -> None:
     """From each step at which a train turn begins, the rest is that of the whole run; the head is where it was."""
     plan = changed(random_plan(random.Random(seed)), turns=turns)
@@ -367,7 +363,7 @@ def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int,
         assert list(map(_facts, rest)) == list(map(_facts, whole[at:]))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(25))
 def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""
     plan = random_plan(random.Random(seed))
@@ -382,16 +378,6 @@ def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
         index, seq, step = index + 1, turn.end_seq, turn.end_step
     assert step == plan.course.num_steps
     assert sum(batch.values()) == plan.course.num_steps
-
-
-def test_items_of_a_training_turn_are_full_batches() -> None:
-    """Each item is one step with ``batch_size`` rows of the owner's next batch."""
-    plan = make_plan(RING, ["a"], batch_size=4)
-    turn = Turn(
-        index=3, kind=StepKind.TRAIN, owner="a", round=1, first_seq=10, num_items=2, first_step=6, first_batch=4
-    )
-    expanded = [(item.seq, item.step, item.batch, item.rows, item.turn) for item in items(plan.course, turn)]
-    assert expanded == [(10, 6, 4, 4, 3), (11, 7, 5, 4, 3)]
 
 
 def test_items_of_an_owner_with_few_rows_are_all_its_rows() -> None:
@@ -413,27 +399,13 @@ def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "backward", "update"),
-    [
-        (StepKind.TRAIN, True, True),
-        (StepKind.EVALUATE, False, False),
-        (StepKind.SCORE, True, False),
-        (StepKind.MEASURE, True, False),
-    ],
-)
-def test_step_kinds_say_what_flows(kind: StepKind, backward: bool, update: bool) -> None:
-    """Only training changes weights; evaluation alone has no gradients."""
-    assert (kind.has_backward, kind.has_update) == (backward, update)
-
-
 def _walked(course: Course, start: StartPoint) -> set[tuple[str, str]]:
     """The hand-overs of a whole run, turn after turn."""
     owners = [start.holder, *(turn.owner for turn in turn_sequence(course, start=start))]
     return {(before, after) for before, after in itertools.pairwise(owners) if before != after}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(20))
 def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
     """For any owners, evaluation rows, start and holder: none is missing, and without evaluations none is too many."""
     rng = random.Random(seed)
@@ -493,7 +465,7 @@ def test_boundaries_table_of_the_docstring() -> None:
     assert found == [[20, 40, 60], [30, 50, 60], [0, 20, 40, 50]]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("choice", "tables", "scores"),
     [
         (None, [], []),
@@ -555,9 +527,9 @@ def test_turns_with_scores_follow_the_head() -> None:
     assert turns(StartPoint(step=4, holder="a")) == whole[6:]
 
 
-@pytest.mark.parametrize("eval_rows", [0, 3])
-@pytest.mark.parametrize("eval_every", [0, 2, 5])
-@pytest.mark.parametrize("refresh_steps", [0, 2, 5])
+@cases("eval_rows", [0, 3])
+@cases("eval_every", [0, 2, 5])
+@cases("refresh_steps", [0, 2, 5])
 def test_hand_overs_know_the_way_of_the_head_through_scores(
     eval_rows: int, eval_every: int, refresh_steps: int
 ) -> None:
@@ -597,7 +569,7 @@ def counted(plan: Plan) -> dict[str, Counter[int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(80))
+@cases("seed", range(30))
 def test_row_use_is_what_all_turns_together_use(seed: int) -> None:
     """For any plan: steps, rows that are used at all, the least and the most used row."""
     rng = random.Random(seed)
@@ -617,3 +589,58 @@ def test_row_use_of_a_small_owner_with_equal_turns_and_by_rows() -> None:
     equal, by_rows = (row_uses(changed(plan, owners=owners, turns=turns).course) for turns in ("equal", "rows"))
     assert [(use.steps, round(use.epochs, 2)) for use in equal] == [(12, 1.33), (12, 4.0)]
     assert [(use.steps, round(use.epochs, 2)) for use in by_rows] == [(18, 2.0), (6, 2.0)]
+
+
+EVALUATED = st.lists(st.floats(0.0, 3.0) | st.just(math.nan), max_size=12)
+
+
+def after(losses: Sequence[float]) -> list[Evaluations]:
+    """What is known after each evaluation, one every 10 steps."""
+    found = [NONE_DONE]
+    for index, loss in enumerate(losses, start=1):
+        found.append(found[-1].after(10 * index, loss))
+    return found[1:]
+
+
+def test_early_stop_counts_evaluations_since_the_best() -> None:
+    """The table of the module: an equal loss is no better one."""
+    found = after([0.7, 0.5, 0.6, 0.5])
+    assert [entry.waited for entry in found] == [0, 0, 1, 2]
+    assert found[-1] == Evaluations(step=40, best=0.5, best_step=20, waited=2)
+    assert [entry.stops_run(2) for entry in found] == [False, False, False, True]
+    assert not any(entry.stops_run(0) for entry in found)
+
+
+def test_early_stop_takes_a_loss_that_is_no_number_for_no_better_one() -> None:
+    """Also at the very first; a later number is then the best."""
+    found = after([math.nan, math.inf, 0.9])
+    assert [(entry.best, entry.waited) for entry in found] == [(None, 1), (None, 2), (0.9, 0)]
+
+
+def test_early_stop_counts_a_repeated_evaluation_once() -> None:
+    """A run that goes on repeats the evaluation of the step at which it was stopped."""
+    known = after([0.5, 0.6])[-1]
+    assert known.after(20, 0.6) == known.after(10, 0.1) == known
+
+
+@settings(max_examples=40)
+@given(losses=EVALUATED, patience=st.integers(1, 4))
+def test_early_stop_ends_where_counting_by_hand_does(losses: list[float], patience: int) -> None:
+    """The first evaluation of which so many, itself the last, are all no better than the best before them."""
+
+    def is_over(count: int) -> bool:
+        if count < patience:
+            return False
+        before, last = losses[: count - patience], losses[count - patience : count]
+        best = min((loss for loss in before if math.isfinite(loss)), default=math.inf)
+        return not any(loss < best for loss in last)
+
+    by_hand = next((count for count in range(1, len(losses) + 1) if is_over(count)), None)
+    found = next((count for count, entry in enumerate(after(losses), start=1) if entry.stops_run(patience)), None)
+    assert found == by_hand
+
+
+@cases("patience", [1, 3])
+def test_early_stop_never_ends_a_run_that_gets_better(patience: int) -> None:
+    """However little."""
+    assert not any(entry.stops_run(patience) for entry in after([1 - 1e-9 * index for index in range(9)]))

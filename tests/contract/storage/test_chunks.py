@@ -11,6 +11,7 @@ from ringtune.errors import IntegrityError, StorageError
 from ringtune.storage.chunks import CHUNK_BYTES, FileCutter, cut_pieces, write_any_files, write_files
 from ringtune.storage.pieces import FilePieces
 from ringtune.v1.control_pb2 import FileChunk
+from tests.support.cases import cases
 
 NAMES = ("a", "b")
 CONTENT = {"a": bytes(range(256)) * (CHUNK_BYTES // 128), "b": b""}
@@ -51,7 +52,7 @@ def _leave(pieces: list[FileChunk]) -> None:
         piece.path = "../a"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         (_damage, "arrived damaged"),
@@ -103,7 +104,7 @@ def test_write_any_files_makes_the_folders_of_the_names_that_may_come(tmp_path: 
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["users", "users/a", "users/a/x"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("pieces", "message"),
     [
         ([FileChunk(path="a", chunk=b"1", last=True, sha256=EMPTY_SHA)], "a from node pi arrived damaged"),

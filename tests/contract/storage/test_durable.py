@@ -23,6 +23,7 @@ from ringtune.storage.durable import (
     rename_durably,
     write_durably,
 )
+from tests.support.cases import cases
 from tests.support.disk import log_of_syncs
 
 HOLD = """
@@ -62,7 +63,7 @@ def test_lock_is_released_as_often_as_it_was_taken(tmp_path: Path) -> None:
     FileLock(tmp_path / "lock", busy="busy").acquire()
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+@cases("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_file_system_without_locks_is_told_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
@@ -85,7 +86,7 @@ def test_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-@pytest.mark.parametrize("mode", [None, 0o700, 0o755, 0o770, 0o707])
+@cases("mode", [None, 0o700, 0o755, 0o770, 0o707])
 def test_private_folder_is_shut_and_that_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int | None
 ) -> None:
@@ -100,7 +101,7 @@ def test_private_folder_is_shut_and_that_is_told(
     assert bool(caplog.records) == (mode not in (None, 0o700))
 
 
-@pytest.mark.parametrize(("name", "is_shut"), [("lock", True), ("notes.txt", False)])
+@cases(("name", "is_shut"), [("lock", True), ("notes.txt", False)])
 def test_private_folder_with_files_of_others_keeps_its_rights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, is_shut: bool
 ) -> None:
@@ -161,7 +162,7 @@ def test_rename_durably_of_what_is_missing_is_an_error_of_storage(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("failing", ["fsync", "rename"])
+@cases("failing", ["fsync", "rename"])
 def test_write_durably_keeps_the_old_content_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:

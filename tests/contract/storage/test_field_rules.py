@@ -19,6 +19,7 @@ from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import LATER, Bounds, OneOf, Rule, check_fields, field_rules, read_dataclass, to_table
+from tests.support.cases import cases
 from tests.support.fake_agents import facts
 from tests.support.plans import make_plan
 
@@ -96,7 +97,7 @@ def test_no_number_of_a_profile_may_be_negative_or_endless() -> None:
             assert bounds.lt == (math.inf if hint is float else None)
 
 
-@pytest.mark.parametrize("record", [*OF_PLANS, *OF_PROFILES], ids=lambda record: type(record).__name__)
+@cases("record", [*OF_PLANS, *OF_PROFILES])
 def test_record_refuses_what_breaks_a_rule(record: Any) -> None:
     """Each of its rules, at each end, also where code builds it."""
     refused = 0
@@ -148,7 +149,7 @@ def test_table_of_a_record_is_read_as_that_record() -> None:
     assert again == full and isinstance(again.blocks[0], Range)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "message"),
     [
         ({"spokes": 0}, "wheels.spokes is 0, it has to be at least 1; buy a wheel"),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, Piece, Pieces
+from tests.support.cases import cases
 
 CONTENT = bytes(range(100))
 
@@ -33,7 +34,8 @@ def made(pieces: list[memoryview]) -> Pieces:
     return Pieces(len(CONTENT), make)
 
 
-@pytest.mark.parametrize("kind", [made, HeldPieces], ids=["made", "held"])
+@cases("kind", [made, HeldPieces])
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 40), max_size=5), start=st.integers(0, 120), size=st.integers(0, 120))
 def test_part_is_the_range_however_the_content_is_cut(
     kind: Callable[[list[memoryview]], Pieces], sizes: list[int], start: int, size: int

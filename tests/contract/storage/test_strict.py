@@ -30,6 +30,7 @@ from ringtune.storage.strict import describe_value, nearest, read_dataclass, rea
 from ringtune.transport.codecs import table_from_proto
 from ringtune.v1 import control_pb2
 from tests.contract.run_control.test_checkpoint import manifest
+from tests.support.cases import cases
 from tests.support.fake_agents import facts
 from tests.support.plans import make_plan
 
@@ -72,8 +73,8 @@ READERS: dict[str, tuple[Any, Callable[[Any], object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@cases("name", READERS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_hostile_values_are_an_error_of_ours_or_harmless(name: str, data: st.DataObject) -> None:
     """What passes can be written again; what does not says so in a short and printable text."""
@@ -110,7 +111,7 @@ def _without_digests(value: Any) -> Any:
     return [_without_digests(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("most", [1 << 20, 1 << 62])
+@cases("most", [1 << 20, 1 << 62])
 def test_plan_of_a_model_without_end_is_refused_at_once(most: int) -> None:
     """Before any block of it is looked at."""
     value: Any = json.loads(json.dumps(PLAN.to_json()))
@@ -120,8 +121,8 @@ def test_plan_of_a_model_without_end_is_refused_at_once(most: int) -> None:
         Plan.from_json(_without_digests(value))
 
 
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("text", TEXTS)
+@cases("name", READERS)
+@cases("text", TEXTS)
 def test_texts_that_are_no_numbers_are_no_json(name: str, text: str) -> None:
     """At every place of a valid text: refused where the text is read, before anybody counts on it."""
     given_value, read = READERS[name]
@@ -140,8 +141,8 @@ def test_records_of_any_text_are_an_error_of_ours(text: str) -> None:
             parse(text)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"plan":' * 100_000, "1" * 5000, '{"a": ' + "[" * 100_000])
-@pytest.mark.parametrize(
+@cases("text", ["[" * 100_000, '{"plan":' * 100_000, "1" * 5000, '{"a": ' + "[" * 100_000])
+@cases(
     "read",
     [
         RunRecord.parse,
@@ -156,9 +157,7 @@ def test_texts_that_are_deep_or_long_are_an_error_of_ours(read: Callable[[str], 
         read(text)
 
 
-@pytest.mark.parametrize(
-    "value", [{"subnets": 10**400, "batches": []}, {"subnets": 1, "batches": [{"batch_id": 1 << 70}]}, []]
-)
+@cases("value", [{"subnets": 10**400, "batches": []}, {"subnets": 1, "batches": [{"batch_id": 1 << 70}]}, []])
 def test_operations_of_hostile_values_are_refused(value: Any) -> None:
     """A table that a coordinator, or a file, names."""
     with pytest.raises(RingTuneError):
@@ -193,7 +192,7 @@ def test_read_dataclass_builds_nested_values() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "message"),
     [
         ({}, "bike.wheels is missing; add it: wheels = ..."),
@@ -235,7 +234,7 @@ def test_nearest_names_one_or_all() -> None:
     assert nearest("q", ["seed", "text"]) == "known here: seed, text"
 
 
-@pytest.mark.parametrize(("content", "why"), [("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ("[]", "is not a J")])
+@cases(("content", "why"), [("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ("[]", "is not a J")])
 def test_strict_object_of_a_message_is_one_or_an_error_of_ours(content: str, why: str) -> None:
     """What another machine sent is named, with the remedy; no depth of it is a bug here."""
     assert read_object('{"a": 1}', "the plan") == read_object(b'{"a": 1}', "the plan") == {"a": 1}

@@ -15,6 +15,7 @@ from ringtune.errors import DataError
 from ringtune.job.rows import read_rows
 from ringtune.models.family import CLASSIFICATION
 from ringtune.storage.tables import Record, RowAccount, table_rows
+from tests.support.cases import cases
 
 ROWS = [("größer, als; gedacht", "gut"), ('ein "Wort"\nund noch eins', "schlecht"), ("x\ty|z", "gut")] * 2
 COLUMNS = {"data.text": "text"}
@@ -34,9 +35,9 @@ def csv_text(separator: str = ",", *, line_end: str = "\n") -> str:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@cases("packed", [False, True])
+@cases("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@cases("separator", [",", ";", "\t", "|"])
 def test_table_is_the_same_in_every_form(tmp_path: Path, separator: str, encoding: str, packed: bool) -> None:
     """Separator, encoding, line ends, ``sep=``, suffix and gzip are found; what is no comma and no UTF-8 is told."""
     for suffix in (".csv", ".tsv"):
@@ -128,7 +129,7 @@ def test_table_refuses_what_is_no_unicode_text(tmp_path: Path) -> None:
 CANARY = "canaryinarow"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "content"),
     [
         ("rows.csv", f"text,label\n{CANARY},{CANARY},{CANARY}\n"),

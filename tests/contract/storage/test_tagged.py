@@ -10,6 +10,7 @@ import pytest
 
 from ringtune.errors import DataError
 from ringtune.storage.tables import RowAccount, TaggedWords, tagged_rows
+from tests.support.cases import cases
 
 
 def texts(path: Path, content: str, *, tags: str = "tags") -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -47,20 +48,14 @@ def test_tagged_rows_without_tags_are_read_where_none_are_asked_for(tmp_path: Pa
     assert row.record == (1, {"words": ["a"], "tags": ["O"]}) and row.tags == ()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "message"),
     [
-        (
-            {"words": "a b", "tags": ["O", "O"]},
-            "column 'words' (data.words) is no list but a str; give a list",
-        ),
+        ({"words": "a b", "tags": ["O", "O"]}, "column 'words' (data.words) is no list but a str; give a list"),
         ({"words": ["a"], "tags": "O"}, "column 'tags' (data.tags) is no list but a str; give a list of names"),
         ({"words": ["a", "b"], "tags": ["O"]}, "has 2 words and column 'tags' (data.tags) has 1 tags; give each word"),
         ({"words": [], "tags": []}, "has no words; remove the row"),
-        (
-            {"words": ["a", " "], "tags": ["O", "O"]},
-            "word 2 of column 'words' (data.words) is empty; remove it",
-        ),
+        ({"words": ["a", " "], "tags": ["O", "O"]}, "word 2 of column 'words' (data.words) is empty; remove it"),
         ({"words": ["a", 7], "tags": ["O", "O"]}, "word 2 of column 'words' (data.words) is no text but a int"),
         ({"words": ["a"], "tags": [" "]}, "tag 1 of column 'tags' (data.tags) is no name but empty; give a text or"),
         ({"words": ["a"], "tags": [True]}, "tag 1 of column 'tags' (data.tags) is no name but a bool"),
@@ -75,7 +70,7 @@ def test_tagged_rows_refuse_a_row_by_its_line(tmp_path: Path, row: dict[str, Any
     assert "rows.jsonl, line 2" in str(caught.value) and message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "content", "message"),
     [
         (

@@ -16,6 +16,7 @@ from safetensors.numpy import load, save
 from ringtune.errors import IntegrityError, ModelError, RingTuneError
 from ringtune.storage.pieces import HeldPieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, read_safetensors_header, write_tensors
+from tests.support.cases import cases
 from tests.support.model_folder import safetensors_bytes, with_header
 
 GOOD = safetensors_bytes({"a": (2, 3), "b": (), "c": (0, 5)})
@@ -42,7 +43,7 @@ def _entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "reason"),
     [
         (b"", "its header claims 0 bytes of 0"),
@@ -129,7 +130,7 @@ def test_written_file_is_what_the_library_reads() -> None:
     assert content.size_bytes == len(bytes(content))
 
 
-@pytest.mark.parametrize("size", [1, 7, 10_000])
+@cases("size", [1, 7, 10_000])
 def test_file_of_the_library_is_read_however_it_is_cut(size: int) -> None:
     """Metadata and every tensor; what was read is let go of, up to the end of a tensor."""
     content = memoryview(save(ARRAYS, metadata={"of": "somebody"}))
@@ -147,7 +148,7 @@ def _with_metadata(value: object) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@pytest.mark.parametrize(
+@cases(
     "damage",
     [
         lambda content: content[:-1],

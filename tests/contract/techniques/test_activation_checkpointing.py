@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringtune.schedule.saved_activations import Velora, merged, within
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_checkpointing import SlicePolicy
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 PLAN = changed(
@@ -16,7 +15,7 @@ PLAN = changed(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("start", "stop", "name", "text"),
     [
         (0, 2, "both", "blocks [1, 2) run again, VeLoRA in blocks [0, 2)"),
@@ -33,11 +32,7 @@ def test_policy_of_a_slice(start: int, stop: int, name: str, text: str) -> None:
 
 def test_policy_as_a_table() -> None:
     """Ranges as pairs."""
-    assert SlicePolicy.of(PLAN, 0, 2).to_json() == {
-        "policy": "both",
-        "recomputed": [[1, 2]],
-        "projected": [[0, 2]],
-    }
+    assert SlicePolicy.of(PLAN, 0, 2).to_json() == {"policy": "both", "recomputed": [[1, 2]], "projected": [[0, 2]]}
     assert SlicePolicy() == SlicePolicy.of(PLAN, 3, 4)
 
 

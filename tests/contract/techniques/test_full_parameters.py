@@ -9,6 +9,7 @@ from ringtune.job.job import Job, parse_job
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Everything, Hift
 from ringtune.techniques.full_parameters import HiftSettings, check_group, lone_groups, mixing_iterations
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 TEXT = "[model]\npath = 'm'\n[train]\nmethod = 'hift'\nseed = 7\n"
@@ -27,7 +28,7 @@ def test_a_job_of_another_method_keeps_its_adapter() -> None:
     assert parse_job("[model]\npath = 'm'", source="job.toml").adapter.config == "seq_bn"
 
 
-@pytest.mark.parametrize(("state", "drops"), [("memory", False), ("disk", False), ("drop", True)])
+@cases(("state", "drops"), [("memory", False), ("disk", False), ("drop", True)])
 def test_the_method_knows_of_the_state_only_whether_it_is_dropped(state: str, drops: bool) -> None:
     """Memory and disk train the same, so both make one and the same course."""
     job = parse_job(f"{TEXT}[hift]\nstate = '{state}'", source="job.toml")
@@ -85,7 +86,7 @@ def test_owners_whose_turns_keep_step_with_the_sweep_train_some_groups_only() ->
     assert lone_groups(course(1)) == {"a": (0, 2, 4), "b": (1, 3, 5)}
 
 
-@pytest.mark.parametrize("local_iterations", [2, 4, 5, 7])
+@cases("local_iterations", [2, 4, 5, 7])
 def test_owners_whose_turns_do_not_keep_step_train_all_groups(local_iterations: int) -> None:
     """After some sweeps every group has met every owner."""
     assert lone_groups(course(local_iterations)) == {}

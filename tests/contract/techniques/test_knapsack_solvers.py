@@ -94,17 +94,17 @@ class Instance:
 
 
 def test_two_stage_equals_literal_reference() -> None:
-    """On 1,000 instances the codes are those of Algorithm 1, ties and zeros included."""
-    for seed in range(INSTANCES):
+    """On 300 instances the codes are those of Algorithm 1, ties and zeros included."""
+    for seed in range(300):
         instance = Instance(seed)
         assert instance.codes(two_stage) == instance.reference(), seed
 
 
-@pytest.mark.parametrize("first", range(0, INSTANCES, 250))
+@pytest.mark.parametrize("first", range(0, INSTANCES, 100))
 @pytest.mark.sampled(1)
 def test_joint_equals_integer_programming(first: int) -> None:
     """On 1,000 instances the joint objective is that of an independent exact solver, within capacity."""
-    for seed in range(first, first + 250):
+    for seed in range(first, first + 100):
         instance, scale = Instance(seed), random.Random(seed).choice([0.01, 0.1, 1.0])
         codes = instance.codes(joint, scale)
         assert instance.cost(codes) <= sum(instance.capacities)

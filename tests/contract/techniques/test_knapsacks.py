@@ -20,6 +20,7 @@ from ringtune.techniques.knapsacks import choose_table
 from ringtune.techniques.operation_capacities import choice_of
 from ringtune.techniques.operations import OperationsSettings, choosers_of, expected_table
 from tests.contract.techniques.knapsack_reference import knapsack_scheduling
+from tests.support.cases import cases
 from tests.support.operation_choices import choosing_course, made_scores, random_scores
 
 
@@ -28,17 +29,17 @@ def columns(table: Operations) -> list[str]:
     return ["".join(column) for batch in table.batches for column in zip(*batch.rows, strict=True)]
 
 
-@pytest.mark.parametrize("microbatches", [4, 5])
-@pytest.mark.parametrize("subnets", [1, 3, 6])
+@cases("microbatches", [4, 5])
+@cases("subnets", [1, 3, 6])
 def test_equal_scores_give_the_expected_table(microbatches: int, subnets: int) -> None:
     """Where all scores tie, only the rule for ties decides: what a prediction expects is what comes."""
     course = choosing_course(full=3, forward_only=1, microbatches=microbatches, subnets=subnets, num_blocks=4)
     assert choose_table(course, made_scores(course, lambda *_: 1.0)) == expected_table(course)
 
 
-@pytest.mark.parametrize("rotate", [False, True])
-@pytest.mark.parametrize("kind", ["taylor", "weight-magnitude"])
-@pytest.mark.parametrize("size", [2, 3])
+@cases("rotate", [False, True])
+@cases("kind", ["taylor", "weight-magnitude"])
+@cases("size", [2, 3])
 def test_two_stage_table_equals_reference(size: int, kind: str, rotate: bool) -> None:
     """Each subnet of each batch has the codes of Algorithm 1, also with micro-batches of unequal rows.
 
@@ -67,7 +68,7 @@ def test_two_stage_table_equals_reference(size: int, kind: str, rotate: bool) ->
             assert "".join(table.rows_of(*batch, of_pass)[micro][at] for micro in order) == codes
 
 
-@pytest.mark.parametrize(("policy", "repeats_after"), [("two-stage", 5), ("joint", 5), ("random", 1), ("magnitude", 1)])
+@cases(("policy", "repeats_after"), [("two-stage", 5), ("joint", 5), ("random", 1), ("magnitude", 1)])
 def test_rotation_trains_all_rows_alike(policy: str, repeats_after: int) -> None:
     """As many passes as micro-batches make every subnet full for every one equally often; the first pass is as without.
 
@@ -91,7 +92,7 @@ def test_rotation_trains_all_rows_alike(policy: str, repeats_after: int) -> None
     assert repeats_after == 1 or (len(set(counts.values())), len(counts)) == (1, 2 * 5 * 6)
 
 
-@pytest.mark.parametrize("policy", ["two-stage", "random"])
+@cases("policy", ["two-stage", "random"])
 def test_counts_of_every_subnet_hold(policy: str) -> None:
     """Three full and one forward-only of five are just that, at every subnet and whatever the scores."""
     course = choosing_course(full=3, forward_only=1, microbatches=5, subnets=6, num_blocks=4, owners=2, policy=policy)
@@ -124,7 +125,7 @@ def test_joint_in_which_nothing_is_full_is_refused() -> None:
         choose_table(course, random_scores(course))
 
 
-@pytest.mark.parametrize("units", [1e-30, 1e-6, 1e6, 1e300])
+@cases("units", [1e-30, 1e-6, 1e6, 1e300])
 def test_joint_does_not_depend_on_the_units_of_scores(units: float) -> None:
     """Weights are sums of thousands and Fisher information of millionths: each counts in parts of its mean."""
     course = choosing_course(full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint",
@@ -190,7 +191,7 @@ def test_random_does_not_depend_on_the_version_of_numpy() -> None:
     assert choose_table(course, (), 0).batches[0].rows == ("1333", "3333", "3313", "3131")
 
 
-@pytest.mark.parametrize("policy", ["magnitude", "magnitude-gradient"])
+@cases("policy", ["magnitude", "magnitude-gradient"])
 def test_pruning_passes_the_least_by(policy: str) -> None:
     """The budget is over all subnets: those that count least do nothing for any micro-batch."""
     course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy=policy)
@@ -262,7 +263,7 @@ def _broken(scores: list[BlockScores], kind: str) -> list[BlockScores]:
     return [*scores[:5], *broken[kind], *scores[6:]]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "message"),
     [
         ("missing", r"scores of owner node-0, batch 0, micro-batch 1, block 2 are missing"),
@@ -300,7 +301,7 @@ def test_order_of_scores_does_not_matter() -> None:
     assert choose_table(course, scores) == choose_table(course, scores[::-1])
 
 
-@pytest.mark.parametrize("policy", ["two-stage", "random"])
+@cases("policy", ["two-stage", "random"])
 def test_workload_variance_of_equal_boards_is_zero(policy: str) -> None:
     """With equal boards and counts, every subnet has exactly as much work as any other, in every batch."""
     course = choosing_course(full=3, forward_only=1, microbatches=5, subnets=6, num_blocks=12, policy=policy)
@@ -332,8 +333,8 @@ def uneven_course(
     return dataclasses.replace(course, choice=made)
 
 
-@pytest.mark.parametrize("policy", ["two-stage", "random"])
-@pytest.mark.parametrize(("full", "forward_only"), [(1, 1), (2, 0), (3, 0), (3, 2), (5, 1), (6, 0)])
+@cases("policy", ["two-stage", "random"])
+@cases(("full", "forward_only"), [(1, 1), (2, 0), (3, 0), (3, 2), (5, 1), (6, 0)])
 def test_counts_are_exact(policy: str, full: int, forward_only: int) -> None:
     """Of micro-batches of 2, 2, 2, 2, 1 and 1 rows just so many are full and forward-only."""
     course = uneven_course(policy, microbatches=6, full=full, forward_only=forward_only)
@@ -342,9 +343,9 @@ def test_counts_are_exact(policy: str, full: int, forward_only: int) -> None:
         assert {"".join(sorted(column)) for column in columns(table)} == expected
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("batch_size", [10, 11])
-@pytest.mark.parametrize("compute", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+@cases("policy", POLICIES)
+@cases("batch_size", [10, 11])
+@cases("compute", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 def test_compute_is_never_exceeded(policy: str, batch_size: int, compute: float) -> None:
     """A share of the compute is one of rows, whichever micro-batches are taken."""
     course = uneven_course(policy, batch_size=batch_size, train_rows=2 * batch_size, compute=compute)
@@ -355,19 +356,17 @@ def test_compute_is_never_exceeded(policy: str, batch_size: int, compute: float)
             assert done <= compute * batch_size + 1e-9
 
 
-@pytest.mark.parametrize("batch_size", [10, 11, 13])
-@pytest.mark.parametrize(
-    "settings", [{"full": 2, "forward_only": 1, "rotate": True}, {"compute": 0.5}, {"compute": 0.7}], ids=str
-)
+@cases("batch_size", [10, 11, 13])
+@cases("settings", [{"full": 2, "forward_only": 1, "rotate": True}, {"compute": 0.5}, {"compute": 0.7}])
 def test_expected_table_is_what_equal_scores_give(batch_size: int, settings: dict[str, Any]) -> None:
     """Predictions assume the very table that weight magnitudes lead to."""
     course = uneven_course("two-stage", batch_size=batch_size, train_rows=2 * batch_size, **settings)
     assert choose_table(course, made_scores(course, lambda *_: 1.0)) == expected_table(course)
 
 
-@pytest.mark.parametrize("policy", ["two-stage", "random"])
-@pytest.mark.parametrize("settings", [{"full": 3}, {"compute": 0.6}], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3])
+@cases("policy", ["two-stage", "random"])
+@cases("settings", [{"full": 3}, {"compute": 0.6}])
+@cases("rows", [1, 2, 3])
 def test_owner_of_few_rows_trains(policy: str, settings: dict[str, Any], rows: int) -> None:
     """Every subnet of every batch has at least one full micro-batch, however few rows there are."""
     course = uneven_course(policy, microbatches=5, train_rows=rows, **settings)

@@ -10,6 +10,7 @@ from ringtune.errors import JobError
 from ringtune.job.job import parse_job
 from ringtune.run_control.continuation import changed_keys, job_digest
 from ringtune.techniques.offload import check_fused
+from tests.support.cases import cases
 from tests.support.fake_agents import job
 
 
@@ -30,7 +31,7 @@ def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
     assert job_digest(helped) != job_digest(job())
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "said"),
     [
         ({"train.method": "pipeadapter"}, "train.method = 'pipeadapter', which keeps several versions of adapters"),
@@ -41,7 +42,7 @@ def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
         ({"operations.policy": "two-stage", "operations.compute": 0.6}, "set operations.policy = 'standard'"),
     ],
 )
-@pytest.mark.parametrize("mode", ["auto", {"a": "b"}])
+@cases("mode", ["auto", {"a": "b"}])
 def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said: str, mode: Any) -> None:
     """One clear error that names both keys and the remedy, before any node is asked."""
     with pytest.raises(JobError) as caught:
@@ -69,7 +70,7 @@ ALONE = {"offload.mode": "auto", "offload.users": "alone"}
 TOGETHER = {"offload.mode": "auto", "offload.users": "collaboration", "adapter.config": "linear"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "said"),
     [
         ({"offload.users": "alone"}, "offload.users = 'alone' has no meaning with offload.mode = 'off'"),

@@ -13,6 +13,7 @@ from ringtune.schedule.placement import Slice
 from ringtune.storage.strict import read_dataclass, to_table
 from ringtune.techniques.operation_capacities import HostCost, balanced, choice_of, spread
 from ringtune.techniques.operations import OperationsSettings
+from tests.support.cases import cases
 
 HOSTS = (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4), Slice(node="c", start=4, stop=4))
 EQUAL = {"a": (0.4, 0.6), "b": (0.4, 0.6), "c": (9.0, 9.0)}
@@ -40,7 +41,7 @@ def counts(capacity: BlockCapacity, size: int = 2) -> tuple[float, float]:
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("microbatches", "settings", "expected"),
     [
         (5, {"full": 3, "forward_only": 1}, (3, 1)),
@@ -91,9 +92,9 @@ def test_pruning_needs_no_whole_micro_batch() -> None:
     assert counts(found.capacities[0]) == (0.8, 0)
 
 
-@pytest.mark.parametrize("microbatches", [8, 10])
-@pytest.mark.parametrize("compute", [0.4, 0.5, 0.6, 0.7])
-@pytest.mark.parametrize("forward", [0.33, 0.4, 0.43, 0.5])
+@cases("microbatches", [8, 10])
+@cases("compute", [0.4, 0.5, 0.6, 0.7])
+@cases("forward", [0.33, 0.4, 0.43, 0.5])
 def test_boards_of_unequal_speed_are_busy_alike(microbatches: int, compute: float, forward: float) -> None:
     """A board twice as fast does more, so that busy seconds lie within 10 %, at no more than the compute asked for."""
     costs = {"a": (2 * forward, 2 * (1 - forward)), "b": (forward, 1 - forward)}
@@ -122,7 +123,7 @@ def test_balance_of_equal_boards_is_equal() -> None:
     assert {counts(each) for each in choice(5, full=3, balance=True).capacities} == {(3, 0)}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "message"),
     [
         ({}, "needs to know how much is done"),

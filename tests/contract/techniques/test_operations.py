@@ -18,6 +18,7 @@ from ringtune.run_control.continuation import changed_keys, describe_changes, jo
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, ScheduledTable
 from ringtune.techniques.operations import choosers_of, expected_table, given_tables
+from tests.support.cases import cases
 from tests.support.operation_choices import choosing_course
 from tests.support.plans import make_plan
 
@@ -66,7 +67,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
+@cases("change", CHANGES)
 def test_every_key_of_operations_makes_another_job(change: dict[str, object]) -> None:
     """A run does not go on under other operations than it began with."""
     job = JOB.with_overrides(CHOSEN)
@@ -100,7 +101,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "message"), BAD, ids=lambda part: str(part)[:50])
+@cases(("values", "message"), BAD)
 def test_operations_refuse_by_name(values: dict[str, Any], message: str) -> None:
     """Budgets outside (0, 1], counts that do not fit the micro-batches, and two ways of saying one thing."""
     with pytest.raises(JobError) as caught:
@@ -139,7 +140,7 @@ def test_operations_do_not_go_with_private_blocks() -> None:
         JOB.with_overrides({**CHOSEN, "privacy.private_blocks": 1})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"train.dropout": 0.1}, "train.dropout = 0.1 can't be drawn for a part of the heads"),
@@ -168,9 +169,7 @@ def _job_with(tmp_path: Path, value: object) -> Path:
     return tmp_path / "job.toml"
 
 
-@pytest.mark.parametrize(
-    "value", [TABLE.to_json(), {"schema": 1, "tables": [{"step": 0, "operations": TABLE.to_json()}]}]
-)
+@cases("value", [TABLE.to_json(), {"schema": 1, "tables": [{"step": 0, "operations": TABLE.to_json()}]}])
 def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None:
     """The file is read where the job is; the job that a run writes down names no file any more."""
     job = load_job(_job_with(tmp_path, value))
@@ -180,7 +179,7 @@ def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None
     assert not job.operations.is_chosen
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "message"),
     [
         ("[", "is not JSON"),
@@ -219,7 +218,7 @@ def test_given_table_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_job(path)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "~nouser_x/t.json"])
+@cases("name", ["a\0b", "~nouser_x/t.json"])
 def test_given_table_whose_name_is_no_path_is_refused(tmp_path: Path, name: str) -> None:
     """No such user, and a byte that no path has."""
     job = JOB.with_overrides({"operations.table": name})
@@ -267,8 +266,8 @@ def test_expected_table_as_drawn() -> None:
     assert table.batches[1].rows == ("321211", "131321", "112131", "113112", "211113")
 
 
-@pytest.mark.parametrize("microbatches", [2, 3, 4, 5, 8, 10, 20])
-@pytest.mark.parametrize("subnets", [1, 2, 3, 5, 6, 12])
+@cases("microbatches", [2, 3, 5, 8])
+@cases("subnets", [1, 3, 6, 12])
 def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> None:
     """Each subnet has its counts; all micro-batches have nearly as many full subnets; none passes all blocks by."""
     for full in range(1, microbatches + 1):
@@ -346,7 +345,7 @@ def test_groups_survive_json() -> None:
     assert Course.from_json(json.loads(json.dumps(course.to_json()))) == course
 
 
-@pytest.mark.parametrize("groups", [((0, 2), (1, 4)), ((2, 2),), ((0, 1, 2),), ((0, 5),)])
+@cases("groups", [((0, 2), (1, 4)), ((2, 2),), ((0, 1, 2),), ((0, 5),)])
 def test_wrong_groups_are_refused(groups: tuple[tuple[int, ...], ...]) -> None:
     """Groups are ascending ranges of the blocks of the model."""
     with pytest.raises(PlanError, match="groups"):

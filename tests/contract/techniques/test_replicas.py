@@ -14,6 +14,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.replicas import CopyComparison, CopyDigest, compared_copies
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 HEAD = 4
@@ -36,7 +37,7 @@ def compared_steps(plan: Plan) -> list[dict[int, int]]:
     return found
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "wanted"),
     [
         # groups (-1, 0) (1, 2) (3, 4): the embedding trains at 0 3 6 9, the head at 2 5 8 11

@@ -15,6 +15,7 @@ from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.techniques.operations import TurnOperations, check_scores, score_keys
+from tests.support.cases import cases
 from tests.support.choosing import DrawnTables, make_choice, table_of
 from tests.support.plans import changed, make_plan
 
@@ -90,7 +91,7 @@ def test_choice_grants_with_the_table_once_it_is_there() -> None:
     assert rounds.handle(rd.OperationsChosen(asked.step, table_of(PLAN.course, 2)), 3.0) == []
 
 
-@pytest.mark.parametrize("step", [2, 4, -1])
+@cases("step", [2, 4, -1])
 def test_choice_for_another_step_changes_nothing(step: int) -> None:
     """An answer that nobody waits for."""
     rounds, _ = scored()
@@ -187,7 +188,7 @@ def _entries(node: str = "a") -> list[BlockScores]:
     return list(DrawnTables(PLAN).scores(node, SCORE))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entries", "message"),
     [
         ([], "without some that it owes: 12, the first is of batch 0, micro-batch 0, block 0"),
@@ -232,7 +233,7 @@ def test_scores_of_private_blocks_are_not_owed() -> None:
     check_scores(plan, turn, "c", [])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("plan", "step", "operations", "message"),
     [
         (PLAN, 4, None, "the checkpoint of step 4 has no table of operations"),

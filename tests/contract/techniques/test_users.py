@@ -20,6 +20,7 @@ from ringtune.techniques.offload import (
     rows_of_users,
     uses_of_users,
 )
+from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 ANNA, BEN = UserRows(name="anna", train_rows=3, eval_rows=2), UserRows(name="ben", train_rows=7, eval_rows=1)
@@ -86,7 +87,7 @@ def test_plan_with_users_survives_its_file() -> None:
     assert plain["owners"] == [{"node": "b", "train_rows": 5, "eval_rows": 4}]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("users", "problem"),
     [
         ((ANNA,), "have 3 training and 2 evaluation rows"),
@@ -101,7 +102,7 @@ def test_owner_refuses_users_that_do_not_fit(users: tuple[UserRows, ...], proble
         Owner(node="a", train_rows=10, eval_rows=3, users=users)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "problem"),
     [
         ({"users": "together"}, "not one of joint, alone, collaboration"),
@@ -117,8 +118,8 @@ def test_manner_refuses_users_that_can_not_be_merged_so(values: dict[str, Any], 
     assert not HelperSettings(users=ALONE).is_exact
 
 
-@pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("steps", [0, 5, 12])
+@cases("interval", [1, 3])
+@cases("steps", [0, 5, 12])
 def test_uses_of_users_are_counted_from_every_batch(interval: int, steps: int) -> None:
     """Who has no row in an interval is not updated by it; what is left over at the end is one more update."""
     owners = (MIXED, PLAIN)

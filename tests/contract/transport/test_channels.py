@@ -20,6 +20,7 @@ from ringtune.transport.channels import Server, Workers, defer_accept, open_chan
 from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS, WINDOW_BYTES
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.cases import cases
 from tests.support.processes import source_environment
 
 WAIT_S = 30.0
@@ -120,9 +121,12 @@ def test_connections_stop_ends_a_running_call_and_every_thread() -> None:
     server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
     channel = open_channel(server.address)
     call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
-    threading.Timer(0.3, agent.release.set).start()
-    server.stop(grace_s=0.05)
+    assert agent.entered.acquire(timeout=WAIT_S)
+    stopping = threading.Thread(target=server.stop, kwargs={"grace_s": 0.05})
+    stopping.start()
     assert call.exception(timeout=WAIT_S) is not None
+    agent.release.set()
+    stopping.join(WAIT_S)
     channel.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
@@ -218,7 +222,7 @@ def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> 
 
 
 @pytest.mark.promise("7 bounded memory")
-@pytest.mark.parametrize("window_bytes", [WINDOW_BYTES, 1 << 20])
+@cases("window_bytes", [WINDOW_BYTES, 1 << 20])
 def test_connections_hold_no_more_unread_than_their_window(window_bytes: int) -> None:
     """Of a stream that is fast and is read no more, and what is on its way; a caller's own window counts first."""
     sent: list[int] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError, PlanError
@@ -27,6 +27,7 @@ from ringtune.transport.codecs import (
     scores_to_proto,
 )
 from ringtune.v1 import control_pb2
+from tests.support.cases import cases
 from tests.support.choosing import DrawnTables, make_choice, table_of
 from tests.support.plans import changed, make_plan
 
@@ -112,7 +113,7 @@ def _unnamed(request: control_pb2.GrantRequest) -> None:
     request.turns[0].operations = ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         (_without_tables, "which did not come"),
@@ -151,6 +152,7 @@ def test_grants_with_a_table_for_a_run_that_chooses_none_are_refused() -> None:
 _COUNTS = st.integers(0, 2**40)
 
 
+@settings(max_examples=40)
 @given(
     turn=st.builds(
         Turn,
@@ -171,7 +173,7 @@ def test_codec_turn_comes_back(turn: Turn) -> None:
     assert codecs.turn_from_proto(control_pb2.TurnMessage.FromString(text)) == turn
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
     [
         {"kind": "tarin"},
@@ -193,7 +195,7 @@ def test_codec_turn_that_is_none_is_refused(changes: dict[str, object]) -> None:
         codecs.turn_from_proto(message)
 
 
-@pytest.mark.parametrize("steps", [(0,), (-3, 2), (4, 4), (8, 4)])
+@cases("steps", [(0,), (-3, 2), (4, 4), (8, 4)])
 def test_codec_turn_that_unfreezes_out_of_order_is_refused(steps: tuple[int, ...]) -> None:
     """Decisions are steps after the first one, strictly increasing."""
     turn = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_items=3, first_step=2, first_batch=0)
@@ -227,7 +229,7 @@ def test_codec_numbers_keep_order_and_value() -> None:
     assert codecs.numbers_from_proto(codecs.numbers_to_proto(values)) == values
 
 
-@pytest.mark.parametrize("names", [("",), ("loss", "loss")])
+@cases("names", [("",), ("loss", "loss")])
 def test_codec_numbers_without_distinct_names_are_refused(names: tuple[str, ...]) -> None:
     """A figure without a name, or twice, means that something is wrong."""
     with pytest.raises(IntegrityError, match="distinct names"):
@@ -285,7 +287,7 @@ def test_scores_codec_of_nothing_is_nothing() -> None:
     assert list(scores_to_proto(0, [])) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "entries",
     [
         [entry for entry in SCORES if entry.micro],
@@ -299,7 +301,7 @@ def test_scores_codec_refuses_to_write_half_a_block(entries: list[BlockScores]) 
         list(scores_to_proto(0, entries))
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
     [
         {"values": b""},

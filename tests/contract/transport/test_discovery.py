@@ -9,6 +9,7 @@ import pytest
 
 from ringtune.errors import ConnectionFailedError, TrustError, UsageError
 from ringtune.transport.discovery import Announcement, choose, is_announced, read_announcement, words_of
+from tests.support.cases import cases
 
 HASH, OTHER = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 DESK = Announcement(name="desk 7070", address="192.168.1.10:7070", version="0.2.0", authority=HASH[:16])
@@ -31,7 +32,7 @@ def test_announcement_is_read_as_it_was_made() -> None:
     assert str(PLAIN) == "'plain 7070' at 192.168.1.12:7070 (version 0.2.0, plain text)"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "address"),
     [
         ({"addresses": ["fe80::1"]}, "[fe80::1]:7070"),
@@ -45,7 +46,7 @@ def test_announcement_takes_the_first_address_that_can_be_called(changes: dict[s
     assert found is not None and found.address == address
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
     [
         {"addresses": []},
@@ -61,7 +62,6 @@ def test_announcement_takes_the_first_address_that_can_be_called(changes: dict[s
         {"words": {b"authority": b"0123"}},
         {"words": {b"authority": b"\xff" * 16}},
     ],
-    ids=str,
 )
 def test_announcement_of_another_form_is_left_out(changes: dict[str, Any]) -> None:
     """Without an address, a port, or words that match."""
@@ -81,7 +81,7 @@ def test_choosing_takes_the_one_with_the_authority_of_the_token() -> None:
         assert choose(found, authority_sha256=HASH, what="the join token") == "192.168.1.10:7070"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("found", "authority", "error", "message"),
     [
         ([], HASH, ConnectionFailedError, "no coordinator was found on this network within 3 s; give --coordinator"),

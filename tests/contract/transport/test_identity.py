@@ -19,6 +19,7 @@ from ringtune.transport.identity import (
     read_key,
     requested_key,
 )
+from tests.support.cases import cases
 from tests.support.trust_parts import AUTHORITY, speaker_of
 
 WHO = speaker_of("pi-4").identity
@@ -45,7 +46,7 @@ def of_no_point(content: bytes) -> bytes:
     return content[:begin] + bytes(64) + content[begin + 64 :]
 
 
-@pytest.mark.parametrize("change", [of_no_curve, of_no_point, lambda content: content[:-9], lambda content: b""])
+@cases("change", [of_no_curve, of_no_point, lambda content: content[:-9], lambda content: b""])
 def test_certificates_that_are_made_up_are_an_error_of_ours(change: Callable[[bytes], bytes]) -> None:
     """A stranger may send any request, and an identity may be any file; found by fuzzing."""
     with pytest.raises(TrustError):

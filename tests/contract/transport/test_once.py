@@ -17,6 +17,7 @@ from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.retry import AT_WORK, RETRY_S, AttemptTerms, RetriedCall, RetryState
 from ringtune.transport.status import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.cases import cases
 from tests.support.failing_calls import DroppedCallError
 
 WAIT_S = 30.0
@@ -109,7 +110,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RetryState, "attempt", lambda self: (0.01, WAIT_S))
 
 
-@pytest.mark.parametrize("losses", [["request"], ["reply"], ["request", "reply", "reply"]])
+@cases("losses", [["request"], ["reply"], ["request", "reply", "reply"]])
 def test_lost_call_is_made_again_and_carried_out_once(losses: list[str]) -> None:
     """Whether it was the request that was lost or the reply."""
     node = Node()
@@ -233,7 +234,7 @@ def test_call_without_terms_is_carried_out_as_often_as_it_is_made() -> None:
     assert node.begun.qsize() == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     "metadata",
     [
         None,
@@ -288,7 +289,7 @@ def missed(made: RetryState, clock: Clock, *times_s: float) -> list[bool]:
     return follows
 
 
-@pytest.mark.parametrize(
+@cases(
     ("request_bytes", "times_s", "follows"),
     [
         (0, (100.1, 104.0, 108.7, 109.0), [True, True, True, False]),  # until a lease of silence

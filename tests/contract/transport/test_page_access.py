@@ -8,23 +8,19 @@ import pytest
 
 from ringtune.errors import StorageError, UsageError
 from ringtune.transport.page_access import MIN_CHARACTERS, Guard, make_token, token_of
+from tests.support.cases import cases
 
 TOKEN = "t" * 20
 LOCAL, FAR = Guard(True, "", 80), Guard(False, TOKEN, 80)
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:7080", "localhost:1", "LOCALHOST", "localhost.", "[::1]:7080", "127.9.9.9"]
-)
+@cases("host", ["127.0.0.1", "127.0.0.1:7080", "localhost:1", "LOCALHOST", "localhost.", "[::1]:7080", "127.9.9.9"])
 def test_guard_on_loopback_answers_loopback_names(host: str) -> None:
     """However this machine is called, and through whichever port of a tunnel."""
     assert LOCAL.refuse(host, None, None) is None
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["", None, "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7080", "10.0.0.1", "[::2]"],
-)
+@cases("host", ["", None, "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7080", "10.0.0.1", "[::2]"])
 def test_guard_on_loopback_refuses_other_names(host: str | None) -> None:
     """A foreign page may point its own name to this machine; its scripts then still say that name."""
     refusal = LOCAL.refuse(host, None, None)
@@ -32,13 +28,13 @@ def test_guard_on_loopback_refuses_other_names(host: str | None) -> None:
     assert refusal.status == 421
 
 
-@pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} "])
+@cases("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} "])
 def test_guard_elsewhere_takes_the_token(given: str) -> None:
     """In the header that Prometheus and scripts send, whatever the host is called."""
     assert FAR.refuse("any.example", given, None) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("authorization", "cookies", "message"),
     [
         (None, None, "needs the token"),
@@ -106,7 +102,7 @@ def test_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
         token_of(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"two words that are long enough", b"\xff" * 40])
+@cases("content", [b"", b"short", b"two words that are long enough", b"\xff" * 40])
 def test_token_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
     """An empty token would let everybody in, a short one is soon guessed."""
     file = tmp_path / "token"

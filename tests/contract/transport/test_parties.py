@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.errors import TokenError, TrustError, UsageError
@@ -34,6 +34,7 @@ from ringtune.transport.parties import (
     user_trust,
 )
 from ringtune.v1 import control_pb2, ring_pb2, trust_pb2, weights_pb2
+from tests.support.cases import cases
 
 WITHOUT_CERTIFICATE = "Joining"
 USER = Party("submitter", "alice")
@@ -65,7 +66,7 @@ def test_permissions_name_fields_that_requests_have() -> None:
             assert ("node" in request.fields_by_name) == (permission.sender == "node"), call
 
 
-@pytest.mark.parametrize("call", sorted(calls()))
+@cases("call", sorted(calls()))
 def test_permissions_of_agents_are_the_coordinators_alone(call: str) -> None:
     """Nobody else may grant, prepare, collect, measure or release; between nodes there are nodes only."""
     service = call.split("/")[1].removeprefix("ringtune.v1.")
@@ -103,6 +104,7 @@ def test_permissions_let_nobody_speak_as_another() -> None:
 NAMES = st.from_regex(NODE_NAME, fullmatch=True).filter(lambda name: ".." not in name)
 
 
+@settings(max_examples=40)
 @given(role=st.sampled_from(ROLES), name=NAMES)
 def test_parties_come_back_from_their_server_name(role: Role, name: str) -> None:
     """Whatever a node may be called: role and name are read from the certificate as they were written."""
@@ -110,6 +112,7 @@ def test_parties_come_back_from_their_server_name(role: Role, name: str) -> None
     assert party_of([party.server_name]) == party
 
 
+@settings(max_examples=40)
 @given(first=st.tuples(st.sampled_from(ROLES), NAMES), second=st.tuples(st.sampled_from(ROLES), NAMES))
 def test_parties_share_no_server_name(first: tuple[Role, str], second: tuple[Role, str]) -> None:
     """A node ``alice.submitter`` is no user ``alice``: two parties never have one name."""
@@ -118,7 +121,7 @@ def test_parties_share_no_server_name(first: tuple[Role, str], second: tuple[Rol
     assert ANY_MEMBER not in (one.server_name, other.server_name)
 
 
-@pytest.mark.parametrize(
+@cases(
     "names",
     [
         [],
@@ -188,6 +191,7 @@ def test_user_without_a_variable_has_its_own_identity_before_the_admins(
 HASH = "0123456789abcdef" * 4
 
 
+@settings(max_examples=40)
 @given(name=NAMES, port=st.integers(0, 65535))
 def test_tokens_are_read_as_they_were_written(name: str, port: int) -> None:
     """White space of a file does not count."""
@@ -195,7 +199,7 @@ def test_tokens_are_read_as_they_were_written(name: str, port: int) -> None:
     assert parse_token(f" {token}\n") == token
 
 
-@pytest.mark.parametrize(
+@cases(
     "damage",
     [
         lambda text: text[:-1],

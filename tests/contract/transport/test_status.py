@@ -5,7 +5,6 @@ from __future__ import annotations
 from urllib.parse import quote
 
 import grpc
-import pytest
 
 from ringtune.errors import (
     BusyError,
@@ -17,6 +16,7 @@ from ringtune.errors import (
     all_errors,
 )
 from ringtune.transport import status as statuses
+from tests.support.cases import cases
 
 STATUS_NAMES = {status.name for status in grpc.StatusCode}
 
@@ -32,7 +32,7 @@ def test_statuses_have_an_error_each() -> None:
     assert set(statuses.ERROR_OF_STATUS.values()) <= set(all_errors())
 
 
-@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
+@cases("cls", all_errors())
 def test_statuses_error_crosses_the_wire_as_itself(cls: type[RingTuneError]) -> None:
     """Class, exit code and message of every error arrive; several lines and non-ASCII included."""
     message = "node jetson-2: 3,100 MiB\nbut has 2,048 MiB: größer"
@@ -73,7 +73,7 @@ def test_statuses_long_error_is_cut() -> None:
     assert type(statuses.error_of_status(*status, peer="node b")) is FrameError
 
 
-@pytest.mark.parametrize("character", ["\u6570", "\U0001f600", "\ud83d", "%", "a"])
+@cases("character", ["\u6570", "\U0001f600", "\ud83d", "%", "a"])
 def test_statuses_error_in_any_script_keeps_its_kind(character: str) -> None:
     """What travels is percent-encoded, so the bytes are counted; what UTF-8 has no bytes for is escaped."""
     error = FrameError(character * 1900)
@@ -88,7 +88,7 @@ def test_statuses_short_error_is_whole() -> None:
     assert status.details == "ringtune.FrameError: " + "\u6570" * 600
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "expected"),
     [
         ("UNAVAILABLE", ConnectionFailedError),

@@ -21,6 +21,7 @@ from ringtune.transport.speaker import Speaker, is_encrypted, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.cases import cases
 from tests.support.trust_parts import AUTHORITY, DAY_S, speaker_of
 
 WAIT_S = 10.0
@@ -136,7 +137,7 @@ UNLIKE: dict[str, tuple[Speaker | None, Speaker | None, Party, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", UNLIKE)
+@cases("case", UNLIKE)
 def test_encryption_refuses_who_does_not_belong_and_says_why(case: str) -> None:
     """At either end, by dates, chain, name and plain text: no servicer hears of it, and the caller has the remedy."""
     here, there, peer, text = UNLIKE[case]
@@ -216,7 +217,7 @@ def test_encryption_of_a_server_takes_a_renewed_certificate() -> None:
         assert beat(before, "a") is None
 
 
-@pytest.mark.parametrize("variable", sorted({name for known in PROXY_VARIABLES for name in (known, known.upper())}))
+@cases("variable", sorted({name for known in PROXY_VARIABLES for name in (known, known.upper())}))
 def test_encryption_or_none_no_variable_sends_a_call_to_a_proxy(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every variable that names a proxy, in plain text and encrypted: the call goes to the address that was given."""
     monkeypatch.setenv(variable, "127.0.0.1:1" if variable.startswith("GRPC_ADDRESS") else "http://127.0.0.1:1")

@@ -12,6 +12,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Everything, Hift, Method
 from ringtune.schedule.run_shape import Extent, Owner
 from ringtune.schedule.units import Range, Units
+from tests.support.cases import cases
 
 
 def extent(num_blocks: int = 4, num_steps: int = 30) -> Extent:
@@ -40,10 +41,10 @@ def queue_of(method: Hift, num_blocks: int, num_steps: int) -> list[set[int]]:
     return found
 
 
-@pytest.mark.parametrize("order", ["bottom2up", "top2down"])
-@pytest.mark.parametrize("always", [(), ("head",), ("embedding",), ("embedding", "head")])
-@pytest.mark.parametrize("group_size", [1, 2, 3, 4, 6, 9])
-@pytest.mark.parametrize("num_blocks", [1, 4, 5])
+@cases("order", ["bottom2up", "top2down"])
+@cases("always", [(), ("head",), ("embedding",), ("embedding", "head")])
+@cases("group_size", [1, 2, 3, 4, 6, 9])
+@cases("num_blocks", [1, 4, 5])
 def test_a_step_trains_the_group_at_the_head_of_the_queue(
     num_blocks: int, group_size: int, always: tuple[str, ...], order: str
 ) -> None:
@@ -55,9 +56,9 @@ def test_a_step_trains_the_group_at_the_head_of_the_queue(
     assert set(method.reach(run)) == set().union(*expected)
 
 
-@pytest.mark.parametrize("order", ["bottom2up", "top2down", "random"])
-@pytest.mark.parametrize("always", [(), ("head",), ("embedding", "head")])
-@pytest.mark.parametrize("group_size", [1, 2, 4])
+@cases("order", ["bottom2up", "top2down", "random"])
+@cases("always", [(), ("head",), ("embedding", "head")])
+@cases("group_size", [1, 2, 4])
 def test_updates_are_the_steps_that_trained_the_unit(group_size: int, always: tuple[str, ...], order: str) -> None:
     """The closed form counts what the steps say, from before the first step on."""
     method, run = Hift(group_size=group_size, always_active=always, order=order, seed=3), extent()
@@ -122,12 +123,7 @@ def test_a_course_of_hift_is_read_back() -> None:
     assert course(method=method).digest != course().digest
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"always_active": ("head", "head")}, "always_active has a unit twice"),
-    ],
-)
+@cases(("settings", "said"), [({"always_active": ("head", "head")}, "always_active has a unit twice")])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     """A plan of another version or hand says what is wrong with it."""
     with pytest.raises(PlanError, match=said):

@@ -1,12 +1,13 @@
-"""``docs/job.md`` says what the code that reads a job says: every key, every adapter, and only examples that work."""
+"""Pages of reference say what the code says: every key of a job, every option, every kind of line of a run."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 
 import pytest
 
-from docs import make_job
+from docs import make_job, make_options
 from ringtune.errors import JobError
 from ringtune.job.job_reference import KeyFacts, describe_job
 from ringtune.models.adapter_config import (
@@ -15,7 +16,10 @@ from ringtune.models.adapter_config import (
     parse_adapter_config,
     refused_configurations,
 )
+from tests.contract.test_hints import commands
+from tests.support.cases import cases
 from tests.support.job_keys import KEYS, refusal
+from tests.support.sources import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def test_job_page_examples_are_taken_by_a_job(keys: dict[str, KeyFacts]) -> None
         assert refusal(name, value) == "", name
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "default", "allowed"),
     [
         ("model.path", "", ""),
@@ -74,3 +78,31 @@ def test_job_page_has_every_adapter() -> None:
         assert f"| `{name}` |" in page
         with pytest.raises(JobError):
             parse_adapter_config(name)
+
+
+def test_option_page_is_current() -> None:
+    """If this fails, an option has changed: run ``python -m docs.make_options``."""
+    assert make_options.PAGE.read_text(encoding="utf-8") == make_options.page()
+
+
+def test_option_page_marks_defaults_that_are_values() -> None:
+    """The folder in which one is reads as such, not as the end of a sentence."""
+    page = make_options.page()
+    assert "Folder for runs and models. Default: `.`." in page
+    assert "Default: .." not in page
+
+
+def test_option_page_has_every_option() -> None:
+    """No option of any command is left out."""
+    page = make_options.page()
+    shown = {option for command in commands().values() for each in command.params for option in each.opts}
+    assert {option for option in shown if option.startswith("--") and f"`{option}" not in page} == set()
+
+
+def test_page_names_every_kind_of_line() -> None:
+    """Of metrics.jsonl."""
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "coordinator/run").rglob("*.py"))
+    kinds = {kind for source in sources for kind in re.findall(r'"kind": "(\w+)"', source)}
+    page = (ROOT / "docs/reference/files.md").read_text(encoding="utf-8")
+    assert len(kinds) > 5
+    assert kinds <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))

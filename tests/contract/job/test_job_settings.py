@@ -1,0 +1,156 @@
+"""Settings of a job that belong together: micro-batches, held-out rows, optimizer, patience; the job to begin with."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ringtune.errors import JobError
+from ringtune.job.job import Data, Job, Model, Train, parse_job
+from ringtune.job.job_reference import job_template
+from ringtune.job.rows import look_alikes
+from ringtune.models.family import TASKS
+from ringtune.run_control.continuation import changed_keys, job_digest
+from tests.support.cases import cases
+
+JOB = Job(model=Model(path="m"))
+
+
+def test_held_out_and_a_file_can_not_go_together() -> None:
+    """Both keys are in the message."""
+    with pytest.raises(JobError, match=r"data\.eval = 'e\.csv' and data\.held_out = 0\.1 both say what is eval"):
+        Data(eval="e.csv", held_out=0.1)
+
+
+def test_held_out_and_a_file_clear_each_other() -> None:
+    """Setting one of the two on the command line leaves the other behind."""
+    held_out = JOB.with_overrides({"data.held_out": 0.2})
+    assert (held_out.data.held_out, held_out.data.eval) == (0.2, "")
+    assert held_out.with_overrides({"data.eval": "e.csv"}).data.held_out == 0.0
+
+
+def test_held_out_changes_the_result_and_its_absence_no_digest() -> None:
+    """Other rows train, so a run can't be resumed with another share; older jobs keep their digest."""
+    other = JOB.with_overrides({"data.held_out": 0.2})
+    assert changed_keys(JOB, other) == ("data.held_out",)
+    assert job_digest(JOB) != job_digest(other)
+
+
+MODEL = '[model]\npath = "m"\n'
+
+
+def job(train: str, more: str = "") -> Job:
+    """A job with such lines in ``[train]``."""
+    return parse_job(f"{MODEL}[train]\n{train}\n{more}", source="test")
+
+
+def test_auto_microbatches_are_the_planners_choice() -> None:
+    """The job has a number to begin with and says that another may be taken; written and read it is the same."""
+    found = job('microbatches = "auto"')
+    assert (found.train.microbatches, found.placement.microbatches) == (4, "auto")
+    assert parse_job(found.to_toml(), source="test") == found
+    assert job("microbatches = 4").placement.microbatches == "never"
+
+
+def test_auto_microbatches_of_a_small_batch_begin_with_its_rows() -> None:
+    """Two rows can't be cut into four."""
+    assert job('microbatches = "auto"\nbatch_size = 2').train.microbatches == 2
+
+
+def test_number_of_microbatches_set_later_is_the_jobs_own() -> None:
+    """``--set train.microbatches=2`` beside a job that says auto, and the other way round."""
+    free = job('microbatches = "auto"')
+    fixed = free.with_overrides({"train.microbatches": 2})
+    assert (fixed.train.microbatches, fixed.placement.microbatches) == (2, "never")
+    again = fixed.with_overrides({"train.microbatches": "auto"})
+    assert (again.train.microbatches, again.placement.microbatches) == (4, "auto")
+    assert free.with_overrides({"train.seed": 1}).placement.microbatches == "auto"
+
+
+def test_other_words_for_microbatches_are_refused() -> None:
+    """Auto is the only one."""
+    with pytest.raises(JobError, match=r"train\.microbatches has to be a whole number"):
+        job('microbatches = "many"')
+    with pytest.raises(JobError, match=r"placement\.microbatches"):
+        job("seed = 1", '[placement]\nmicrobatches = "many"')
+
+
+def test_job_with_overrides_leaves_the_momentum_behind() -> None:
+    """Another optimizer has none; the same one keeps its own."""
+    job = JOB.with_overrides({"train.optimizer": "momentum", "train.momentum": 0.5})
+    assert JOB.with_overrides({"train.optimizer": "momentum"}).train.momentum == 0.9
+    assert job.with_overrides({"train.optimizer": "momentum"}).train.momentum == 0.5
+    assert job.with_overrides({"train.optimizer": "adafactor"}).train.momentum is None
+    with pytest.raises(JobError, match=r"train\.momentum = 0\.5 has no meaning"):
+        job.with_overrides({"train.optimizer": "sgd", "train.momentum": 0.5})
+
+
+def test_patience_needs_evaluations_in_between() -> None:
+    """Both keys and the remedy are in the message."""
+    with pytest.raises(
+        JobError, match=r"patience_evals = 2 waits for evaluations, and train\.eval_every = 0 .* set eval"
+    ):
+        Train(patience_evals=2)
+    assert Train(patience_evals=2, eval_every=5).patience_evals == 2
+
+
+def test_patience_counts_as_a_change_of_the_result() -> None:
+    """A run is resumed with the patience that it was begun with."""
+    other = JOB.with_overrides({"train.eval_every": 5, "train.patience_evals": 2})
+    assert changed_keys(JOB, other) == ("train.eval_every", "train.patience_evals")
+    assert job_digest(other) != job_digest(JOB.with_overrides({"train.eval_every": 5}))
+
+
+@cases(
+    ("other", "message"),
+    [
+        ({"train.eval_every": 0}, r"train\.keep_best = true keeps the best .* train\.eval_every = 0 .* set eval_every"),
+        ({"train.method": "hift"}, r"keep_best = true and train\.method = 'hift' can't .* a whole model"),
+        ({"offload.mode": "auto"}, r"keep_best = true and offload\.mode = 'auto' can't go together"),
+        ({"recovery.owners": "skip"}, r"keep_best = true and recovery\.owners = 'skip' can't go together"),
+    ],
+)
+def test_best_result_is_refused_by_name_where_there_is_none(other: dict[str, object], message: str) -> None:
+    """Both keys, the reason and the remedy."""
+    with pytest.raises(JobError, match=message):
+        JOB.with_overrides({"train.eval_every": 5, "train.keep_best": True} | other)
+
+
+def test_best_result_counts_as_a_change_of_the_result() -> None:
+    """A run is resumed as it was begun; one that keeps none has the digest that it had before there was the key."""
+    plain = JOB.with_overrides({"train.eval_every": 5})
+    other = plain.with_overrides({"train.keep_best": True})
+    assert changed_keys(plain, other) == ("train.keep_best",)
+    assert job_digest(other) != job_digest(plain) == job_digest(plain.with_overrides({"train.keep_best": False}))
+
+
+def test_prompt_of_a_sample_is_for_language_models_and_changes_no_result() -> None:
+    """It is the user's own text, and not too long; runs that differ in it may go on with each other."""
+    with pytest.raises(JobError, match=r"sample_prompt is for model\.task = 'causal-lm', this job has 'sequence-"):
+        JOB.with_overrides({"train.sample_prompt": "Once"})
+    for bad in ("x" * 2001, "  "):
+        with pytest.raises(JobError, match=r"sample_prompt has [0-9,]+ characters, .* text of at most 2,000"):
+            Train(sample_prompt=bad)
+    language = JOB.with_overrides({"model.task": "causal-lm"})
+    other = language.with_overrides({"train.sample_prompt": "Once"})
+    assert job_digest(other) == job_digest(language)
+    assert changed_keys(language, other) == ()
+
+
+def test_look_alikes_differ_in_spaces_and_capitals_only() -> None:
+    """Each group once, in order; names that differ otherwise are in none."""
+    assert look_alikes(["x", " x", "X", "y", "a b", "a  b", "ab"]) == ((" x", "X", "x"), ("a  b", "a b"))
+    assert look_alikes(["neg", "pos"]) == ()
+
+
+@cases("task", TASKS)
+def test_template_has_the_settings_of_hift_to_be_uncommented(task: str) -> None:
+    """With the method named, and without what the comment says to remove, they are read."""
+    text = job_template(task, model="m", train="t", evaluate="e")
+    assert parse_job(text, source="job").method.name == "ringada"
+    text = text.replace('method = "ringada"', 'method = "hift"').replace('config = "seq_bn"\n', "")
+    text = re.sub(r"\[unfreeze\].*\n(#.*\n)*every_steps = 40\n", "", text)
+    text = text.replace("#   ", "").replace("group_size = 1", "group_size = 3")
+    job = parse_job(text, source="job")
+    assert (job.method.name, job.hift and job.hift.group_size) == ("hift", 3)
