@@ -27,12 +27,6 @@ from tests.support.tiny_data import SUFFIXES, shuffle_rows, write_task_rows
 from tests.support.tiny_families import write_family
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
 def _pairs(path: Path) -> list[tuple[str, str]]:
     found = read_rows(path, CLASSIFICATION, Data())
     return list(zip(found.rows, found.labels, strict=True))

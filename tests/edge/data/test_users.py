@@ -22,12 +22,6 @@ from tests.support.tiny_data import make_questions
 USERS = ("ben", "anna", "carl", "anna", "ben")
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
 def _job(folder: Path, **changes: Any) -> Job:
     return ring.make_job(folder, **{"data__user": "who", "offload__mode": "auto", "offload__users": "alone", **changes})
 

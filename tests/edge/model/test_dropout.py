@@ -13,13 +13,6 @@ from edge.runtime.executor import NodeExecutor
 from ringtune.schedule.actions import Op, TensorKey
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support import hand_ring as ring
-from tests.support import tiny
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
 def _host(model_folder: Path, folder: Path, *, kind: StepKind = StepKind.TRAIN, **overrides: object) -> NodeExecutor:

@@ -27,17 +27,11 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from tests.edge.model.test_sizes import CONFIGS, LORA_EVERYWHERE, OWN_KINDS
 from tests.support import hand_ring as ring
-from tests.support import tiny, tiny_families, whole_models
+from tests.support import tiny_families, whole_models
 from tests.support.plans import changed, make_plan
 from tests.support.tiny_data import labels_of
 
 FILES = {"adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors"}
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 def test_saving_holds_no_local_path(model_folder: Path, tmp_path: Path) -> None:

@@ -43,12 +43,6 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of all tensors that are read during a test."""
