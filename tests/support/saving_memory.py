@@ -18,10 +18,6 @@ from typing import Any
 
 import torch
 
-from edge.machine.libraries import load_libraries
-
-load_libraries()  # as a node does: without the compiler, in a third of the time
-
 from coordinator.run.result_files import adapter_folder, result_folder, saved_part
 from edge.checkpoint.shard_saver import Saver
 from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
