@@ -82,14 +82,13 @@ def test_budget_is_the_limit_less_the_libraries_whether_they_are_loaded_or_not(t
 
 
 def test_budget_has_no_room_that_is_used_already(tmp_path: Path) -> None:
-    """What other processes hold of the group is gone, and what this one holds above its libraries too."""
-    system = board(tmp_path, resident=500, of_files=100, limit=1000, used=600, page_cache=100)
+    """What other processes hold of the group is gone, and what this one holds above its libraries too.
+
+    A full group gives a small number, so that the planner can say what does not fit.
+    """
+    system = board(tmp_path / "used", resident=500, of_files=100, limit=1000, used=600, page_cache=100)
     assert budget(system) == (1000 - 100 - 500) * MIB
-
-
-def test_budget_is_never_zero(tmp_path: Path) -> None:
-    """A full group gives a small number, so that the planner can say what does not fit."""
-    assert budget(board(tmp_path, resident=100, of_files=0, limit=100, used=100)) == MIB
+    assert budget(board(tmp_path / "full", resident=100, of_files=0, limit=100, used=100)) == MIB
 
 
 _SCRIPT = """
