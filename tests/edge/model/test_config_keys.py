@@ -187,7 +187,7 @@ def _cases() -> Iterator[Any]:
             model_type,
             tuple(key for key in own if key not in _ALONE),
             id=f"{model_type}-all",
-            marks=pytest.mark.sampled(3),
+            marks=pytest.mark.sampled(2),
         )
         for key in own:
             yield pytest.param(model_type, (key,), id=f"{model_type}-{key}", marks=pytest.mark.sampled(2))

@@ -152,7 +152,7 @@ def test_frames_without_a_header_or_with_a_long_one_are_refused() -> None:
     assert "the limit is" in str(Gate().assembler().feed(frames.pack(header, ())).error)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_frames_assembler_survives_any_bytes(data: st.DataObject) -> None:
     """Random bytes, and frames with random damage, give errors of ours or nothing; then a good one passes."""
