@@ -43,7 +43,6 @@ from ringtune.errors import UsageError
 from ringtune.machine.resources import LIBRARY_BYTES
 from ringtune.transport.endpoints import SERVER_OPTIONS
 from ringtune.v1 import control_pb2, control_pb2_grpc
-from tests.support import tiny
 
 REPOSITORY = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -67,9 +66,9 @@ def test_doctor_line_has_level_finding_and_remedy() -> None:
 # ---- versions ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("version", "bounds", "level"),
-    [
+def test_doctor_compares_versions() -> None:
+    """By number and not by text; what was built locally or is a candidate counts as its number."""
+    for version, bounds, level in (
         ("2.13.0+cpu", ">=2.13,<2.14", Level.PASS),
         ("2.14.0", ">=2.13,<2.14", Level.FAIL),
         ("2.9.1", ">=2.13,<2.14", Level.FAIL),
@@ -80,12 +79,9 @@ def test_doctor_line_has_level_finding_and_remedy() -> None:
         ("15", ">=15.0,<16", Level.PASS),
         ("1.86.0rc1", ">=1.85.1,<1.87", Level.PASS),
         ("1.85.1rc1", "<1.85.1", Level.FAIL),
-    ],
-)
-def test_doctor_compares_versions(version: str, bounds: str, level: Level) -> None:
-    """By number and not by text; what was built locally or is a candidate counts as its number."""
-    (check,) = check_packages([Requirement(f"a{bounds}")], [], find={"a": version}.get)
-    assert check.level is level
+    ):
+        (check,) = check_packages([Requirement(f"a{bounds}")], [], find={"a": version}.get)
+        assert check.level is level, (version, bounds)
 
 
 def test_doctor_reads_every_requirement_of_the_project() -> None:
@@ -136,29 +132,22 @@ def host(root: Path, *, available_bytes: int, group: str) -> Path:
     return root / "proc"
 
 
-@pytest.mark.parametrize(
-    ("limit_bytes", "level"), [(8 * GIB, Level.PASS), (LIBRARY_BYTES + (64 << 20), Level.WARN), (GIB // 4, Level.FAIL)]
-)
-@pytest.mark.parametrize("version", [1, 2])
-def test_doctor_sees_the_limit_of_a_container(tmp_path: Path, version: int, limit_bytes: int, level: Level) -> None:
-    """Both versions of control groups bound what a run may use, whatever the host has."""
-    if version == 2:
-        proc = host(tmp_path, available_bytes=64 * GIB, group="0::/box\n")
-        write(tmp_path / "cgroup/cgroup.controllers", "memory\n")
-        write(tmp_path / "cgroup/box/memory.max", f"{limit_bytes}\n")
-        write(tmp_path / "cgroup/box/memory.current", "0\n")
-    else:
-        proc = host(tmp_path, available_bytes=64 * GIB, group="5:memory:/box\n")
-        write(tmp_path / "cgroup/memory/box/memory.limit_in_bytes", f"{limit_bytes}\n")
-        write(tmp_path / "cgroup/memory/box/memory.usage_in_bytes", "0\n")
-    check = check_memory(proc=proc, cgroup=tmp_path / "cgroup")
-    assert check.level is level, check
-    assert f"control group v{version} allows" in check.found
-    assert bool(check.remedy) is (level is not Level.PASS)
-
-
-def test_doctor_without_a_container_counts_the_host(tmp_path: Path) -> None:
-    """No limit: what the system has available."""
+def test_doctor_sees_the_limit_of_a_container(tmp_path: Path) -> None:
+    """Both versions of control groups bound what a run may use, whatever the host has; without one the host counts."""
+    limits = ((8 * GIB, Level.PASS), (LIBRARY_BYTES + (64 << 20), Level.WARN), (GIB // 4, Level.FAIL))
+    one, two = tmp_path / "1", tmp_path / "2"
+    for limit_bytes, level in limits:
+        write(one / "cgroup/memory/box/memory.limit_in_bytes", f"{limit_bytes}\n")
+        write(one / "cgroup/memory/box/memory.usage_in_bytes", "0\n")
+        write(two / "cgroup/cgroup.controllers", "memory\n")
+        write(two / "cgroup/box/memory.max", f"{limit_bytes}\n")
+        write(two / "cgroup/box/memory.current", "0\n")
+        for root, version, group in ((one, 1, "5:memory:/box\n"), (two, 2, "0::/box\n")):
+            proc = host(root, available_bytes=64 * GIB, group=group)
+            check = check_memory(proc=proc, cgroup=root / "cgroup")
+            assert check.level is level, check
+            assert f"control group v{version} allows" in check.found
+            assert bool(check.remedy) is (level is not Level.PASS)
     check = check_memory(proc=host(tmp_path, available_bytes=4 * GIB, group=""), cgroup=tmp_path / "none")
     assert check.level is Level.PASS
     assert "control group" not in check.found
@@ -189,21 +178,16 @@ def test_doctor_sees_a_busy_port() -> None:
 # ---- a model folder ------------------------------------------------------------------------------
 
 
-def test_doctor_knows_a_good_model_folder(tmp_path: Path) -> None:
-    """Config, weights and tokenizer pass, with what they are."""
-    checks = check_model(tiny.write_model(tmp_path / "model"))
+def test_doctor_names_what_is_wrong_with_a_model_folder(model_folder: Path, tmp_path: Path) -> None:
+    """Config, weights and tokenizer pass; truncated weights, no tokenizer and no folder are told apart."""
+    checks = check_model(model_folder)
     assert [check.level for check in checks] == [Level.PASS] * 3
     assert "bert" in checks[0].found
-
-
-def test_doctor_names_what_is_wrong_with_a_model_folder(tmp_path: Path) -> None:
-    """Truncated weights, a missing tokenizer and a missing folder are told apart."""
-    folder = tiny.write_model(tmp_path / "model")
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    for path in folder.glob("*token*"):
+    for path in (*folder.glob("*token*"), folder / "vocab.txt"):
         path.unlink()
-    (folder / "vocab.txt").unlink(missing_ok=True)
     checks = check_model(folder)
     assert only(checks, "model weights").level is Level.FAIL
     assert "damaged" in only(checks, "model weights").found
@@ -280,13 +264,13 @@ def test_doctor_of_a_fit_machine_exits_with_0(tmp_path: Path) -> None:
     assert "torch" not in result.stdout
 
 
-def test_doctor_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_doctor_loads_nothing_heavy(model_folder: Path, tmp_path: Path) -> None:
     """It tells the versions of torch and its like without importing them."""
     code = (
         "import sys\n"
         "from pathlib import Path\n"
         "from edge.doctor import examine\n"
-        f"model, disk = Path({str(tiny.write_model(tmp_path / 'model'))!r}), Path({str(tmp_path)!r})\n"
+        f"model, disk = Path({str(model_folder)!r}), Path({str(tmp_path)!r})\n"
         "examine('node', model=model, coordinator='', bind='', disk=disk, insecure=False)\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', 'adapters', 'numpy'}))\n"
     )

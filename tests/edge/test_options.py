@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import itertools
 import socket
 from pathlib import Path
 from typing import Any
@@ -37,24 +38,21 @@ def options(**changes: Any) -> AgentOptions:
     return AgentOptions(**{"coordinator": "127.0.0.1:7000", "name": "a", **changes})
 
 
-@pytest.mark.parametrize("option", ["coordinator", "bind"])
-@pytest.mark.parametrize("address", ["0.0.0.0:7000", "10.0.0.3:7000", "board.local:7000", "[::]:7000"])
-def test_agent_options_other_machines_need_insecure(option: str, address: str) -> None:
-    """Nothing leaves this machine unencrypted by accident."""
-    with pytest.raises(UsageError, match="--insecure"):
-        options(**{option: address})
-    assert getattr(options(**{option: address}, insecure=True), option) == address
+def test_agent_options_other_machines_need_insecure() -> None:
+    """Nothing leaves this machine unencrypted by accident; every form of loopback is fine."""
+    for option, address in itertools.product(
+        ("coordinator", "bind"), ("0.0.0.0:7000", "10.0.0.3:7000", "board.local:7000", "[::]:7000")
+    ):
+        with pytest.raises(UsageError, match="--insecure"):
+            options(**{option: address})
+        assert getattr(options(**{option: address}, insecure=True), option) == address
+    for address in ("127.0.0.1:0", "localhost:1", "[::1]:7000"):
+        assert options(bind=address).bind == address
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:1", "[::1]:7000"])
-def test_agent_options_this_machine_needs_nothing(address: str) -> None:
-    """Every form of loopback is fine."""
-    assert options(bind=address).bind == address
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_agent_options_nonsense_is_refused() -> None:
+    """With the option named; ``1/4`` is the second of four."""
+    for changes in (
         {"name": "Node 1"},
         {"coordinator": "127.0.0.1"},
         {"coordinator": ":7000"},
@@ -62,36 +60,26 @@ def test_agent_options_this_machine_needs_nothing(address: str) -> None:
         {"device": "tpu"},
         {"threads": -1},
         {"share": (4, 4)},
-    ],
-)
-def test_agent_options_nonsense_is_refused(changes: dict[str, Any]) -> None:
-    """With the option named."""
-    with pytest.raises(UsageError):
-        options(**changes)
-
-
-def test_agent_options_share_reads_index_and_count() -> None:
-    """``1/4`` is the second of four."""
+    ):
+        with pytest.raises(UsageError):
+            options(**changes)
     assert parse_share("1/4") == (1, 4)
     for text in ("1", "1/", "a/b", "-1/4"):
         with pytest.raises(UsageError):
             parse_share(text)
 
 
-@pytest.mark.parametrize(
-    ("changes", "address"),
-    [
+def test_agent_options_advertised_address_can_be_reached() -> None:
+    """As told; else as bound; else the address on the way to the coordinator."""
+    for changes, address in (
         ({}, "127.0.0.1:5"),
         ({"bind": "[::1]:0"}, "[::1]:5"),
         ({"advertise": "board"}, "board:5"),
         ({"advertise": "board:9"}, "board:9"),
         ({"bind": "0.0.0.0:0", "insecure": True}, "127.0.0.1:5"),
         ({"bind": "10.0.0.7:0", "insecure": True}, "10.0.0.7:5"),
-    ],
-)
-def test_agent_options_advertised_address_can_be_reached(changes: dict[str, Any], address: str) -> None:
-    """As told; else as bound; else the address on the way to the coordinator."""
-    assert advertised_address(options(**changes), 5) == address
+    ):
+        assert advertised_address(options(**changes), 5) == address
 
 
 def test_agent_options_bind_is_where_the_coordinator_reaches_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,18 +104,15 @@ def test_agent_options_bind_without_a_way_may_be_tried_again(monkeypatch: pytest
     assert endpoints.machine_address() == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "option"),
-    [
+def test_agent_options_refuse_an_address_that_no_peer_reaches() -> None:
+    """The coordinator is on another machine: a node that only its own machine reaches would join for nothing."""
+    for changes, option in (
         ({"bind": "127.0.0.1:0"}, "--bind"),
         ({"advertise": "localhost"}, "--advertise"),
         ({"bind": "10.0.0.7:0", "advertise": "127.0.0.1:9"}, "--advertise"),
-    ],
-)
-def test_agent_options_refuse_an_address_that_no_peer_reaches(changes: dict[str, Any], option: str) -> None:
-    """The coordinator is on another machine: a node that only its own machine reaches would join for nothing."""
-    with pytest.raises(UsageError, match=f"{option} .*this machine only.*leave {option} out, or give --bind"):
-        options(coordinator="10.0.0.1:7000", insecure=True, **changes)
+    ):
+        with pytest.raises(UsageError, match=f"{option} .*this machine only.*leave {option} out, or give --bind"):
+            options(coordinator="10.0.0.1:7000", insecure=True, **changes)
     options(coordinator="10.0.0.1:7000", insecure=True, bind="127.0.0.1:0", advertise="10.0.0.7:9")
 
 

@@ -65,10 +65,10 @@ def stand_in(folder: Path, *options: str) -> AgentTemplate:
     return AgentTemplate(folder / "template.log", source_environment(RINGTUNE_TEST="template"), command=command)
 
 
-@pytest.fixture
-def template(tmp_path: Path) -> Iterator[AgentTemplate]:
-    """A stand-in that serves."""
-    with stand_in(tmp_path) as serving:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentTemplate]:
+    """A stand-in that serves all tests that do not end it."""
+    with stand_in(tmp_path_factory.mktemp("template")) as serving:
         yield serving
 
 
@@ -112,14 +112,18 @@ def test_template_gives_an_agent_what_a_process_has(template: AgentTemplate, tmp
 
 
 def test_template_agents_draw_different_numbers(template: AgentTemplate, tmp_path: Path) -> None:
-    """Nothing random is forked with the rest; variables are the template's where none is given."""
-    agents = [template.start([name], log=tmp_path / name) for name in ("a", "b")]
-    assert [agent.wait(WAIT_S) for agent in agents] == [7, 7]
+    """Nothing random is forked with the rest; variables are the template's where none is given.
+
+    An unexpected error is in the agent's own log.
+    """
+    agents = [template.start(words, log=tmp_path / name) for name, words in (("a", []), ("b", []), ("c", ["fail"]))]
+    assert [agent.wait(WAIT_S) for agent in agents] == [7, 7, 1]
     for agent in agents:
         agent.close_input()
     one, other = (facts(tmp_path / name) for name in ("a", "b"))
     assert not set(one["drawn"]) & set(other["drawn"])
     assert one["variable"] == "template"
+    assert "ValueError: no such thing" in (tmp_path / "c").read_text()
 
 
 def test_template_shows_each_agent_under_its_own_command_line(template: AgentTemplate, tmp_path: Path) -> None:
@@ -146,14 +150,6 @@ def test_template_tells_of_an_agent_that_a_signal_ended(
     for agent in agents:
         agent.close_input()
     assert agents[2].wait(WAIT_S) == 3
-
-
-def test_template_prints_what_ends_an_agent(template: AgentTemplate, tmp_path: Path) -> None:
-    """An unexpected error is in the agent's own log."""
-    agent = template.start(["fail"], log=tmp_path / "a")
-    assert agent.wait(WAIT_S) == 1
-    assert "ValueError: no such thing" in (tmp_path / "a").read_text()
-    agent.close_input()
 
 
 def test_template_takes_its_agents_along(tmp_path: Path) -> None:
@@ -206,13 +202,14 @@ def test_template_ends_with_a_killed_launcher(tmp_path: Path) -> None:
 def test_template_that_can_not_fork_starts_agents_afresh(tmp_path: Path, what: str, said: str) -> None:
     """A lock of another thread would stay locked, and the device would not work: the agent is ``ringtune node``."""
     with stand_in(tmp_path, what) as serving:
-        agents = [serving.start(["--nonsense"], log=tmp_path / name) for name in ("a", "b")]
-        assert [agent.wait(WAIT_S) for agent in agents] == [2, 2]
+        names = ("a", "b") if what == "thread" else ("a",)
+        agents = [serving.start(["--nonsense"], log=tmp_path / name) for name in names]
+        assert [agent.wait(WAIT_S) for agent in agents] == [2] * len(names)
         for agent in agents:
             agent.close_input()
         (line,) = serving._log.read_text().splitlines()
     assert said in line and "nodes load the libraries each for itself" in line
-    assert "nonsense" in (tmp_path / "b").read_text()
+    assert "nonsense" in (tmp_path / names[-1]).read_text()
 
 
 def test_agent_that_is_started_afresh_ends_with_its_template(tmp_path: Path) -> None:

@@ -242,6 +242,21 @@ class HandRing:
         return found
 
 
+def make_ring(
+    model_folder: Path,
+    folder: Path,
+    slices: Mapping[str, tuple[int, int]],
+    owners: tuple[str, ...] = ("a",),
+    *,
+    eval_rows: int = 0,
+    **overrides: object,
+) -> HandRing:
+    """The ring of a job on a tiny model, with rows for these owners; see ``make_job`` for what can be overridden."""
+    job = make_job(model_folder, **overrides)
+    datasets = make_datasets(job, model_folder, folder, owners, eval_rows=eval_rows)
+    return HandRing(make_plan(job, datasets, slices), job, model_folder, datasets)
+
+
 def action(op: Op, seq: int, micro: int = 0, start: int = 0, stop: int = 0) -> Action:
     """A compute action."""
     return Action(op, seq, micro, start, stop)

@@ -2,7 +2,7 @@
 
 A process of its own builds an owner with a head of some 17 million weights, gives it gradients and moments, and prints
 one line of JSON: how far the resident memory rose above what was there before, for each thing that a node does with
-its head, and the bytes that were moved. Then the same for an owner whose embedding of some 14 million weights trains
+its head, and the bytes that were moved. Then the same for an owner whose embedding of some 6 million weights trains
 with all else: to hand its part of the model in, to merge parts, to load its part again, and to take digests. Before
 all that, what forward and backward of a decoder's head add (``tests.support.head_memory``).
 """
@@ -34,7 +34,7 @@ from tests.support import hand_ring, head_memory, tiny, whole_models
 from tests.support.tiny_families import write_tokenizer
 
 WIDTH = 2048
-WORDS = 7000
+WORDS = 3000
 RUN = "r20260101-000000-00000000"
 
 

@@ -147,8 +147,7 @@ def write_family(
         The folder.
     """
     library: Any = importlib.import_module("transformers")
-    name, blocks_key, values = _SPECS[model_type]
-    configuration = getattr(library, f"{name}Config")(**{**values, blocks_key: num_blocks, **config})
+    name, configuration = _SPECS[model_type][0], config_of(model_type, num_blocks=num_blocks, **config)
     decoder = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
@@ -163,15 +162,20 @@ def write_family(
     return folder
 
 
+def config_of(model_type: str, *, num_blocks: int = 4, **config: object) -> Any:
+    """The configuration of transformers of a family's tiny model."""
+    library: Any = importlib.import_module("transformers")
+    name, blocks_key, values = _SPECS[model_type]
+    return getattr(library, f"{name}Config")(**{**values, blocks_key: num_blocks, **config})
+
+
 def base_model(model_type: str, *, num_blocks: int = 4, seed: int = 0, **config: object) -> Any:
     """The random base model of a family in memory, without a folder."""
     library: Any = importlib.import_module("transformers")
-    name, blocks_key, values = _SPECS[model_type]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return getattr(library, f"{name}Model")(
-            getattr(library, f"{name}Config")(**{**values, blocks_key: num_blocks, **config})
-        )
+        made = getattr(library, f"{_SPECS[model_type][0]}Model")
+        return made(config_of(model_type, num_blocks=num_blocks, **config))
 
 
 def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> None:

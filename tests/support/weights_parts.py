@@ -23,7 +23,7 @@ RUN = "r20260101-000000-00000000"
 TINY = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
 MINILM = {
     "hidden_size": 384,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 4,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
     "vocab_size": 1000,

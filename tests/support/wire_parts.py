@@ -219,7 +219,7 @@ class WireProxy:
         self._upward: set[socket.socket] = set()
         self._upward_bytes = bytearray()
         self._lock = threading.Lock()
-        self._is_over = self._is_frozen = False
+        self._over, self._is_frozen = threading.Event(), False
         self._thread = threading.Thread(target=self._copy, name="wire_proxy")
         self._thread.start()
 
@@ -241,14 +241,17 @@ class WireProxy:
 
     def stop(self) -> None:
         """End the proxy."""
-        self._is_over = True
+        self._over.set()
         self._thread.join(WAIT_S)
         self.cut()
         self._listener.close()
         self._selector.close()
 
     def _copy(self) -> None:
-        while not self._is_over:
+        while not self._over.is_set():
+            if self._is_frozen:
+                self._over.wait(0.05)
+                continue
             for key, _ in self._selector.select(timeout=0.05):
                 with self._lock:
                     if key.fileobj is self._listener:

@@ -141,26 +141,22 @@ def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) ->
     assert agent.current_run == RUN
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
+def test_agent_refuses_a_plan_that_it_can_not_follow(ring: TwoAgents) -> None:
+    """The error says why, and nothing of the run stays: no address, one beyond this machine, no JSON, keys, digest."""
+    other = json.dumps({**PLAN.to_json(), "course": changed(PLAN, seed=1).course.to_json()})
+    cases: tuple[tuple[dict[str, Any], type[Exception]], ...] = (
         ({"addresses": {"a": "127.0.0.1:1"}}, ConnectionFailedError),
         ({"addresses": {**ADDRESSES, "b": "10.0.0.7:1"}}, ConnectionFailedError),
         ({"plan_json": "{"}, IntegrityError),
         ({"plan_json": "[]"}, IntegrityError),
         ({"plan_json": json.dumps({**PLAN.to_json(), "seed": 1})}, PlanError),
-        ({"plan_json": json.dumps({**PLAN.to_json(), "course": changed(PLAN, seed=1).course.to_json()})}, PlanError),
-    ],
-    ids=["no address", "address beyond this machine", "not JSON", "no object", "unknown key", "another digest"],
-)
-def test_agent_refuses_a_plan_that_it_can_not_follow(
-    ring: TwoAgents, options: dict[str, Any], error: type[Exception]
-) -> None:
-    """The error says why, and nothing of the run stays."""
-    with pytest.raises(error):
-        ring.prepare("a", **options)
-    assert ring.agents["a"].current_run == ""
-    assert ring.network["a"].active is None
+        ({"plan_json": other}, PlanError),
+    )
+    for options, error in cases:
+        with pytest.raises(error):
+            ring.prepare("a", **options)
+        assert ring.agents["a"].current_run == ""
+        assert ring.network["a"].active is None
 
 
 def test_agent_can_be_released_while_it_prepares(ring: TwoAgents) -> None:

@@ -85,43 +85,40 @@ def make(coordinator: FakeCoordinator, told: Told, **options: Any) -> ms.Members
 
 
 def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash the own name is taken until its lease ends: join tries again, then renews the lease."""
+    """The own name is taken until its lease ends, or an answer is late: join tries again, then renews the lease."""
     monkeypatch.setattr(ms, "_JOIN_RETRY_S", 0.0)
     coordinator = FakeCoordinator(lease_s=0.003)
-    coordinator.joins = [grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAVAILABLE]
+    codes = grpc.StatusCode
+    coordinator.joins = [codes.ALREADY_EXISTS, codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED]
     member = make(coordinator, Told())
     member.join(timeout_s=WAIT_S)
     assert coordinator.beaten.wait(WAIT_S)
     member.leave()
-    assert coordinator.calls[:3] == ["join"] * 3
+    assert coordinator.calls[:4] == ["join"] * 4
     assert coordinator.calls[-1] == "leave"
 
 
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
+def test_membership_join_gives_up_with_the_reason() -> None:
+    """Nobody there, or the name stays taken: the error says which, with its exit code.
+
+    With little time to try there is one attempt, whose answer may take as long as any other. A refusal, such as of a
+    version that does not fit, is told at once.
+    """
+    for status, error in (
         (grpc.StatusCode.UNAVAILABLE, ConnectionFailedError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, ConnectionFailedError),
         (grpc.StatusCode.ALREADY_EXISTS, BusyError),
-    ],
-)
-def test_membership_join_gives_up_with_the_reason(status: grpc.StatusCode, error: type[RingTuneError]) -> None:
-    """Nobody there, or the name stays taken: the error says which, with its exit code."""
+    ):
+        coordinator = FakeCoordinator()
+        coordinator.joins = [status] * 100
+        with pytest.raises(error, match="host:1"):
+            make(coordinator, Told()).join(timeout_s=0.0)
+        assert coordinator.join_timeouts_s == [ms._JOIN_CALL_S]
     coordinator = FakeCoordinator()
-    coordinator.joins = [status] * 100
-    with pytest.raises(error, match="host:1"):
-        make(coordinator, Told()).join(timeout_s=0.0)
-
-
-def test_membership_slow_coordinator_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that is late is not a lost node: while there is time, join tries again."""
-    monkeypatch.setattr(ms, "_JOIN_RETRY_S", 0.0)
-    coordinator = FakeCoordinator()
-    coordinator.joins = [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
-    member = make(coordinator, Told())
-    member.join(timeout_s=WAIT_S)
-    member.leave()
-    assert coordinator.calls == ["join"] * 3 + ["leave"]
+    coordinator.joins = [grpc.StatusCode.INVALID_ARGUMENT]
+    with pytest.raises(RingTuneError):
+        make(coordinator, Told()).join(timeout_s=WAIT_S)
+    assert coordinator.calls == ["join"]
 
 
 def test_membership_complains_once_and_asks_less_and_less_often(
@@ -165,57 +162,27 @@ def test_membership_says_when_the_coordinator_is_back(caplog: pytest.LogCaptureF
     ]
 
 
-def test_membership_short_try_does_not_shorten_the_wait_for_an_answer() -> None:
-    """With little time to try there is one attempt, whose answer may take as long as any other."""
-    coordinator = FakeCoordinator()
-    coordinator.joins = [grpc.StatusCode.ALREADY_EXISTS] * 2
-    with pytest.raises(BusyError):
-        make(coordinator, Told()).join(timeout_s=0.2)
-    assert coordinator.join_timeouts_s == [ms._JOIN_CALL_S]
-
-
-def test_membership_refusal_is_not_tried_again() -> None:
-    """A version that does not fit is told at once."""
-    coordinator = FakeCoordinator()
-    coordinator.joins = [grpc.StatusCode.INVALID_ARGUMENT]
-    with pytest.raises(RingTuneError):
-        make(coordinator, Told()).join(timeout_s=WAIT_S)
-    assert coordinator.calls == ["join"]
-
-
-def test_membership_forgotten_node_stops_its_run_and_joins_again() -> None:
-    """A restarted coordinator does not know the node: the run can't go on, the node can."""
+@pytest.mark.parametrize(
+    ("answer", "run_over"),
+    [
+        (control_pb2.HeartbeatReply(known=False), [("", "coordinator host:1 no longer knows node a")]),
+        (control_pb2.HeartbeatReply(known=True, run_id="r2"), [("r1", "coordinator host:1 no longer drives run r1")]),
+        (control_pb2.HeartbeatReply(known=True, run_id="r1"), []),
+        (grpc.StatusCode.UNAVAILABLE, []),
+    ],
+    ids=["forgotten", "another run", "driven", "missed"],
+)
+def test_membership_run_ends_with_who_drives_it(answer: Any, run_over: list[tuple[str, str]]) -> None:
+    """A restarted coordinator does not know the node, which joins again; within the lease silence means nothing."""
     coordinator, told = FakeCoordinator(), Told()
-    coordinator.beats = [control_pb2.HeartbeatReply(known=False)]
+    coordinator.beats = [answer]
     make(coordinator, told).send_heartbeat()
-    assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
-    assert coordinator.calls == ["beat", "join"]
-
-
-def test_membership_run_that_is_no_longer_driven_is_over() -> None:
-    """If a Release got lost, the next heartbeat ends the run."""
-    coordinator, told = FakeCoordinator(), Told()
-    coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r2")]
-    make(coordinator, told).send_heartbeat()
-    assert told.run_over == [("r1", "coordinator host:1 no longer drives run r1")]
-
-
-def test_membership_driven_run_goes_on() -> None:
-    """The common case disturbs nothing, and an idle node is not told to stop what it doesn't do."""
-    coordinator, told = FakeCoordinator(), Told()
-    make(coordinator, told).send_heartbeat()
-    told.run_id = ""
+    assert told.run_over == run_over
+    assert coordinator.calls == (["beat", "join"] if run_over and not run_over[0][0] else ["beat"])
+    told.run_id, told.run_over = "", []
     coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r9")]
     make(coordinator, told).send_heartbeat()
-    assert told.run_over == []
-
-
-def test_membership_one_missed_heartbeat_is_no_loss() -> None:
-    """Within the lease silence means nothing."""
-    coordinator, told = FakeCoordinator(), Told()
-    coordinator.beats = [grpc.StatusCode.UNAVAILABLE]
-    make(coordinator, told).send_heartbeat()
-    assert told.run_over == []
+    assert told.run_over == [], "an idle node is not told to stop what it doesn't do"
 
 
 def test_membership_run_is_kept_for_a_coordinator_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

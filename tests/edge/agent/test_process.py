@@ -39,17 +39,11 @@ def test_count_rows_of_a_table_is_that_of_its_share(tmp_path: Path) -> None:
 
 
 def test_count_rows_leaves_other_forms_to_the_task(tmp_path: Path) -> None:
-    """A plain text has as many rows as a job's length makes of it; no file has none."""
-    text = tmp_path / "all.txt"
+    """A plain text has as many rows as a job's length makes of it; no file has none; what nobody could read is told."""
+    text, broken = tmp_path / "all.txt", tmp_path / "rows.jsonl"
     text.write_text("to be or not to be", encoding="utf-8")
-    assert count_rows(text, (0, 1)) is None
-    assert count_rows(tmp_path, (0, 1)) is None
-    assert count_rows(None, (0, 1)) is None
-
-
-def test_count_rows_refuses_what_no_run_could_read(tmp_path: Path) -> None:
-    """A node says so when it starts."""
-    broken = tmp_path / "rows.jsonl"
+    for path in (text, tmp_path, None):
+        assert count_rows(path, (0, 1)) is None
     broken.write_text("not json\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: it is not JSON"):
         count_rows(broken, (0, 1))
@@ -106,38 +100,24 @@ class FakeAgent:
         self.asked.append(f"release {run_id or 'any'}")
 
 
-def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release() -> None:
-    """The node's folder is free then, and what is kept in memory still there."""
-    agent = FakeAgent()
-    agent.moves.kept.keep("run", 8, "b", b"file")
-    give_up(agent, "", "gone")  # type: ignore[arg-type]
-    assert agent.asked == ["end run: gone", "save", "release any"]
+def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release(caplog: pytest.LogCaptureFixture) -> None:
+    """The node's folder is free then, and what is kept in memory still there.
 
-
-def test_run_that_ended_before_by_itself_is_saved_too() -> None:
-    """A peer that gave up first closed its links."""
-    agent = FakeAgent()
-    agent.active = None
-    agent.moves.kept.keep("run", 8, "b", b"file")
-    give_up(agent, "", "gone")  # type: ignore[arg-type]
-    assert agent.asked == ["save", "release any"]
-
-
-def test_run_that_keeps_nothing_or_is_another_one_is_only_released() -> None:
-    """Nothing is written."""
-    agent = FakeAgent()
-    give_up(agent, "run", "gone")  # type: ignore[arg-type]
-    assert agent.asked == ["end run: gone", "release run"]
-    other = FakeAgent()
-    other.moves.kept.keep("run", 8, "b", b"file")
-    give_up(other, "another", "gone")  # type: ignore[arg-type]
-    assert other.asked == ["release another"]
-
-
-def test_run_whose_last_action_takes_too_long_is_released_unsaved(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says that its last turns are lost."""
-    agent = FakeAgent(error=DeadlineError("waited 60 s"))
-    agent.moves.kept.keep("run", 8, "b", b"file")
-    give_up(agent, "", "gone")  # type: ignore[arg-type]
-    assert agent.asked == ["end run: gone", "release any"]
-    assert "the last turns of run run are not saved: waited 60 s" in caplog.text
+    A run that ended before by itself, as a peer closed its links, is saved too; of one that keeps nothing, or another
+    one, nothing is written. Where the last action takes too long the log says that the last turns are lost.
+    """
+    slow = DeadlineError("waited 60 s")
+    for run_id, keeps, is_active, error, asked in (
+        ("", True, True, None, ["end run: gone", "save", "release any"]),
+        ("", True, False, None, ["save", "release any"]),
+        ("run", False, True, None, ["end run: gone", "release run"]),
+        ("another", True, True, None, ["release another"]),
+        ("", True, True, slow, ["end run: gone", "release any"]),
+    ):
+        agent: Any = FakeAgent(error=error)
+        agent.active = agent.active if is_active else None
+        if keeps:
+            agent.moves.kept.keep("run", 8, "b", b"file")
+        give_up(agent, run_id, "gone")
+        assert agent.asked == asked
+    assert caplog.text.count("the last turns of run run are not saved: waited 60 s") == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -120,60 +118,30 @@ def test_shard_carries_the_head_only_if_it_is_given() -> None:
     assert load_shard(to_shard({}, None, None, METADATA), {}, None, METADATA, with_head=False) is None
 
 
-@pytest.mark.parametrize("key", METADATA)
-def test_shard_of_something_else_is_refused_by_name(key: str) -> None:
-    """Another run, plan, node or step."""
-    data = to_shard(parameters(0), None, None, METADATA)
-    with pytest.raises(IntegrityError, match=f"of {key} .*, not 'x'"):
-        load_shard(data, parameters(0), None, {**METADATA, key: "x"}, with_head=False)
+def test_shard_that_does_not_fit_changes_nothing() -> None:
+    """Another run, plan, node or step, a torn file, another slice or shape is refused before anything is taken over.
 
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-1], "damaged"),
-        (lambda data: b"", "damaged"),
-        (lambda data: to_shard(parameters(0, ("0.up",)), None, None, METADATA), "not those of this node's slice"),
-        (
-            lambda data: to_shard(
-                {"0.up": torch.nn.Parameter(torch.ones(3)), "1.up": parameters(0)["1.up"]}, None, None, METADATA
-            ),
-            r"has 0.up as torch.float32 \[3\], expected",
-        ),
-    ],
-)
-def test_shard_that_does_not_fit_changes_nothing(damage: Callable[[bytes], bytes], message: str) -> None:
-    """A torn file, another slice or another shape is refused before anything is taken over."""
-    own = parameters(1)
-    before = {name: value.detach().clone() for name, value in own.items()}
-    with pytest.raises(IntegrityError, match=message):
-        load_shard(damage(to_shard(parameters(0), None, None, METADATA)), own, None, METADATA, with_head=False)
-    assert all(torch.equal(own[name], before[name]) for name in own)
-
-
-@pytest.mark.parametrize(
-    ("head", "with_head", "message"),
-    [(None, True, "has no head, but this node held it"), (b"head", False, "has a head, but another node held it")],
-)
-def test_shard_of_the_holder_of_the_head_has_it(head: bytes | None, with_head: bool, message: str) -> None:
-    """The run would go on with an initial head otherwise; nothing is taken over then."""
-    own = parameters(1)
-    before = {name: value.detach().clone() for name, value in own.items()}
-    with pytest.raises(IntegrityError, match=message):
-        load_shard(to_shard(parameters(0), None, head, METADATA), own, None, METADATA, with_head=with_head)
-    assert all(torch.equal(own[name], before[name]) for name in own)
-
-
-def test_shard_without_metadata_is_refused() -> None:
-    """A safetensors file of somebody else."""
+    So is one that does not say what it is of, and one without the head that this node held: the run would go on with
+    an initial head otherwise.
+    """
     from safetensors.torch import save
 
-    with pytest.raises(IntegrityError, match="does not say what it is of"):
-        load_shard(save({"adapter/0.up": torch.ones(1)}), {}, None, METADATA, with_head=False)
-
-
-def test_shard_whose_metadata_are_deep_is_refused() -> None:
-    """As one that does not say what it is of."""
-    deep = bytes(write_tensors({}, metadata={"ringtune": "[" * 100_000}))
-    with pytest.raises(IntegrityError, match="does not say what it is of"):
-        load_shard(deep, {}, None, METADATA, with_head=False)
+    own = parameters(1)
+    before = {name: value.detach().clone() for name, value in own.items()}
+    good = to_shard(parameters(0), None, None, METADATA)
+    other_slice = to_shard(parameters(0, ("0.up",)), None, None, METADATA)
+    misshapen = {"0.up": torch.nn.Parameter(torch.ones(3)), "1.up": parameters(0)["1.up"]}
+    for data, metadata, with_head, message in (
+        *((good, {**METADATA, key: "x"}, False, f"of {key} .*, not 'x'") for key in METADATA),
+        (good[:-1], METADATA, False, "damaged"),
+        (b"", METADATA, False, "damaged"),
+        (other_slice, METADATA, False, "not those of this node's slice"),
+        (to_shard(misshapen, None, None, METADATA), METADATA, False, r"has 0.up as torch.float32 \[3\], expected"),
+        (good, METADATA, True, "has no head, but this node held it"),
+        (to_shard(parameters(0), None, b"head", METADATA), METADATA, False, "has a head, but another node held it"),
+        (save({"adapter/0.up": torch.ones(1)}), METADATA, False, "does not say what it is of"),
+        (bytes(write_tensors({}, metadata={"ringtune": "[" * 100_000})), METADATA, False, "does not say what it is of"),
+    ):
+        with pytest.raises(IntegrityError, match=message):
+            load_shard(data, own, None, metadata, with_head=with_head)
+        assert all(torch.equal(own[name], before[name]) for name in own), message

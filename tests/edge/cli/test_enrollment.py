@@ -14,14 +14,13 @@ from typer.testing import CliRunner
 from coordinator.server.certificate_authority import Authority
 from coordinator.server.server import announcing
 from edge.cli import enrollment
-from edge.cli import enrollment as chosen
 from edge.cli.enrollment import choose_trust, find_coordinator, read_token, resolve_node_name
 from edge.options import AgentOptions, default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.transport.discovery import Announcement
 from ringtune.transport.parties import IDENTITY, Party, Token, make_secret, node_party, node_trust
-from ringtune.transport.speaker import speak_as, speaker
+from ringtune.transport.speaker import Speaker, speak_as, speaker
 from tests.support.trust_parts import DAY_S, keep, speaker_of
 
 HASH = "0123456789abcdef" * 4
@@ -72,7 +71,7 @@ def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         asked.append(token_file)
         keep(folder, speaker_of(party.name))
 
-    monkeypatch.setattr(chosen, "join_as", join_as)
+    monkeypatch.setattr(enrollment, "join_as", join_as)
     for _ in range(2):
         assert choose(tmp_path, token_file=Path("t")) == node_trust(tmp_path)
         assert spoken() == "node pi"
@@ -148,36 +147,32 @@ def test_choosing_an_identity_opens_the_way_to_other_machines(tmp_path: Path) ->
     AgentOptions(coordinator="10.0.0.1:7070", name="pi")
 
 
-@pytest.mark.parametrize(
-    ("case", "text"),
-    [
-        ("missing", "can't read the certificate"),
-        ("readable", "can be read by other users"),
-        ("expired", "has expired"),
-        ("early", "is not valid before"),
-        ("foreign", "is of another authority"),
-        ("damaged", "is damaged"),
-        ("other name", "is of node b, not of node pi"),
-    ],
-)
-def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path, case: str, text: str) -> None:
+def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path) -> None:
     """Exit code 3 before anything is started, and the file or the clock is named."""
-    later_s = {"expired": -366 * DAY_S, "early": 3 * DAY_S}.get(case, 0.0)
-    identity = keep(tmp_path, speaker_of("b" if case == "other name" else "pi", later_s=later_s))
-    file = tmp_path / IDENTITY
-    if case == "missing":
-        file.unlink()
-    if case == "readable":
-        file.chmod(0o644)
-    if case == "damaged":
-        file.write_bytes(file.read_bytes()[:400])
-    if case == "foreign":
-        other = Authority.make(time.time()).certificate_pem
-        file.write_bytes(file.read_bytes().replace(identity.authority_pem, other))
-    asked = CliRunner().invoke(cli.app, ["node", "--name", "pi", "--trust", str(tmp_path)])
-    assert asked.exit_code == 3, asked.output
-    assert text in asked.stderr
-    assert len(asked.stderr.strip().splitlines()) == 1
+    cases: dict[str, tuple[Speaker, str]] = {
+        "missing": (speaker_of("pi"), "can't read the certificate"),
+        "readable": (speaker_of("pi"), "can be read by other users"),
+        "expired": (speaker_of("pi", later_s=-366 * DAY_S), "has expired"),
+        "early": (speaker_of("pi", later_s=3 * DAY_S), "is not valid before"),
+        "foreign": (speaker_of("pi"), "is of another authority"),
+        "damaged": (speaker_of("pi"), "is damaged"),
+        "other name": (speaker_of("b"), "is of node b, not of node pi"),
+    }
+    for case, (who, text) in cases.items():
+        identity, file = keep(tmp_path / case, who), tmp_path / case / IDENTITY
+        if case == "missing":
+            file.unlink()
+        if case == "readable":
+            file.chmod(0o644)
+        if case == "damaged":
+            file.write_bytes(file.read_bytes()[:400])
+        if case == "foreign":
+            other = Authority.make(time.time()).certificate_pem
+            file.write_bytes(file.read_bytes().replace(identity.authority_pem, other))
+        asked = CliRunner().invoke(cli.app, ["node", "--name", "pi", "--trust", str(tmp_path / case)])
+        assert asked.exit_code == 3, asked.output
+        assert text in asked.stderr, case
+        assert len(asked.stderr.strip().splitlines()) == 1
 
 
 def test_choosing_to_join_waits_for_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +186,11 @@ def test_choosing_to_join_waits_for_a_coordinator(tmp_path: Path, monkeypatch: p
         keep(folder, speaker_of("pi"))
 
     monkeypatch.setattr("ringtune.transport.enrollment.join", join)
-    monkeypatch.setattr(chosen, "_RETRY_S", 0.0)
+    monkeypatch.setattr(enrollment, "_RETRY_S", 0.0)
     (tmp_path / "t").write_text(str(Token(node_party("pi"), 0, HASH, make_secret())))
     assert choose(tmp_path, token_file=tmp_path / "t", join_s=60.0) == node_trust(tmp_path)
     assert tries == ["127.0.0.1:1"] * 3
-    monkeypatch.setattr(chosen, "_RETRY_S", 1.0)
+    monkeypatch.setattr(enrollment, "_RETRY_S", 1.0)
     tries.clear()
     with pytest.raises(ConnectionFailedError):
         choose(tmp_path / "other", token_file=tmp_path / "t")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import shutil
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +60,24 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "values"), STEPS)
-@pytest.mark.parametrize("size", [(SIDE, SIDE), (31, 18), (9, 23), (5, 5)])
-def test_steps_are_those_of_transformers(
-    tmp_path: Path, kind: str, values: dict[str, Any], size: tuple[int, int]
-) -> None:
+def test_steps_are_those_of_transformers(tmp_path: Path) -> None:
     """Every key that is carried out, of large and small pictures, upright and lying; 1e-6."""
-    family = kind.removesuffix("ImageProcessor").lower()
-    library = importlib.import_module(f"transformers.models.{family}.image_processing_{family}")
-    needed = {"size": SQUARE, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, **values}
-    wanted = getattr(library, kind)(**needed)
-    image = picture(*size)
-    expected = wanted(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"][0]
-    found = processor(tmp_path, {"image_processor_type": kind, **needed}).pixels(np.asarray(image))
-    assert found.shape == expected.shape == (3, SIDE, SIDE)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * max(1.0, float(np.abs(expected).max())))
+    for (kind, values), size in itertools.product(STEPS, ((SIDE, SIDE), (31, 18), (9, 23), (5, 5))):
+        family = kind.removesuffix("ImageProcessor").lower()
+        library = importlib.import_module(f"transformers.models.{family}.image_processing_{family}")
+        needed = {"size": SQUARE, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, **values}
+        image = picture(*size)
+        wanted = getattr(library, kind)(**needed)
+        expected = wanted(images=image, return_tensors="np", input_data_format="channels_last")["pixel_values"][0]
+        found = processor(tmp_path, {"image_processor_type": kind, **needed}).pixels(np.asarray(image))
+        assert found.shape == expected.shape == (3, SIDE, SIDE)
+        bound = 1e-6 * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=bound, err_msg=f"{kind} {values} {size}")
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_step_that_is_not_carried_out_is_refused(tmp_path: Path) -> None:
+    """By name, and nothing is dropped."""
+    for values, message in (
         ({"crop_pct": 0.875}, r"preprocessor_config.json: crop_pct = 0.875 is not carried out"),
         ({"do_pad": True, "do_reduce_labels": True}, "do_pad = True, do_reduce_labels = True is not carried out"),
         ({"image_processor_type": "SiglipImageProcessor"}, "'SiglipImageProcessor' is not built"),
@@ -85,22 +86,17 @@ def test_steps_are_those_of_transformers(
         ({"resample": 9}, "resample = 9 is none of Pillow's filters"),
         ({"do_rescale": 1}, "do_rescale = 1 has to be true or false"),
         ({"rescale_factor": "x"}, "rescale_factor = 'x' has to be a number"),
-    ],
-)
-def test_step_that_is_not_carried_out_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
-    """By name, and nothing is dropped."""
-    with pytest.raises(ModelError, match=message):
-        processor(tmp_path, values)
+    ):
+        with pytest.raises(ModelError, match=message):
+            processor(tmp_path, values)
 
 
 MODES = ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F"]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_picture_of_every_mode_is_shown_or_refused_by_name(tmp_path: Path, mode: str, channels: int) -> None:
+def test_picture_of_every_mode_is_shown_or_refused_by_name(tmp_path: Path, mode: str) -> None:
     """Grey stays grey, colours stay colours within the loss of their mode; what no viewer shows alike is refused."""
-    shown = {"1", "L", "LA", "I;16"} if channels == 1 else set(MODES) - {"I", "F"}
     grey = mode in ("1", "L", "LA", "I;16", "I", "F")
     made = pillow.new("L", (SIDE, SIDE), 255) if grey else pillow.new("RGB", (SIDE, SIDE), RED)
     if mode == "I;16":
@@ -117,15 +113,16 @@ def test_picture_of_every_mode_is_shown_or_refused_by_name(tmp_path: Path, mode:
     except OSError:  # no format holds the mode, so no file has it
         assert mode in ("PA", "HSV")
         return
-    if mode not in shown:
-        with pytest.raises(DataError, match=rf"x\.\w+ is a picture of mode .{mode}"):
-            processor(tmp_path, channels=channels).decode(name)
-        return
-    found = processor(tmp_path, channels=channels).decode(name)
-    assert found.dtype == np.uint8 and found.shape == ((SIDE, SIDE) if channels == 1 else (SIDE, SIDE, 3))
-    colour = made.convert("RGB").getpixel((0, 0)) if mode == "LAB" else RED
-    expected = np.array([255] * channels if grey else colour)
-    np.testing.assert_allclose(found.reshape(-1, channels)[0], expected, atol=8)
+    for channels, shown in ((1, {"1", "L", "LA", "I;16"}), (3, set(MODES) - {"I", "F"})):
+        if mode not in shown:
+            with pytest.raises(DataError, match=rf"x\.\w+ is a picture of mode .{mode}"):
+                processor(tmp_path, channels=channels).decode(name)
+            continue
+        found = processor(tmp_path, channels=channels).decode(name)
+        assert found.dtype == np.uint8 and found.shape == ((SIDE, SIDE) if channels == 1 else (SIDE, SIDE, 3))
+        colour = made.convert("RGB").getpixel((0, 0)) if mode == "LAB" else RED
+        expected = np.array([255] * channels if grey else colour)
+        np.testing.assert_allclose(found.reshape(-1, channels)[0], expected, atol=8)
 
 
 def test_transparent_pixels_are_white_as_in_viewers(tmp_path: Path) -> None:
@@ -146,16 +143,15 @@ def test_transparent_pixels_are_white_as_in_viewers(tmp_path: Path) -> None:
         processor(tmp_path, {"do_convert_rgb": False}).decode(tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_picture_is_turned_as_its_exif_says(tmp_path: Path, orientation: int) -> None:
+def test_picture_is_turned_as_its_exif_says(tmp_path: Path) -> None:
     """All eight orientations, by Pillow's own inverse."""
-    upright = picture(6, 9)
-    exif = pillow.Exif()
-    exif[0x0112] = orientation
+    upright, exif = picture(6, 9), pillow.Exif()
     inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # methods of Image.transpose that undo the orientation
-    stored = upright if orientation == 1 else upright.transpose(pillow.Transpose(inverse[orientation]))
-    stored.save(tmp_path / "x.png", exif=exif)
-    assert np.array_equal(processor(tmp_path).decode(tmp_path / "x.png"), np.asarray(upright))
+    for orientation in range(1, 9):
+        exif[0x0112] = orientation
+        stored = upright if orientation == 1 else upright.transpose(pillow.Transpose(inverse[orientation]))
+        stored.save(tmp_path / "x.png", exif=exif)
+        assert np.array_equal(processor(tmp_path).decode(tmp_path / "x.png"), np.asarray(upright)), orientation
 
 
 def large_png(side: int) -> bytes:
@@ -166,16 +162,17 @@ def large_png(side: int) -> bytes:
     )
 
 
-def test_folder_of_pictures_passes_over_what_is_hidden_and_refuses_what_is_too_large(tmp_path: Path) -> None:
+def test_folder_of_pictures_passes_over_what_is_hidden_and_refuses_what_is_too_large(
+    vit_of_colours: Path, tmp_path: Path
+) -> None:
     """Copies of Jupyter, files of macOS and others are counted; a bomb is named, before it is unpacked."""
-    model = write_family(tmp_path / "model", "vit", num_blocks=1, num_channels=3)
     rows = tmp_path / "rows"
     for name in ("cat", "dog", ".ipynb_checkpoints"):
         (rows / name).mkdir(parents=True)
         picture(SIDE, SIDE).save(rows / name / "a.png")
     (rows / "cat" / "._a.png").write_bytes(b"no picture")
     (rows / "cat" / "notes.txt").write_text("x")
-    source = Images(ring.make_job(model, model__task="image-classification"), model)
+    source = make_source(vit_of_colours)
     found = source.read(rows)
     assert found.labels == ("cat", "dog")
     assert sorted(found.left_out.values()) == [1, 2], "a note, and two that are hidden"
@@ -188,34 +185,40 @@ TARGETS = {name: index for index, name in enumerate(tiny.LABELS)}
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vit(family: Callable[[str], Path]) -> Path:
     """Takes grey images of 12 x 12."""
-    return write_family(tmp_path_factory.mktemp("model"), "vit", num_blocks=2)
+    return family("vit")
 
 
-def make_source(model_folder: Path, **overrides: object) -> Images:
+@pytest.fixture(scope="module")
+def vit_of_colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes coloured images of 12 x 12."""
+    return write_family(tmp_path_factory.mktemp("model"), "vit", num_blocks=1, num_channels=3)
+
+
+def make_source(vit: Path, **overrides: object) -> Images:
     """Reads images for a model."""
-    return Images(ring.make_job(model_folder, model__task="image-classification", **overrides), model_folder)
+    return Images(ring.make_job(vit, model__task="image-classification", **overrides), vit)
 
 
-def load(model_folder: Path, path: Path, **overrides: object) -> ImageExamples:
+def load(vit: Path, path: Path, **overrides: object) -> ImageExamples:
     """Everything that a file has."""
-    source = make_source(model_folder, **overrides)
+    source = make_source(vit, **overrides)
     rows = source.read(path)
     return source.examples(rows.rows, rows.labels)
 
 
-def test_images_of_npz_and_folder_are_equal(model_folder: Path, tmp_path: Path) -> None:
+def test_images_of_npz_and_folder_are_equal(vit: Path, tmp_path: Path) -> None:
     """A folder per class gives the same images and classes as the arrays."""
     images, labels = make_images(10, seed=1)
-    one = load(model_folder, write_images(tmp_path / "images.npz", 10, seed=1))
+    one = load(vit, write_images(tmp_path / "images.npz", 10, seed=1))
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         folder = tmp_path / "images" / label
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / f"{index:03}.npy", image)
     (tmp_path / "images" / "README.md").write_text("not a class")
     (tmp_path / "images" / labels[0] / "notes.txt").write_text("not an image")
-    other = load(model_folder, tmp_path / "images")
+    other = load(vit, tmp_path / "images")
     order = sorted(range(10), key=lambda index: (labels[index], index))
     first, second = one.batch(order, TARGETS), other.batch(range(10), TARGETS)
     assert len(one) == len(other) == 10
@@ -224,12 +227,12 @@ def test_images_of_npz_and_folder_are_equal(model_folder: Path, tmp_path: Path) 
     assert torch.equal(first.labels, second.labels)
 
 
-def test_images_of_bytes_are_scaled_to_minus_one_and_one(model_folder: Path, tmp_path: Path) -> None:
+def test_images_of_bytes_are_scaled_to_minus_one_and_one(vit: Path, tmp_path: Path) -> None:
     """Without a preprocessor: 0 becomes -1, 255 becomes 1; the mask is all ones, one for each token."""
     images = np.zeros((2, 12, 12), np.uint8)
     images[1] = 255
     np.savez(tmp_path / "images.npz", image=images, label=np.array([0, 1]))
-    batch = load(model_folder, tmp_path / "images.npz").batch([0, 1], {"0": 0, "1": 1})
+    batch = load(vit, tmp_path / "images.npz").batch([0, 1], {"0": 0, "1": 1})
     assert batch.pixels is not None
     assert batch.pixels.shape == (2, 1, 12, 12)
     assert batch.pixels.dtype == torch.float32
@@ -239,61 +242,48 @@ def test_images_of_bytes_are_scaled_to_minus_one_and_one(model_folder: Path, tmp
     assert batch.rows(1, 2).pixels is not None
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"image_mean": [0.25], "image_std": [0.5]}, [-0.5, 1.5]),
-        ({"do_normalize": False, "image_mean": [0.25]}, [0.0, 1.0]),
-    ],
-)
-def test_images_follow_the_preprocessor(tmp_path: Path, values: dict[str, Any], expected: list[float]) -> None:
-    """Mean and deviation of the folder hold."""
-    folder = write_family(tmp_path / "model", "vit", num_blocks=1)
-    (folder / "preprocessor_config.json").write_text(json.dumps(values))
+def test_images_follow_the_preprocessor(vit: Path, tmp_path: Path) -> None:
+    """Mean and deviation of the folder hold; a broken file belongs to the model, so it is the model's error."""
+    folder = Path(shutil.copytree(vit, tmp_path / "model"))
     images = np.stack([np.zeros((12, 12), np.uint8), np.full((12, 12), 255, np.uint8)])
     np.savez(tmp_path / "images.npz", image=images, label=np.array([0, 1]))
-    pixels = load(folder, tmp_path / "images.npz").batch([0, 1], {}).pixels
-    assert pixels is not None
-    assert pixels[:, 0, 3, 3].tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+    for values, expected in (
+        ({"image_mean": [0.25], "image_std": [0.5]}, [-0.5, 1.5]),
+        ({"do_normalize": False, "image_mean": [0.25]}, [0.0, 1.0]),
+    ):
+        (folder / PREPROCESSOR_FILE).write_text(json.dumps(values))
+        pixels = load(folder, tmp_path / "images.npz").batch([0, 1], {}).pixels
+        assert pixels is not None
+        assert pixels[:, 0, 3, 3].tolist() == expected
+    for text, message in (
         ("{", "is not readable"),
         ("[1]", "is not readable"),
         ('{"image_mean": [0.5, 0.5]}', "image_mean has to be 1 numbers"),
         ('{"image_std": [0]}', "image_std has to be above 0"),
         ('{"image_std": ["a"]}', "image_std has to be 1 numbers"),
-    ],
-)
-def test_images_refuse_a_broken_preprocessor(tmp_path: Path, text: str, message: str) -> None:
-    """It belongs to the model, so it is the model's error."""
-    folder = write_family(tmp_path / "model", "vit", num_blocks=1)
-    (folder / "preprocessor_config.json").write_text(text)
-    with pytest.raises(ModelError, match=message):
-        make_source(folder)
+    ):
+        (folder / PREPROCESSOR_FILE).write_text(text)
+        with pytest.raises(ModelError, match=message):
+            make_source(folder)
 
 
-def test_images_lie_either_way(tmp_path: Path) -> None:
+def test_images_lie_either_way(vit_of_colours: Path, tmp_path: Path) -> None:
     """Channels first or last, floats as they are."""
-    folder = write_family(tmp_path / "model", "vit", num_blocks=1, num_channels=3)
     image = np.arange(3 * 12 * 12, dtype=np.float32).reshape(1, 3, 12, 12)
     np.savez(tmp_path / "first.npz", image=image, label=np.array(["a"]))
     np.savez(tmp_path / "last.npz", image=image.transpose(0, 2, 3, 1), label=np.array(["a"]))
-    first, last = (load(folder, tmp_path / f"{name}.npz").batch([0], {}).pixels for name in ("first", "last"))
-    assert first is not None and last is not None
-    assert torch.equal(first, torch.from_numpy(image))
-    assert torch.equal(first, last)
+    for name in ("first", "last"):
+        found = load(vit_of_colours, tmp_path / f"{name}.npz").batch([0], {}).pixels
+        assert found is not None and torch.equal(found, torch.from_numpy(image)), name
 
 
 def _arrays(**more: Any) -> dict[str, Any]:
     return {"image": np.zeros((2, 12, 12), np.uint8), "label": np.array([0, 1]), **more}
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
+def test_images_refuse_what_the_model_cannot_take(vit: Path, tmp_path: Path) -> None:
+    """Shape, type and names, each with what was found; nothing is unpickled, and a NaN would make the whole run one."""
+    for arrays, message in (
         (_arrays(image=np.zeros((2, 28, 28), np.uint8)), r"images of shape \(28, 28\), the model takes 1 x 12 x 12"),
         (_arrays(image=np.zeros((2, 12, 12, 3), np.uint8)), r"images of shape \(12, 12, 3\), the model takes 1 x 12"),
         (_arrays(image=np.zeros((2, 144), np.uint8)), r"images of shape \(144,\)"),
@@ -304,102 +294,82 @@ def _arrays(**more: Any) -> dict[str, Any]:
         ({"image": np.zeros((2, 12, 12), np.uint8)}, r"no array 'label'; it has image; set data\.label"),
         (_arrays(label=np.array([{}, {}], dtype=object)), "is no readable npz file"),
         (_arrays(image=np.zeros((0, 12, 12), np.uint8), label=np.zeros(0, np.int64)), r"shape \(0, 12, 12\)"),
-    ],
-)
-def test_images_refuse_what_the_model_cannot_take(
-    model_folder: Path, tmp_path: Path, arrays: dict[str, Any], message: str
-) -> None:
-    """Shape, type and names, each with what was found; nothing is unpickled."""
-    np.savez(tmp_path / "images.npz", **arrays)
-    with pytest.raises(DataError, match=message):
-        load(model_folder, tmp_path / "images.npz")
+        (_arrays(image=np.full((2, 12, 12), np.nan, np.float32)), "not finite"),
+    ):
+        np.savez(tmp_path / "images.npz", **arrays)
+        with pytest.raises(DataError, match=message):
+            load(vit, tmp_path / "images.npz").batch([0], {})
 
 
-def test_images_refuse_damaged_files(model_folder: Path, tmp_path: Path) -> None:
+def test_images_refuse_damaged_files(vit: Path, tmp_path: Path) -> None:
     """A missing, cut off or foreign file, an empty folder, a wrong one in a folder: each is named."""
     path = write_images(tmp_path / "images.npz", 20, seed=1)
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:500])
     (tmp_path / "empty").mkdir()
-    bad = tmp_path / "bad" / "cat"
-    bad.mkdir(parents=True)
-    np.save(bad / "a.npy", np.zeros((5, 5), np.uint8))
-    torn = tmp_path / "torn" / "cat"
-    torn.mkdir(parents=True)
-    (torn / "a.npy").write_bytes(b"\x93NUMPY")
+    for name in ("bad", "torn"):
+        (tmp_path / name / "cat").mkdir(parents=True)
+    np.save(tmp_path / "bad" / "cat" / "a.npy", np.zeros((5, 5), np.uint8))
+    (tmp_path / "torn" / "cat" / "a.npy").write_bytes(b"\x93NUMPY")
+    (tmp_path / "rows.csv").write_text("image,label\n")
     for name, message in (
         ("no.npz", "is not there"),
         ("cut.npz", "is no readable npz file"),
         ("empty", "has no images; put them into a folder for each class"),
         ("bad", r"cat/a\.npy has images of shape \(5, 5\)"),
         ("torn", r"cat/a\.npy is no readable array"),
+        ("rows.csv", r"images are read from \.npz or a folder per class"),
     ):
         with pytest.raises(DataError, match=message):
-            load(model_folder, tmp_path / name)
-    (tmp_path / "rows.csv").write_text("image,label\n")
-    with pytest.raises(DataError, match=r"images are read from \.npz or a folder per class"):
-        load(model_folder, tmp_path / "rows.csv")
+            load(vit, tmp_path / name)
 
 
-def test_images_refuse_numbers_that_are_not_finite(model_folder: Path, tmp_path: Path) -> None:
-    """A NaN would make the whole run one."""
-    image = np.zeros((1, 12, 12), np.float32)
-    image[0, 3, 3] = np.nan
-    np.savez(tmp_path / "images.npz", image=image, label=np.array([0]))
-    with pytest.raises(DataError, match="not finite"):
-        load(model_folder, tmp_path / "images.npz").batch([0], {})
-
-
-def test_images_say_what_pictures_need(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_say_what_pictures_need(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are read by a package that is not required."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "a.png").write_bytes(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="needs the package 'pillow'"):
-        load(model_folder, tmp_path)
+        load(vit, tmp_path)
 
 
-def test_images_need_a_model_for_images(tmp_path: Path) -> None:
+def test_images_need_a_model_for_images(family: Callable[[str], Path]) -> None:
     """A text model takes none."""
-    folder = write_family(tmp_path / "bert", "bert", num_blocks=1)
     with pytest.raises(ModelError, match="takes no images"):
-        make_source(folder)
+        make_source(family("bert"))
 
 
-@pytest.mark.parametrize("max_length", [3, 128])
-def test_images_have_their_tokens_whatever_the_longest_text_is(
-    model_folder: Path, tmp_path: Path, max_length: int
-) -> None:
+def test_images_have_their_tokens_whatever_the_longest_text_is(vit: Path, tmp_path: Path) -> None:
     """Facts, rows and measured sizes follow the model; no frame of the ring is bounded by the job's key."""
     path = write_images(tmp_path / "images.npz", 12, seed=2)
-    job = ring.make_job(model_folder, model__task="image-classification", train__max_length=max_length)
-    assert model_facts(model_folder, job).fixed_tokens == IMAGE_TOKENS
-    data = OwnerDataset.load(job, path, None, share=0, num_owners=1, tokenizer_folder=model_folder)
-    assert data.mean_tokens(4, 1, "a").train == IMAGE_TOKENS
-    bench = ring.make_bench(model_folder, job, data)
-    assert {size.tokens for size in bench.sizes} == {IMAGE_TOKENS}
+    for max_length in (128, 3):
+        job = ring.make_job(vit, model__task="image-classification", train__max_length=max_length)
+        assert model_facts(vit, job).fixed_tokens == IMAGE_TOKENS
+        data = OwnerDataset.load(job, path, None, share=0, num_owners=1, tokenizer_folder=vit)
+        assert data.mean_tokens(4, 1, "a").train == IMAGE_TOKENS
+        bench = ring.make_bench(vit, job, data)
+        assert {size.tokens for size in bench.sizes} == {IMAGE_TOKENS}
     assert bench.measure(Timer(window_s=0.0), budget_s=0.0, disk=None).work_times
 
 
-def test_images_are_shared_out_by_class(model_folder: Path, tmp_path: Path) -> None:
+def test_images_are_shared_out_by_class(vit: Path, tmp_path: Path) -> None:
     """Splits work on images as on texts."""
     path = write_images(tmp_path / "images.npz", 40, seed=2)
     job = ring.make_job(
-        model_folder, model__task="image-classification", data__split="dirichlet:0.1", train__max_length=IMAGE_TOKENS
+        vit, model__task="image-classification", data__split="dirichlet:0.1", train__max_length=IMAGE_TOKENS
     )
-    parts = [
-        OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=model_folder)
-        for share in range(2)
-    ]
+    parts = [OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=vit) for share in range(2)]
     assert sum(part.train_rows for part in parts) == 40
     assert [part.eval_rows for part in parts] == [20, 20]
     assert {name for part in parts for name in part.labels} == set(tiny.LABELS)
 
 
-def test_further_frames_of_moving_pictures_are_counted_and_the_first_is_taken(tmp_path: Path) -> None:
+def test_further_frames_of_moving_pictures_are_counted_and_the_first_is_taken(
+    vit_of_colours: Path, tmp_path: Path
+) -> None:
     """GIF, APNG, WebP, TIFF of several pages; one frame says nothing, and further pictures of a photo are no frames."""
     from PIL import Image
 
-    source = make_source(write_family(tmp_path / "model", "vit", num_blocks=1, num_channels=3))
+    source = make_source(vit_of_colours)
     first, *others = (Image.new("RGB", (12, 12), (value,) * 3) for value in (40, 90, 200))
     folder = tmp_path / "rows" / "a"
     folder.mkdir(parents=True)

@@ -22,9 +22,9 @@ from tests.support.tiny_data import make_questions, write_questions
 from tests.support.tiny_families import write_family
 
 
-@pytest.mark.parametrize(
-    ("predicted", "answers", "exact", "overlap"),
-    [
+def test_squad_scores_by_hand() -> None:
+    """Case, punctuation, articles and spaces don't count; the best of several answers does."""
+    for predicted, answers, exact, overlap in (
         ("The  Eiffel Tower!", ["eiffel tower"], 1.0, 1.0),
         ("a cat", ["the cat."], 1.0, 1.0),
         ("in Paris, France", ["Paris"], 0.0, 0.5),
@@ -34,16 +34,10 @@ from tests.support.tiny_families import write_family
         ("the", ["Paris"], 0.0, 0.0),
         ("1,000", ["1000"], 1.0, 1.0),
         ("anteater", ["eater"], 0.0, 0.0),
-    ],
-)
-def test_squad_scores_by_hand(predicted: str, answers: list[str], exact: float, overlap: float) -> None:
-    """Case, punctuation, articles and spaces don't count; the best of several answers does."""
-    assert exact_match(predicted, answers) == exact
-    assert f1(predicted, answers) == pytest.approx(overlap)
-
-
-def test_squad_articles_are_whole_words() -> None:
-    """The order matters as in the official script: punctuation goes first, then articles."""
+    ):
+        assert exact_match(predicted, answers) == exact, predicted
+        assert f1(predicted, answers) == pytest.approx(overlap), predicted
+    # as in the official script punctuation goes first, then articles, which are whole words
     assert normalised("An a-b theory, The END") == "ab theory end"
 
 
@@ -133,9 +127,10 @@ def test_questions_cut_a_question_that_is_too_long(model_folder: Path, tmp_path:
     assert any(window.target != (0, 0) for window in examples._windows)
 
 
-@pytest.mark.parametrize(
-    ("answer", "usable"),
-    [
+def test_questions_without_their_answer_are_counted(model_folder: Path, tmp_path: Path) -> None:
+    """Answers that do not occur in the context are skipped, and the dataset says how many."""
+    good, path = {"question": "w1", "context": "w4 w5", "answer": "w5"}, tmp_path / "rows.jsonl"
+    answers: tuple[tuple[object, bool], ...] = (
         ("w2", True),
         (["w9", "w3"], True),
         ({"text": ["w3"], "answer_start": [9]}, True),
@@ -145,42 +140,38 @@ def test_questions_cut_a_question_that_is_too_long(model_folder: Path, tmp_path:
         ("", False),
         (" ", False),
         ([], False),
-    ],
-)
-def test_questions_without_their_answer_are_counted(
-    model_folder: Path, tmp_path: Path, answer: object, usable: bool
-) -> None:
-    """Answers that do not occur in the context are skipped, and the dataset says how many."""
-    good = {"question": "w1", "context": "w4 w5", "answer": "w5"}
-    path = tmp_path / "rows.jsonl"
-    rows = [good, {"question": "w1", "context": "w1 w2 w9x w3".replace("w9x", "w8"), "answer": answer}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset = OwnerDataset.load(make_job(model_folder), path, path, tokenizer_folder=model_folder)
-    assert dataset.train_rows == dataset.eval_rows == 1 + usable
-    assert sum(dataset.left_out.values()) == 2 * (not usable)
-    assert dataset.labels == ()
+    )
+    for answer, usable in answers:
+        rows = [good, {"question": "w1", "context": "w1 w2 w8 w3", "answer": answer}]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        dataset = OwnerDataset.load(make_job(model_folder), path, path, tokenizer_folder=model_folder)
+        assert dataset.train_rows == dataset.eval_rows == 1 + usable, answer
+        assert sum(dataset.left_out.values()) == 2 * (not usable), answer
+        assert dataset.labels == ()
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"question": "w1", "context": "w2"}, "has no column 'answer'; it has the columns 'question'"),
-        ({"question": 1, "context": "w2", "answer": "w2"}, "column 'question' is not text"),
-        ({"question": "w1", "context": "w2", "answer": 3}, "column 'answer' is no answer"),
-        ({"question": "w1", "context": "w2", "answer": {"text": ["w2"], "answer_start": []}}, "no answer_start for"),
-        ({"question": "w1", "context": "w2", "answer": {"text": ["w2"], "answer_start": ["0"]}}, "no answer_start for"),
+def test_questions_errors_say_where(model_folder: Path, tmp_path: Path) -> None:
+    """Wrong columns are the file's fault and named; too short windows and tokenizers without offsets are refused."""
+    row: dict[str, Any] = {"question": "w1", "context": "w2"}
+    for more, message in (
+        ({}, "has no column 'answer'; it has the columns 'question'"),
+        ({"question": 1, "answer": "w2"}, "column 'question' is not text"),
+        ({"answer": 3}, "column 'answer' is no answer"),
+        ({"answer": {"text": ["w2"], "answer_start": []}}, "no answer_start for"),
+        ({"answer": {"text": ["w2"], "answer_start": ["0"]}}, "no answer_start for"),
         (
-            {"question": "w1", "context": "w2", "answer": "w3"},
+            {"answer": "w3"},
             "has no rows that can be used: 1 row is left out: questions whose answer is not in their context",
         ),
-    ],
-)
-def test_questions_errors_say_where(model_folder: Path, tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    """Wrong columns are the file's fault and named."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row))
-    with pytest.raises(DataError, match=message):
-        load(model_folder, path)
+    ):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({**row, **more}))
+        with pytest.raises(DataError, match=message):
+            load(model_folder, tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"train\.max_length is 15"):
+        Questions(make_job(model_folder).with_overrides({"train.max_length": 15}), model_folder)
+    path = write_questions(tmp_path / "rows.jsonl", 3, seed=1)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        OwnerDataset.load(make_job(model_folder), path, None, tokenizer_folder=tmp_path)
 
 
 def test_questions_come_from_csv_too(model_folder: Path, tmp_path: Path) -> None:
@@ -191,16 +182,6 @@ def test_questions_come_from_csv_too(model_folder: Path, tmp_path: Path) -> None
     _, examples = load(model_folder, path, **columns)
     batch = examples.batch([0], {})
     assert spans(batch) == [(4, 5)]
-
-
-def test_questions_need_room_and_offsets(model_folder: Path, tmp_path: Path) -> None:
-    """Too short windows and tokenizers without offsets are refused."""
-    path = write_questions(tmp_path / "rows.jsonl", 3, seed=1)
-    job = make_job(model_folder).with_overrides({"train.max_length": 15})
-    with pytest.raises(DataError, match=r"train\.max_length is 15"):
-        Questions(job, model_folder)
-    with pytest.raises(ModelError, match="no tokenizer"):
-        OwnerDataset.load(make_job(model_folder), path, None, tokenizer_folder=tmp_path)
 
 
 def _logits(examples: QuestionExamples, batch: Batch, wanted: dict[int, tuple[str, float]]) -> torch.Tensor:

@@ -15,14 +15,7 @@ from edge.data.tokens import load_tokenizer
 from ringtune.errors import DataError, JobError
 from ringtune.job.job import Job
 from tests.support import hand_ring as ring
-from tests.support import tiny
 from tests.support.tiny_data import write_numbered
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"), num_blocks=2)
 
 
 def job_of(folder: Path, **overrides: Any) -> Job:
@@ -41,15 +34,13 @@ def test_numbers_are_targets_as_they_are_written(model_folder: Path, tmp_path: P
     assert data.labels == ()
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_number_that_is_none_is_refused_by_its_line(model_folder: Path, tmp_path: Path) -> None:
+    """Line and column are named, the cell is not quoted."""
+    path, source = tmp_path / "rows.jsonl", NumberedTexts(job_of(model_folder), model_folder)
+    values: tuple[tuple[object, str], ...] = (
         ("high", "is not a number but a text; give a number such as 0.75, or remove the row"),
         ("2,5", "is not a number but a text; write a point in place of the decimal comma, or remove the row"),
-        (
-            "",
-            "is empty; fill it in or remove the row, or set data.missing = 'skip'",
-        ),
+        ("", "is empty; fill it in or remove the row, or set data.missing = 'skip'"),
         (True, "is not a finite number but a bool"),
         ([1], "is not a finite number but a list"),
         ("nan", "is not a finite number but a text"),
@@ -57,18 +48,13 @@ def test_numbers_are_targets_as_they_are_written(model_folder: Path, tmp_path: P
         ("-1e10", "has a number beyond 1e+09; divide the column by its size"),
         (None, "is empty; fill it in or remove the row"),
         (10**400, "is not a number but a int"),
-    ],
-)
-def test_number_that_is_none_is_refused_by_its_line(
-    model_folder: Path, tmp_path: Path, value: object, message: str
-) -> None:
-    """Line and column are named, the cell is not quoted."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": "a", "label": number}) + "\n" for number in (0.5, value)))
-    with pytest.raises(DataError) as caught:
-        NumberedTexts(job_of(model_folder), model_folder).read(path)
-    assert "rows.jsonl, line 2" in str(caught.value) and "'label'" in str(caught.value)
-    assert message in str(caught.value) and "high" not in str(caught.value)
+    )
+    for value, message in values:
+        path.write_text("".join(json.dumps({"text": "a", "label": number}) + "\n" for number in (0.5, value)))
+        with pytest.raises(DataError) as caught:
+            source.read(path)
+        assert "rows.jsonl, line 2" in str(caught.value) and "'label'" in str(caught.value)
+        assert message in str(caught.value) and "high" not in str(caught.value)
 
 
 @pytest.mark.parametrize("task", ["regression", "sequence-classification"])

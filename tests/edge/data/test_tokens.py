@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -40,23 +41,20 @@ def _since_5(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_tokenizer_of_transformers_5_is_its_own_file(tmp_path: Path) -> None:
+    """Same ids, same special tokens, whatever class the settings name."""
+    classes = (
         {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers"},
         {"tokenizer_class": "LlamaTokenizer", "backend": "tokenizers"},  # in transformers 4 it would add a first token
         {"tokenizer_class": "TokenizersBackend"},
         {"tokenizer_class": "GPT2Tokenizer"},
-    ],
-)
-def test_tokenizer_of_transformers_5_is_its_own_file(tmp_path: Path, first: bool, settings: dict[str, Any]) -> None:
-    """Same ids, same special tokens, whatever class the settings name."""
-    old = load_tokenizer(_write(tmp_path / "old", first=first))
-    new = load_tokenizer(_since_5(_write(tmp_path / "new", first=first), **settings))
-    assert [new(text)["input_ids"] for text in _TEXTS] == [old(text)["input_ids"] for text in _TEXTS]
-    assert new("w1")["input_ids"] == ([1, 5] if first else [5])
-    assert (new.pad_token_id, new.eos_token_id, new.all_special_ids) == (0, 2, old.all_special_ids)
+    )
+    for first, (number, settings) in itertools.product((True, False), enumerate(classes)):
+        old = load_tokenizer(_write(tmp_path / f"old-{first}", first=first))
+        new = load_tokenizer(_since_5(_write(tmp_path / f"new-{first}-{number}", first=first), **settings))
+        assert [new(text)["input_ids"] for text in _TEXTS] == [old(text)["input_ids"] for text in _TEXTS], settings
+        assert new("w1")["input_ids"] == ([1, 5] if first else [5])
+        assert (new.pad_token_id, new.eos_token_id, new.all_special_ids) == (0, 2, old.all_special_ids)
 
 
 def test_tokenizer_of_transformers_5_without_its_file_is_refused(tmp_path: Path) -> None:
@@ -112,19 +110,11 @@ def _set(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-_OTHER: dict[str, Any] = {
-    "do_lower_case": False,
-    "strip_accents": False,
-    "tokenize_chinese_chars": False,
-}
-"""Key of a BERT tokenizer -> another value than it was saved with."""
-
-
-@pytest.mark.parametrize("key", _OTHER)
+@pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
 def test_a_key_of_a_tokenizer_is_carried_out_as_by_the_slow_one(tmp_path: Path, key: str) -> None:
     """Each alone: ids of the tokenizer of transformers that is written in Python, and other ones than before."""
     before = load_tokenizer(_bert(tmp_path))(_SENTENCE)["input_ids"]
-    slow = BertTokenizer.from_pretrained(str(_set(tmp_path, **{key: _OTHER[key]})))
+    slow = BertTokenizer.from_pretrained(str(_set(tmp_path, **{key: False})))
     found = load_tokenizer(tmp_path)(_SENTENCE)["input_ids"]
     assert found == slow(_SENTENCE)["input_ids"]
     assert found != before
@@ -166,30 +156,35 @@ def test_special_tokens_have_the_names_of_the_settings(tmp_path: Path) -> None:
     assert mask not in load_tokenizer(_bert(tmp_path, split_special_tokens=True))("[MASK]")["input_ids"]
 
 
-@pytest.mark.parametrize("key", [*sorted(NO_NUMBER), "image_token"])
-def test_a_key_of_a_tokenizer_without_a_number_changes_no_token(tmp_path: Path, key: str) -> None:
-    """Neither of a row, nor of one that is cut."""
-    rows = []
-    for settings in ({}, {key: {"padding_side": "left", "image_token": "a"}.get(key, 3)}):
-        encoder = Encoder(load_tokenizer(_bert(tmp_path, **settings)), [_SENTENCE])
-        rows.append([encoder.rows([0], max_length=length) for length in (64, 4)])
-    assert rows[0] == rows[1]
+def test_a_key_of_a_tokenizer_without_a_number_changes_no_token(tmp_path: Path) -> None:
+    """Neither of a row, nor of one that is cut; each alone."""
+    saved = json.loads((_bert(tmp_path) / "tokenizer_config.json").read_text())
+
+    def rows(**settings: Any) -> list[Any]:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(saved | settings))
+        encoder = Encoder(load_tokenizer(tmp_path), [_SENTENCE])
+        return [encoder.rows([0], max_length=length) for length in (64, 4)]
+
+    wanted = rows()
+    for key in (*sorted(NO_NUMBER), "image_token"):
+        assert rows(**{key: {"padding_side": "left", "image_token": "a"}.get(key, 3)}) == wanted, key
 
 
 @pytest.mark.parametrize("made", [_bert, _gpt2, _write])
-@pytest.mark.parametrize("key", [*DOES, *sorted(ONLY_SLOW)])
-def test_a_key_that_a_tokenizer_drops_is_refused(tmp_path: Path, made: Any, key: str) -> None:
+def test_a_key_that_a_tokenizer_drops_is_refused(tmp_path: Path, made: Any) -> None:
     """Whatever its class: either value of each key is what the tokenizer does, or it is refused by its name."""
     made(tmp_path, first=False) if made is _write else made(tmp_path)
-    taken, before = [], (tmp_path / "tokenizer_config.json").read_text()
-    for value in (True, False):
-        (tmp_path / "tokenizer_config.json").write_text(before)
-        try:
-            tokenizer = load_tokenizer(_set(tmp_path, **{key: value}))
-            taken.append(DOES[key](tokenizer) == value if key in DOES else not value)
-        except ModelError as error:
-            assert f"{key} = {value!r} is not what the tokenizer does" in str(error)  # noqa: PT017 - either is right
-    assert taken in ([True], [True, True])
+    before = (tmp_path / "tokenizer_config.json").read_text()
+    for key in (*DOES, *sorted(ONLY_SLOW)):
+        taken = []
+        for value in (True, False):
+            (tmp_path / "tokenizer_config.json").write_text(before)
+            try:
+                tokenizer = load_tokenizer(_set(tmp_path, **{key: value}))
+                taken.append(DOES[key](tokenizer) == value if key in DOES else not value)
+            except ModelError as error:
+                assert f"{key} = {value!r} is not what the tokenizer does" in str(error)  # noqa: PT017 - either is right
+        assert taken in ([True], [True, True]), key
 
 
 def test_keys_of_a_tokenizer_that_nobody_knows_are_refused(tmp_path: Path) -> None:

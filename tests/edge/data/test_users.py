@@ -22,12 +22,6 @@ from tests.support.tiny_data import make_questions
 USERS = ("ben", "anna", "carl", "anna", "ben")
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
 def _job(folder: Path, **changes: Any) -> Job:
     return ring.make_job(folder, **{"data__user": "who", "offload__mode": "auto", "offload__users": "alone", **changes})
 
@@ -113,9 +107,9 @@ def test_users_count_for_the_digest_of_rows(tmp_path: Path, model_folder: Path) 
     assert plain[0].digest("run") == plain[1].digest("run") != rows_of[0].digest("run")
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
+def test_users_with_odd_names_are_refused_by_line(tmp_path: Path, model_folder: Path) -> None:
+    """Names are those of folders: an empty cell or another name says in which line; without the column, the key."""
+    for value, said in (
         ("", "line 2: column 'who' is empty"),
         ("  ", "line 2: column 'who' is empty"),
         ("../x", "user name '../x' is not allowed; use 1 to 63 small letters"),
@@ -123,18 +117,11 @@ def test_users_count_for_the_digest_of_rows(tmp_path: Path, model_folder: Path) 
         (None, "line 2: column 'who' is empty"),
         (True, "line 2: column 'who' (data.user) is not a user name but a bool"),
         (1.5, "is not a user name but a float"),
-    ],
-)
-def test_users_with_odd_names_are_refused_by_line(tmp_path: Path, model_folder: Path, value: Any, said: str) -> None:
-    """Names are those of folders: an empty cell or another name says in which line."""
-    train = _write(tmp_path / "train.jsonl", _texts(4, seed=1), ("anna", value, "anna", "anna"))
-    with pytest.raises(DataError) as caught:
-        _load(_job(model_folder), model_folder, train)
-    assert said in str(caught.value)
-
-
-def test_users_need_the_column_in_every_file(tmp_path: Path, model_folder: Path) -> None:
-    """The error names the key."""
+    ):
+        train = _write(tmp_path / "train.jsonl", _texts(4, seed=1), ("anna", value, "anna", "anna"))
+        with pytest.raises(DataError) as caught:
+            _load(_job(model_folder), model_folder, train)
+        assert said in str(caught.value)
     path = tiny.write_rows(tmp_path / "train.csv", 4, seed=1)
     with pytest.raises(DataError, match=r"has no column 'who'; it has the columns 'text', 'label'; set data.user"):
         _load(_job(model_folder), model_folder, path)

@@ -24,25 +24,16 @@ from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
 
 
-@pytest.mark.parametrize(
-    ("says", "is_fast"),
-    [
+def test_processor_with_instructions_for_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AVX512 alone computes them by other means, and slowly; the instructions are used by oneDNN."""
+    for says, is_fast in (
         *(({name: True}, True) for name in INSTRUCTIONS),
         ({"avx512_f": True, "amx_int8": True}, False),
         ({"avx512_bf16": False, "amx_bf16": False}, False),
         ({}, False),
-    ],
-)
-def test_processor_with_instructions_for_bfloat16_is_fast(
-    monkeypatch: pytest.MonkeyPatch, says: dict[str, bool], is_fast: bool
-) -> None:
-    """AVX512 alone computes them by other means, and slowly."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: says)
-    assert multiplies_bfloat16_fast("cpu") is is_fast
-
-
-def test_torch_without_its_kernels_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The instructions are used by oneDNN."""
+    ):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda says=says: says)
+        assert multiplies_bfloat16_fast("cpu") is is_fast, says
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not multiplies_bfloat16_fast("cpu")
@@ -82,23 +73,20 @@ def test_settling_waits_for_the_very_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("card")
-@pytest.mark.parametrize(
-    ("host", "sharing", "wanted"),
-    [
+def test_budget_is_what_host_and_shared_card_both_have() -> None:
+    """Each node's part has one context in it, which plans count; the others' are off; the host may have less."""
+    for host, sharing, wanted in (
         (64 * GIB, 1, 6 * GIB + HELD + CONTEXT_BYTES),
         (64 * GIB, 2, (6 * GIB + HELD) // 2),
         (64 * GIB, 4, (6 * GIB + HELD - 2 * CONTEXT_BYTES) // 4),
         (64 * GIB, 40, 1 << 20),
         (2 * GIB, 2, 2 * GIB),
-    ],
-)
-def test_budget_is_what_host_and_shared_card_both_have(host: int, sharing: int, wanted: int) -> None:
-    """Each node's part has one context in it, which plans count; the others' are off; the host may have less."""
-    assert device_budget(host, "cuda", sharing=sharing) == wanted
-    assert device_budget(host, "cpu", sharing=sharing) == host
-    needs = sharing * (wanted - CONTEXT_BYTES)  # of tensors
-    others = (sharing - 1) * CONTEXT_BYTES  # contexts that may still come
-    assert wanted == 1 << 20 or needs + others <= 6 * GIB + HELD
+    ):
+        assert device_budget(host, "cuda", sharing=sharing) == wanted
+        assert device_budget(host, "cpu", sharing=sharing) == host
+        needs = sharing * (wanted - CONTEXT_BYTES)  # of tensors
+        others = (sharing - 1) * CONTEXT_BYTES  # contexts that may still come
+        assert wanted == 1 << 20 or needs + others <= 6 * GIB + HELD
 
 
 @pytest.mark.usefixtures("card")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
@@ -81,102 +82,87 @@ def test_budget_is_the_limit_less_the_libraries_whether_they_are_loaded_or_not(t
 
 
 def test_budget_has_no_room_that_is_used_already(tmp_path: Path) -> None:
-    """What other processes hold of the group is gone, and what this one holds above its libraries too."""
-    system = board(tmp_path, resident=500, of_files=100, limit=1000, used=600, page_cache=100)
+    """What other processes hold of the group is gone, and what this one holds above its libraries too.
+
+    A full group gives a small number, so that the planner can say what does not fit.
+    """
+    system = board(tmp_path / "used", resident=500, of_files=100, limit=1000, used=600, page_cache=100)
     assert budget(system) == (1000 - 100 - 500) * MIB
-
-
-def test_budget_is_never_zero(tmp_path: Path) -> None:
-    """A full group gives a small number, so that the planner can say what does not fit."""
-    assert budget(board(tmp_path, resident=100, of_files=0, limit=100, used=100)) == MIB
+    assert budget(board(tmp_path / "full", resident=100, of_files=0, limit=100, used=100)) == MIB
 
 
 _SCRIPT = """
-import resource, sys
-from edge.machine.resources import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-def touch():
-    for _ in range(20):
-        block = [bytearray(4 << 20) for _ in range(3)]
-touch()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-touch()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-_THREADS_SCRIPT = """
-import ctypes, sys, threading
-from edge.machine.resources import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-library = ctypes.CDLL(None)
-library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
-heaps, wait = set(), threading.Barrier(6)
-def take():
-    wait.wait()
-    heaps.add(library.malloc(1 << 16) >> 26)  # the heap of a thread begins at a multiple of 64 MiB
-    wait.wait()
-threads = [threading.Thread(target=take) for _ in range(6)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(len(heaps))
-"""
-
-_PIECES_SCRIPT = """
-import ctypes, pathlib, sys
-from edge.machine import resources as allocator
-assert allocator.keep_freed_memory()
-if sys.argv[1] == "return":
-    assert allocator.return_freed_memory()
+import ctypes, json, os, pathlib, resource, threading
+from edge.machine.resources import keep_freed_memory, return_freed_memory
 library = ctypes.CDLL(None)
 library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 library.free.argtypes = (ctypes.c_void_p,)
 library.posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
-def tensor():
-    address = ctypes.c_void_p()
-    assert not library.posix_memalign(address, 64, 3 << 20)
-    ctypes.memset(address, 1, 3 << 20)
-    return address
-def resident():
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) >> 10
-before = resident()
-for _ in range(2):
-    tensors = [tensor() for _ in range(40)]
-    small = [library.malloc(size) for size in range(24, 1024, 8) for _ in range(40)]
-    peak = resident() - before
-    for each in tensors: library.free(each)
-print(peak)
+
+def faults():
+    def touch():
+        for _ in range(20):
+            block = [bytearray(4 << 20) for _ in range(3)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return -touch() + touch()
+
+def heaps():
+    found, wait = set(), threading.Barrier(6)
+    def take():
+        wait.wait()
+        found.add(library.malloc(1 << 16) >> 26)  # the heap of a thread begins at a multiple of 64 MiB
+        wait.wait()
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return len(found)
+
+def pieces():
+    def tensor():
+        address = ctypes.c_void_p()
+        assert not library.posix_memalign(address, 64, 3 << 20)
+        ctypes.memset(address, 1, 3 << 20)
+        return address
+    def resident():
+        status = pathlib.Path("/proc/self/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) >> 10
+    before = resident()
+    for _ in range(2):
+        tensors = [tensor() for _ in range(40)]
+        small = [library.malloc(size) for size in range(24, 1024, 8) for _ in range(40)]
+        peak = resident() - before
+        for each in tensors: library.free(each)
+    return peak
+
+def answer(measure, mode):
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        assert mode == "leave" or keep_freed_memory()
+        assert mode != "return" or return_freed_memory()
+        os.write(theirs, str(measure()).encode())
+        os._exit(0)
+    os.wait()
+    os.close(theirs)
+    return int(os.read(ours, 99))
+
+print(json.dumps([answer(*each) for each in (
+    (faults, "keep"), (faults, "leave"), (heaps, "keep"), (heaps, "leave"), (pieces, "return"), (pieces, "keep"),
+)]))
 """
 
 
-def _answer(script: str, mode: str) -> int:
-    command = [sys.executable, "-c", script, mode]
-    return int(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)  # noqa: S603
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_allocator_keeps_blocks_in_one_heap_or_gives_pieces_back() -> None:
+    """Each measured in a process of its own, with a setting and without.
 
-
-def _faults(mode: str) -> int:
-    return _answer(_SCRIPT, mode)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
-def test_allocator_keeps_blocks_of_some_mib() -> None:
-    """Blocks of 4 MiB that come and go cost almost no page faults, which they do otherwise."""
-    assert _faults("keep") < 1000 < _faults("leave")
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
-def test_allocator_has_one_heap_for_all_threads() -> None:
-    """What one thread frees every other one can use; by default the memory of six threads lies in several heaps."""
-    assert _answer(_THREADS_SCRIPT, "keep") <= 2 < _answer(_THREADS_SCRIPT, "leave")
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
-def test_allocator_that_returns_memory_keeps_no_pieces() -> None:
-    """Where small things took the slivers beside 120 MiB of tensors, the next 120 MiB do not fit into a kept heap."""
-    assert _answer(_PIECES_SCRIPT, "return") < 140 < 200 < _answer(_PIECES_SCRIPT, "keep")
+    Blocks of 4 MiB that come and go cost almost no page faults. What one of six threads frees every other one can use.
+    Where small things took the slivers beside 120 MiB of tensors, the next 120 MiB do not fit into a kept heap.
+    """
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], check=True, capture_output=True, timeout=120)  # noqa: S603
+    faults, plain_faults, heaps, plain_heaps, returned_mib, kept_mib = json.loads(done.stdout)
+    assert faults < 1000 < plain_faults
+    assert heaps <= 2 < plain_heaps
+    assert returned_mib < 140 < 200 < kept_mib
 
 
 PLAN = make_plan([("a", 0, 2)], ["a"], num_blocks=2)
@@ -187,39 +173,25 @@ def job_of(folder: Path) -> Job:
     return Job(model=Model(path=str(folder))).with_overrides({"train.max_length": 64})
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, folder: Path, memory_bytes: int) -> str:
-    """What a heap is told with such a budget."""
-    found: list[str] = []
-    monkeypatch.setattr(resources, "keep_freed_memory", lambda: found.append("keep"))
-    monkeypatch.setattr(resources, "return_freed_memory", lambda: found.append("return"))
-    job = job_of(folder)
-    model, besides_bytes = resources.facts_here(folder, job)
-    resources.set_up_heap(PLAN, "a", job, model, memory_bytes=memory_bytes, data_bytes=0, besides_bytes=besides_bytes)
-    return found[-1]
+@pytest.mark.parametrize("has", ["all", "some", "none"])
+def test_heap_keeps_freed_memory_only_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: str) -> None:
+    """A budget near what the plan needs leaves nothing for a heap in pieces.
 
-
-@pytest.mark.parametrize(("memory_bytes", "what"), [(1 << 30, "keep"), (1 << 10, "return")])
-def test_heap_keeps_freed_memory_only_with_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, what: str
-) -> None:
-    """A budget near what the plan needs leaves nothing for a heap in pieces."""
-    assert chosen(monkeypatch, write_model(tmp_path), memory_bytes) == what
-
-
-@pytest.mark.parametrize(("memory_bytes", "what"), [(1 << 30, "keep"), (1 << 10, "return")])
-def test_heap_of_a_node_with_some_of_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, what: str
-) -> None:
-    """A node that fetched the blocks that it hosts has no whole model; its files say what weights take."""
-    path = write_model(tmp_path) / "model.safetensors"
-    tensors = {name: value for name, value in load_file(path).items() if ".layer.0." not in name}
-    save_file(tensors, path)
-    _, besides_bytes = resources.facts_here(tmp_path, job_of(tmp_path))
-    assert besides_bytes >= path.stat().st_size
-    assert chosen(monkeypatch, tmp_path, memory_bytes) == what
-
-
-def test_heap_of_a_node_that_only_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the configuration alone."""
-    (write_model(tmp_path) / "model.safetensors").unlink()
-    assert chosen(monkeypatch, tmp_path, 1 << 30) == "keep"
+    A node that fetched the blocks that it hosts has no whole model: its files say what weights take. One that only
+    helps has the configuration alone.
+    """
+    path, job, chosen = write_model(tmp_path) / "model.safetensors", job_of(tmp_path), list[str]()
+    if has == "some":
+        save_file({name: value for name, value in load_file(path).items() if ".layer.0." not in name}, path)
+    elif has == "none":
+        path.unlink()
+    model, besides_bytes = resources.facts_here(tmp_path, job)
+    assert has != "some" or besides_bytes >= path.stat().st_size
+    monkeypatch.setattr(resources, "keep_freed_memory", lambda: chosen.append("keep"))
+    monkeypatch.setattr(resources, "return_freed_memory", lambda: chosen.append("return"))
+    sizes = {"data_bytes": 0, "besides_bytes": besides_bytes}
+    resources.set_up_heap(PLAN, "a", job, model, memory_bytes=1 << 30, **sizes)
+    assert chosen[-1] == "keep"
+    if has != "none":
+        resources.set_up_heap(PLAN, "a", job, model, memory_bytes=1 << 10, **sizes)
+        assert chosen[-1] == "return"

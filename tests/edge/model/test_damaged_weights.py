@@ -27,9 +27,8 @@ _PLACES = {  # tensor -> what has to be named
 }
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize(("value", "dtype"), [(float("nan"), torch.float32), (float("-inf"), torch.bfloat16)])
 @pytest.mark.parametrize("place", _PLACES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_number_of_a_frozen_weight_that_is_not_finite_is_named(
     tmp_path: Path, place: str, value: float, dtype: torch.dtype
 ) -> None:

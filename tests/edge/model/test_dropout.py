@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import pytest
 import torch
 
 from edge.model.skeleton import block_unit, seed_unit, unit_seed
@@ -13,13 +12,6 @@ from edge.runtime.executor import NodeExecutor
 from ringtune.schedule.actions import Op, TensorKey
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support import hand_ring as ring
-from tests.support import tiny
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
 def _host(model_folder: Path, folder: Path, *, kind: StepKind = StepKind.TRAIN, **overrides: object) -> NodeExecutor:
@@ -56,34 +48,25 @@ def test_dropout_seeds_as_torch_does_and_leaves_nothing_behind() -> None:
     assert len(torch.cuda._queued_calls) == waiting
 
 
-def test_dropout_ignores_the_state_of_the_generator(model_folder: Path, tmp_path: Path) -> None:
-    """What ran before doesn't matter; the micro-batch does."""
-    results = []
-    for state, micro in ((1, 0), (2, 0), (1, 1)):
-        executor = _host(model_folder, tmp_path, train__dropout=0.3)
+def test_dropout_depends_on_the_micro_batch_and_on_what_trains(model_folder: Path, tmp_path: Path) -> None:
+    """What ran before doesn't matter. Frozen forwards give the same whatever the probability, also after others.
+
+    Without dropout the generator is left alone.
+    """
+    first, again = (_host(model_folder, tmp_path, train__dropout=0.3) for _ in range(2))
+    found = {}
+    for state, (executor, micro) in enumerate(((first, 0), (again, 0), (first, 1))):
         torch.manual_seed(state)
-        results.append(_run(executor, Op.FORWARD, micro, 3, 4))
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_dropout_is_off_below_the_lowest_trainable_block(model_folder: Path, tmp_path: Path, dropout: float) -> None:
-    """Frozen forwards give the same whatever the probability, also after a trainable one on the same block."""
-    plain = _run(_host(model_folder, tmp_path), Op.FORWARD_FREE, 0, 3, 4)
-    executor = _host(model_folder, tmp_path, train__dropout=dropout)
-    dropped = _run(executor, Op.FORWARD, 1, 3, 4)
-    assert torch.equal(_run(executor, Op.FORWARD_FREE, 0, 3, 4), plain)
-    assert torch.equal(dropped, plain) is (dropout == 0)
-
-
-def test_dropout_of_zero_seeds_nothing(model_folder: Path, tmp_path: Path) -> None:
-    """Without dropout the generator is left alone."""
-    executor = _host(model_folder, tmp_path)
-    torch.manual_seed(5)
+        found[executor is first, micro] = _run(executor, Op.FORWARD, micro, 3, 4)
+    assert torch.equal(found[True, 0], found[False, 0])
+    assert not torch.equal(found[True, 0], found[True, 1])
+    without = _host(model_folder, tmp_path)
     before = torch.get_rng_state()
-    _run(executor, Op.FORWARD, 0, 3, 4)
+    plain = _run(without, Op.FORWARD, 0, 3, 4)
     assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(plain, found[True, 0])
+    for executor in (again, without):
+        assert torch.equal(_run(executor, Op.FORWARD_FREE, 1, 3, 4), plain)
 
 
 def test_dropout_sets_every_probability(model_folder: Path, tmp_path: Path) -> None:

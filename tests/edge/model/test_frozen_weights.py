@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -98,27 +99,27 @@ def test_matrix_keeps_nothing_else_for_the_backward() -> None:
     assert not saved_tensors(linear(make("int8"))(x))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda weight: functional.linear(torch.ones(4, ROWS), torch.t(weight)),
-        lambda weight: functional.linear(torch.ones(4, ROWS), torch.transpose(weight, -2, -1), torch.ones(COLUMNS)),
-        lambda weight: torch.addmm(torch.ones(COLUMNS), torch.ones(4, ROWS), weight),
-        lambda weight: torch.ones(2, 4, ROWS) @ weight,
-        lambda weight: functional.embedding(torch.tensor([[0, 7, 7]]), weight),
-        lambda weight: torch.linalg.norm(weight + torch.ones(ROWS, COLUMNS), dim=1),
-        lambda weight: functional.linear(torch.ones(4, COLUMNS), weight[3:7]),
-        lambda weight: torch.ones(4, ROWS) @ weight[:, 2:5],
-        lambda weight: torch.ones(4, 3) @ weight.t()[2:5, :],
-        lambda weight: torch.stack([weight, weight]).sum(0),
-    ],
-)
-def test_matrix_serves_every_use_of_the_libraries(dtype: str, use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+USES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda weight: functional.linear(torch.ones(4, ROWS), torch.t(weight)),
+    lambda weight: functional.linear(torch.ones(4, ROWS), torch.transpose(weight, -2, -1), torch.ones(COLUMNS)),
+    lambda weight: torch.addmm(torch.ones(COLUMNS), torch.ones(4, ROWS), weight),
+    lambda weight: torch.ones(2, 4, ROWS) @ weight,
+    lambda weight: functional.embedding(torch.tensor([[0, 7, 7]]), weight),
+    lambda weight: torch.linalg.norm(weight + torch.ones(ROWS, COLUMNS), dim=1),
+    lambda weight: functional.linear(torch.ones(4, COLUMNS), weight[3:7]),
+    lambda weight: torch.ones(4, ROWS) @ weight[:, 2:5],
+    lambda weight: torch.ones(4, 3) @ weight.t()[2:5, :],
+    lambda weight: torch.stack([weight, weight]).sum(0),
+]
+
+
+@pytest.mark.parametrize("dtype", FROZEN_DTYPES)
+def test_matrix_serves_every_use_of_the_libraries(dtype: str) -> None:
     """Linear layers with inputs first, LoRA's transposes, embeddings, DoRA's norms, rows and columns of subnets."""
     matrix = nn.Parameter(make(dtype), requires_grad=False)
     assert isinstance(matrix, FrozenMatrix)
-    torch.testing.assert_close(use(matrix), use(matrix.wide()))
+    for number, use in enumerate(USES):
+        torch.testing.assert_close(use(matrix), use(matrix.wide()), msg=lambda text, at=number: f"use {at}: {text}")
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -248,20 +249,18 @@ def test_frozen_int8_is_rounded_a_piece_at_a_time(
     assert float(((found[0] - whole).abs() / step).max()) <= 0.5 + 1e-3
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_frozen_matrix_refuses_numbers_that_are_not_finite(tmp_path: Path, value: float) -> None:
+def test_frozen_matrix_refuses_numbers_that_are_not_finite(tmp_path: Path) -> None:
     """However it is held; in int8 one of them would make a whole row so."""
-    matrix = torch.randn(4, 8).half()
-    matrix[2, 5] = value
-    save_file({"bad": matrix}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with FrozenFiles(tmp_path, FrozenWeights(dtype="int8")) as files, pytest.raises(ModelError) as caught:
-        files.read_frozen("bad", torch.float32)
-    assert "tensor bad has numbers that are not finite, which int8 can't hold; fetch the model again" in str(
-        caught.value
-    )
-    with FrozenFiles(tmp_path, FrozenWeights(dtype="bfloat16")) as files, pytest.raises(ModelError) as caught:
-        files.read_frozen("bad", torch.float32)
-    assert "tensor bad has numbers that are not finite in bfloat16" in str(caught.value)
+    told = {
+        "int8": "tensor bad has numbers that are not finite, which int8 can't hold; fetch the model again",
+        "bfloat16": "tensor bad has numbers that are not finite in bfloat16",
+    }
+    for value, (dtype, message) in itertools.product((torch.nan, -torch.inf), told.items()):
+        matrix = torch.randn(4, 8).half()
+        matrix[2, 5] = value
+        save_file({"bad": matrix}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with FrozenFiles(tmp_path, FrozenWeights(dtype=dtype)) as files, pytest.raises(ModelError, match=message):
+            files.read_frozen("bad", torch.float32)
 
 
 def resident_bytes(folder: Path, *ways: str) -> list[tuple[int, int]]:

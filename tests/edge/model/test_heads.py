@@ -145,18 +145,13 @@ def test_chunks_give_the_gradient_of_a_table_that_trains(hidden_trains: bool) ->
         assert torch.allclose(hidden_grad, whole_hidden, rtol=0.0, atol=EXACT)
 
 
-def test_chunks_of_nothing_are_no_loss() -> None:
-    """A micro-batch of padding alone counts nothing and moves nothing."""
+def test_chunks_without_targets_or_graph_move_nothing() -> None:
+    """A micro-batch of padding alone counts nothing; in an evaluation there is nothing to go backward through."""
     hidden = torch.randn(5, 2, requires_grad=True)
     found = token_loss(hidden, torch.randn(3, 2), torch.full((5,), IGNORED), chunk=2, ignored=IGNORED)
     torch.autograd.backward([found.loss_sum])
     assert (float(found.loss_sum.detach()), found.num_correct) == (0.0, 0)
     assert hidden.grad is not None and not hidden.grad.any()
-
-
-def test_chunks_of_an_evaluation_keep_no_gradient() -> None:
-    """Without a graph there is nothing to go backward through."""
-    hidden = torch.randn(5, 2, requires_grad=True)
     with torch.no_grad():
         found = token_loss(hidden, torch.randn(3, 2), torch.tensor([0, 1, 2, 0, 1]), chunk=2, ignored=IGNORED)
     assert not found.loss_sum.requires_grad

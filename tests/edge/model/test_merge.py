@@ -105,7 +105,7 @@ def _merged(run: Path, out: Path, *more: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("model_type", "adapter"), CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_merged_sum_adds_what_every_user_adds(models: Path, tmp_path: Path, model_type: str, adapter: str) -> None:
     """A matrix beside which adapters stand changes by the sum of its changes; also where three are one matrix.
 

@@ -58,7 +58,7 @@ def kept_bytes(bench: Bench, *, is_part: bool, kind: StepKind = StepKind.TRAIN) 
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_half_of_a_block_keeps_at_most_what_is_counted(tmp_path: Path, model_type: str, adapter: str) -> None:
     """A graph with half of the subnets is counted as all of it without half of what subnets keep.
 
@@ -81,7 +81,7 @@ def test_half_of_a_block_keeps_at_most_what_is_counted(tmp_path: Path, model_typ
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_graphs_of_scores_keep_at_most_what_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, adapter: str
 ) -> None:

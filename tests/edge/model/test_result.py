@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, load_file, save_file
 
 from coordinator.run.collect import ExpectedResult, check_parts
 from edge.model.heads import task_of
@@ -21,64 +23,22 @@ from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DivergedError, IntegrityError, PlanError
 from ringtune.job.job import Job, parse_job
 from ringtune.models.families import FAMILIES
-from ringtune.models.result_files import ADAPTER_FILES, BLOCKS_FILES
+from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.models.result_files import result_files as names_of
-from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from tests.edge.model.test_sizes import CONFIGS, LORA_EVERYWHERE, OWN_KINDS
 from tests.support import hand_ring as ring
-from tests.support import tiny, tiny_families, whole_models
+from tests.support import tiny_families, whole_models
 from tests.support.plans import changed, make_plan
 from tests.support.tiny_data import labels_of
 
 FILES = {"adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors"}
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("tiny-model"))
-
-
-def test_saving_holds_no_local_path(model_folder: Path, tmp_path: Path) -> None:
-    """The configs name the model by its folder's name only."""
-    job = ring.make_job(model_folder, train__max_steps=1)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, {"b": (0, 4)})
-    files = ring.HandRing(plan, job, model_folder, datasets).files()["a"]
-    assert files.keys() == FILES - {"adapter.safetensors"}
-    for name in ("adapter_config.json", "head_config.json"):
-        config = json.loads(files[name])
-        assert config["model_name"] == model_folder.name
-        assert str(model_folder.parent) not in files[name].decode()
-        assert config["name"] == "ringtune"
-
-
-def test_saving_leaves_out_private_blocks_unless_asked(model_folder: Path, tmp_path: Path) -> None:
-    """Every owner has the private blocks' adapters, so only one of them is asked for them."""
-    from safetensors.torch import load
-
-    job = ring.make_job(model_folder, train__max_steps=1, privacy__private_blocks=1)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, {"b": (1, 4)})
-    owner = ring.HandRing(plan, job, model_folder, datasets).nodes["a"]
-    assert owner.adapter_files(with_head=False) == {}
-    private = load(bytes(owner.adapter_files(with_head=False, with_private=True)["adapter.safetensors"]))
-    assert {name.split(".layer.")[1].split(".")[0] for name in private} == {"0"}
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that writes a family's model of two blocks once."""
-    root = tmp_path_factory.mktemp("families")
-    return functools.cache(lambda name: tiny_families.write_family(root / name, name, num_blocks=2))
-
-
 def _saving(model_folder: Path, folder: Path, adapter: str) -> tuple[ring.HandRing, dict[str, dict[str, torch.Tensor]]]:
     """A ring whose owner has a private block; and sets of two users for the others, at the node that hosts them."""
-    job = ring.make_job(model_folder, adapter__config=adapter, train__max_steps=1, privacy__private_blocks=1)
-    datasets = ring.make_datasets(job, model_folder, folder, ("a",))
-    hand = ring.HandRing(ring.make_plan(job, datasets, {"b": (1, 4)}), job, model_folder, datasets)
+    values = {"adapter__config": adapter, "train__max_steps": 1, "privacy__private_blocks": 1}
+    hand = ring.make_ring(model_folder, folder, {"b": (1, 4)}, **values)
     like = adapter_weights(hand.nodes["b"]._hosted.skeleton, range(1, 4))
     return hand, {
         user: {name: torch.full_like(value, number) for name, value in like.items()}
@@ -86,15 +46,9 @@ def _saving(model_folder: Path, folder: Path, adapter: str) -> tuple[ring.HandRi
     }
 
 
-def _loaded(files: dict[str, Pieces], name: str) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load
-
-    return load(bytes(files[name]))
-
-
 @pytest.mark.parametrize(
     ("adapter", "is_taken_away"),
-    [("seq_bn[ln_before=True]", False), ("mlp[hidden=4]", False), ("lora[r=2]", False), ("lora[r=2]", True)],
+    [("seq_bn[ln_before=True]", False), ("mlp[hidden=4]", False), ("lora[r=2]", True)],
 )
 def test_each_user_gets_a_file_with_their_set_and_what_is_the_same_for_all(
     model_folder: Path, tmp_path: Path, adapter: str, is_taken_away: bool
@@ -102,7 +56,7 @@ def test_each_user_gets_a_file_with_their_set_and_what_is_the_same_for_all(
     """Also of a tensor that a file has under two names, and with modules that have something else or are away."""
     hand, sets = _saving(model_folder, tmp_path, adapter)
     host, owner = (hand.nodes[name]._hosted.skeleton for name in "ba")
-    want = {name for files in hand.files().values() for name in _names(files)}
+    want = set(hand.tensors()) - {name for name in hand.tensors() if name.startswith("heads.")}
     if is_taken_away:
         for block in host.blocks:
             for name in [path for path, _ in block.named_modules() if path.endswith(f".{ADAPTER}")]:
@@ -113,16 +67,10 @@ def test_each_user_gets_a_file_with_their_set_and_what_is_the_same_for_all(
     config = "adapter.json" if adapter.startswith("mlp") else "adapter_config.json"
     assert rest.keys() == own.keys() | {config, "head_config.json", "model_head.safetensors"}
     for number, file in enumerate(sorted(own), start=1):
-        mine, common = _loaded(own, file), _loaded(rest, file)
+        mine, common = (load(bytes(files[file])) for files in (own, rest))
         assert mine.keys() | common.keys() == want and not mine.keys() & common.keys()
         assert all(bool((value == number).all()) for value in mine.values())
-        assert common.keys() == _loaded(rest, "users/anna/adapter.safetensors").keys() and common
-
-
-def _names(files: dict[str, bytes]) -> set[str]:
-    from safetensors.torch import load
-
-    return set(load(files["adapter.safetensors"])) if "adapter.safetensors" in files else set()
+        assert common.keys() == load(bytes(rest["users/anna/adapter.safetensors"])).keys() and common
 
 
 def test_a_users_set_that_diverged_or_a_name_that_is_none_is_refused(model_folder: Path, tmp_path: Path) -> None:
@@ -177,7 +125,7 @@ def _cases() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("model_type", "task", "adapter"), [*_cases()])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 def test_adapters_and_own_weights_of_every_family_pass(
     family: Callable[[str], Path], model_type: str, task: str, adapter: str
 ) -> None:
@@ -199,7 +147,7 @@ def _check(wanted: ExpectedResult, files: dict[str, dict[str, Pieces]]) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_whole_models_of_every_family_pass(tmp_path: Path, model_type: str, dtype: str) -> None:
     """With each task, with a pooler that nobody trains and without."""
     folder = tiny_families.write_family(tmp_path, model_type)
@@ -211,6 +159,7 @@ def test_whole_models_of_every_family_pass(tmp_path: Path, model_type: str, dtyp
 
 
 SPLITS = ({"b": (0, 2), "c": (2, 4)}, {"a": (0, 4)}, {"c": (0, 1), "a": (1, 3), "b": (3, 4)})
+PRIVATE = {"b": (1, 2), "c": (2, 4)}
 
 
 def write(hand: ring.HandRing, folder: Path, names: tuple[str, ...] = ADAPTER_FILES) -> Path:
@@ -225,52 +174,74 @@ def write(hand: ring.HandRing, folder: Path, names: tuple[str, ...] = ADAPTER_FI
 
 
 def make(
-    model_folder: Path, folder: Path, slices: dict[str, tuple[int, int]], **overrides: object
-) -> tuple[Plan, ring.HandRing]:
+    model_folder: Path, folder: Path, slices: dict[str, tuple[int, int]], adapter: str = "seq_bn", **overrides: object
+) -> ring.HandRing:
     """A ring of two owners over the given slices; it has not trained."""
-    job = ring.make_job(model_folder, **overrides)
-    datasets = ring.make_datasets(job, model_folder, folder, ("a", "c"), eval_rows=12)
-    plan = ring.make_plan(job, datasets, slices)
-    return plan, ring.HandRing(plan, job, model_folder, datasets)
+    return ring.make_ring(model_folder, folder, slices, ("a", "c"), eval_rows=12, adapter__config=adapter, **overrides)
+
+
+def loaded(hand: ring.HandRing, folder: Path) -> ring.HandRing:
+    """A ring whose nodes have all loaded a folder."""
+    for executor in hand.nodes.values():
+        executor.load_saved(folder)
+    return hand
 
 
 @pytest.fixture(scope="module")
-def saved(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[float, float, float]]:
-    """A trained run's folder, and its evaluation."""
-    folder = tmp_path_factory.mktemp("saved")
-    _, hand = make(model_folder, folder, SPLITS[0], train__method="all", train__max_steps=2)
-    hand.train()
-    return write(hand, folder / "adapter"), hand.evaluations[2]
+def saved(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[ring.HandRing, Path]]:
+    """A function that trains a ring with an adapter once, and saves its folder."""
+
+    @functools.cache
+    def train(adapter: str) -> tuple[ring.HandRing, Path]:
+        folder = tmp_path_factory.mktemp("saved")
+        hand = make(model_folder, folder, SPLITS[0], adapter, train__method="all", train__max_steps=2).train()
+        return hand, write(hand, folder / "adapter", names_of("sequence-classification", adapter))
+
+    return train
 
 
-@pytest.mark.parametrize("slices", SPLITS)
-@pytest.mark.sampled(1)
+Saved = Callable[[str], tuple[ring.HandRing, Path]]
+
+
+def test_saving_holds_no_local_path(model_folder: Path, saved: Saved) -> None:
+    """The configs name the model by its folder's name only."""
+    hand, _ = saved("seq_bn")
+    files = hand.files()[hand.holder]
+    assert files.keys() >= FILES - {"adapter.safetensors"}
+    for name in ("adapter_config.json", "head_config.json"):
+        config = json.loads(files[name])
+        assert config["model_name"] == model_folder.name
+        assert str(model_folder.parent) not in files[name].decode()
+        assert config["name"] == "ringtune"
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.parametrize("slices", [*SPLITS, PRIVATE])
+@pytest.mark.sampled(2)
 def test_loading_gives_the_evaluation_of_the_trained_ring(
-    model_folder: Path,
-    tmp_path: Path,
-    saved: tuple[Path, tuple[float, float, float]],
-    slices: dict[str, tuple[int, int]],
+    model_folder: Path, tmp_path: Path, saved: Saved, adapter: str, slices: dict[str, tuple[int, int]]
 ) -> None:
-    """Whatever the split, a ring that loads the folder counts what the trained one counted, without a step."""
-    plan, hand = make(model_folder, tmp_path, slices, train__max_steps=1)
-    for node, executor in hand.nodes.items():
-        executor.load_saved(saved[0])
-        assert node in plan.nodes
-    hand.plan = changed(plan, num_steps=0)
+    """Whatever the split, a ring that loads the folder counts what the trained one counted, without a step.
+
+    Also with private blocks, which had been of the slices; norms are the base model's own.
+    """
+    trained, folder = saved(adapter)
+    more = {"privacy__private_blocks": 1} if slices is PRIVATE else {}
+    hand = loaded(make(model_folder, tmp_path, slices, adapter, train__max_steps=1, **more), folder)
+    hand.plan = changed(hand.plan, num_steps=0)
     hand.train()
-    assert hand.evaluations[0] == pytest.approx(saved[1], rel=1e-12)
+    assert hand.evaluations[0] == pytest.approx(trained.evaluations[2], rel=1e-12)
 
 
 def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_path: Path) -> None:
-    """Blocks that every owner runs itself get the saved values at each owner."""
+    """Blocks that every owner runs itself get the saved values at each owner, and one of them hands them in."""
     values: dict[str, object] = {"privacy__private_blocks": 1, "train__method": "all", "train__max_steps": 1}
-    split = {"b": (1, 2), "c": (2, 4)}
-    _, hand = make(model_folder, tmp_path, split, **values)
-    hand.train()
+    hand = make(model_folder, tmp_path, PRIVATE, **values).train()
+    assert hand.nodes["a"].adapter_files(with_head=False) == {}
+    private = load(bytes(hand.nodes["a"].adapter_files(with_head=False, with_private=True)["adapter.safetensors"]))
+    assert {name.split(".layer.")[1].split(".")[0] for name in private} == {"0"}
     folder = write(hand, tmp_path / "adapter")
-    _, other = make(model_folder, tmp_path, split, **values, train__seed=5)
-    for executor in other.nodes.values():
-        executor.load_saved(folder)
+    other = loaded(make(model_folder, tmp_path, PRIVATE, **values, train__seed=5), folder)
     for holder in ("a", "c"):
         other.holder = holder
         again = other.tensors()
@@ -278,36 +249,17 @@ def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("config", ["double_seq_bn", "par_bn", "lora", "ia3", "loreft", "linear", "mlp[hidden=8]"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, config: str) -> None:
     """What one ring saved another ring with other initial values saves again, bit for bit."""
-    values: dict[str, object] = {"adapter__config": config, "model__dtype": "float32", "wire__dtype": "float32"}
+    values: dict[str, object] = {"model__dtype": "float32", "wire__dtype": "float32"}
     values |= {"train__method": "all", "train__max_steps": 1}
-    _, hand = make(model_folder, tmp_path, SPLITS[0], **values)
-    hand.train()
-    names = names_of("sequence-classification", config)
-    folder = write(hand, tmp_path / "adapter", names)
-    _, other = make(model_folder, tmp_path, SPLITS[0], **values, train__seed=5)
+    hand = make(model_folder, tmp_path, SPLITS[0], config, **values).train()
+    folder = write(hand, tmp_path / "adapter", names_of("sequence-classification", config))
+    other = loaded(make(model_folder, tmp_path, SPLITS[0], config, **values, train__seed=5), folder)
     other.holder = hand.holder
-    for executor in other.nodes.values():
-        executor.load_saved(folder)
     again = other.tensors()
     assert all(torch.equal(value, again[name]) for name, value in hand.tensors().items())
-
-
-def test_loading_of_own_weights_gives_the_evaluation_of_the_trained_ring(model_folder: Path, tmp_path: Path) -> None:
-    """Also on another split and with private blocks, which had been of the slices; norms are the base model's own."""
-    values: dict[str, object] = {"adapter__config": "full"}
-    _, hand = make(model_folder, tmp_path, SPLITS[0], **values, train__method="all", train__max_steps=2)
-    hand.train()
-    folder = write(hand, tmp_path / "adapter", BLOCKS_FILES)
-    split = {"b": (1, 2), "c": (2, 4)}
-    plan, other = make(model_folder, tmp_path, split, **values, privacy__private_blocks=1, train__max_steps=1)
-    for executor in other.nodes.values():
-        executor.load_saved(folder)
-    other.plan = changed(plan, num_steps=0)
-    other.train()
-    assert other.evaluations[0] == pytest.approx(hand.evaluations[2], rel=1e-12)
 
 
 def _first(tensors: dict[str, torch.Tensor]) -> str:
@@ -335,13 +287,11 @@ ADAPTERS: tuple[Change, ...] = (
     [("seq_bn", "adapter.safetensors", ADAPTERS), ("full", "blocks.safetensors", OWN_WEIGHTS)],
 )
 def test_loading_refuses_what_does_not_train(
-    model_folder: Path, tmp_path: Path, adapter: str, file: str, changes: tuple[Change, ...]
+    saved: Saved, tmp_path: Path, adapter: str, file: str, changes: tuple[Change, ...]
 ) -> None:
     """Missing, foreign or misshapen tensors are refused by name, a file never reaches a base weight; half is damage."""
-    from safetensors.torch import load_file, save_file
-
-    _, hand = make(model_folder, tmp_path, SPLITS[0], adapter__config=adapter)
-    path = write(hand, tmp_path / "adapter", names_of("sequence-classification", adapter)) / file
+    hand, folder = saved(adapter)
+    path = Path(shutil.copytree(folder, tmp_path / "adapter")) / file
     good = load_file(path)
     for change, message in changes:
         tensors = good | change(good)

@@ -96,7 +96,7 @@ def _labels(batch: Batch, chosen: Sequence[_Alone | None], found: torch.Tensor) 
 
 
 @pytest.mark.parametrize(("model_type", "task"), _PAIRS)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_a_row_in_any_batch_is_the_row_alone(tmp_path: Path, model_type: str, task: str) -> None:
     """Logits, losses and counts in batches of every size, with tokenizers of both sides, are those of rows alone."""
     folder = write_family(tmp_path, model_type, num_blocks=2, with_decoder=task == CAUSAL_LM, padding_side="left")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -56,21 +56,12 @@ OWN_KINDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that writes a family's model of two blocks once."""
-    root = tmp_path_factory.mktemp("families")
-    return functools.cache(lambda name: tiny_families.write_family(root / name, name, num_blocks=2))
-
-
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(6)
-def test_sizes_of_adapters_equal_the_built_ones(family_folder: Callable[[str], Path], model_type: str) -> None:
+@pytest.mark.sampled(2)
+def test_sizes_of_adapters_equal_the_built_ones(family: Callable[[str], Path], model_type: str) -> None:
     """Each block gets as many weights as planning counted, and nothing is added outside the blocks."""
-    folder = family_folder(model_type)
-    config = read_config(folder)
-    family, model = FAMILIES[model_type], plain_model(folder, model_type)
-    inside = f".{family.block_prefix}"
+    folder, kind = family(model_type), FAMILIES[model_type]
+    config, model, inside = read_config(folder), plain_model(folder, model_type), f".{kind.block_prefix}"
     before = {name for name, _ in model.named_parameters()}
     for index, adapter in enumerate(CONFIGS):
         if (model_type, adapter) == ("gpt2", "dora") or (is_plugged(model_type) and adapter == "mtl_lora"):
@@ -82,7 +73,7 @@ def test_sizes_of_adapters_equal_the_built_ones(family_folder: Callable[[str], P
             sum(count for name, count in added.items() if f"{inside}{block}." in f".{name}") for block in range(2)
         ]
         counted = adapter_block_params(
-            adapter, hidden_size=family.dimensions(config).hidden, widths=family.widths(config), num_blocks=2
+            adapter, hidden_size=kind.dimensions(config).hidden, widths=kind.widths(config), num_blocks=2
         )
         assert per_block == [counted, counted], adapter
         assert sum(added.values()) == 2 * counted, adapter
@@ -107,13 +98,13 @@ def test_sizes_of_a_model_equal_the_loaded_one(tmp_path: Path, prefix: bool) -> 
 @pytest.mark.parametrize(
     ("model_type", "task"), [(name, task) for name, family in FAMILIES.items() for task in family.tasks]
 )
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_sizes_of_heads_equal_the_built_ones(
-    family_folder: Callable[[str], Path], tmp_path: Path, model_type: str, task: str
+    family: Callable[[str], Path], tmp_path: Path, model_type: str, task: str
 ) -> None:
     """What trains of each head of every family: weights, and rows and columns for Adafactor."""
     decoder = task == CAUSAL_LM
-    folder = family_folder(model_type)
+    folder = family(model_type)
     if decoder:
         folder = tiny_families.write_family(tmp_path, model_type, num_blocks=1, with_decoder=True)
     job = Job(model=Model(path=str(folder), task=task)).with_overrides({"train.max_length": 16})
@@ -139,10 +130,10 @@ def test_allowed_config_builds_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(6)
-def test_sizes_of_own_weights_equal_the_hosted_ones(family_folder: Callable[[str], Path], model_type: str) -> None:
+@pytest.mark.sampled(3)
+def test_sizes_of_own_weights_equal_the_hosted_ones(family: Callable[[str], Path], model_type: str) -> None:
     """Without an adapter what trains in a block and what is left frozen are together the block, none counted twice."""
-    folder = family_folder(model_type)
+    folder = family(model_type)
     task = FAMILIES[model_type].tasks[0]
     job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config="full"))
     job = job.with_overrides({"train.max_length": 50})
@@ -155,36 +146,35 @@ def test_sizes_of_own_weights_equal_the_hosted_ones(family_folder: Callable[[str
     assert facts.block_bytes == sum(size for name, size in sizes.items() if name not in own)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("adapter", ["seq_bn", "full", LORA_EVERYWHERE])
-@pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(4)
-def test_sizes_of_activations_are_near_the_measured_ones(
-    tmp_path: Path, model_type: str, adapter: str, dropout: float
-) -> None:
-    """Where nothing was measured the estimate is at most a few per cent too low, and a third too high."""
-    measured, estimated = activation_token_bytes(tmp_path, model_type, adapter, dropout)
-    assert 0.93 * measured <= estimated <= 1.33 * measured
+MIXTURES = (
+    "lora[r=4,attn_matrices=['q']]|linear[attn_matrices=['v']]|mlp[attn_matrices=['k'],hidden=64]",
+    "seq_bn|linear",
+)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(
-    "adapter",
-    ["lora[r=4,attn_matrices=['q']]|linear[attn_matrices=['v']]|mlp[attn_matrices=['k'],hidden=64]", "seq_bn|linear"],
+    ("model_type", "adapter"),
+    [
+        *itertools.product(tiny_families.MODEL_TYPES, ("seq_bn", "full", LORA_EVERYWHERE)),
+        *itertools.product(("bert", "gpt2", "llama"), MIXTURES),
+    ],
 )
-@pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
-@pytest.mark.sampled(2)
-def test_sizes_of_activations_of_mixtures_are_near_the_measured_ones(
+@pytest.mark.sampled(3)
+def test_sizes_of_activations_are_near_the_measured_ones(
     tmp_path: Path, model_type: str, adapter: str, dropout: float
 ) -> None:
-    """Every part is counted, what several read once."""
+    """Where nothing was measured the estimate is at most a few per cent too low, and a third too high.
+
+    Of a mixture every part is counted, what several read once.
+    """
     measured, estimated = activation_token_bytes(tmp_path, model_type, adapter, dropout)
     assert 0.93 * measured <= estimated <= 1.33 * measured
 
 
 @pytest.mark.parametrize("adapter", OWN_KINDS)
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_sizes_of_activations_of_auxiliary_models_are_those_measured(
     tmp_path: Path, model_type: str, adapter: str
 ) -> None:
@@ -194,10 +184,10 @@ def test_sizes_of_activations_of_auxiliary_models_are_those_measured(
 
 
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(6)
-def test_sizes_of_auxiliary_models_equal_the_built_ones(family_folder: Callable[[str], Path], model_type: str) -> None:
+@pytest.mark.sampled(2)
+def test_sizes_of_auxiliary_models_equal_the_built_ones(family: Callable[[str], Path], model_type: str) -> None:
     """Each block gets the tensors that planning counted, with rows and columns; they alone train."""
-    folder = family_folder(model_type)
+    folder = family(model_type)
     for adapter in OWN_KINDS:
         job = Job(model=Model(path=str(folder), task=FAMILIES[model_type].tasks[0]), adapter=Adapter(config=adapter))
         facts = model_facts(folder, job.with_overrides({"train.max_length": 50}))

@@ -43,7 +43,7 @@ def problems(info: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 @pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize(("model_type", "task", "ties"), CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_whole_model_loads_with_nothing_of_ours(tmp_path: Path, model_type: str, task: str, ties: str) -> None:
     """AutoModel lacks nothing; AutoAdapterModel gives the ring's logits, as does the architecture's own class."""
     import transformers

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 import torch
 
 from edge.profiler.works import Bench
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from tests.support import hand_ring as ring
-from tests.support import tiny
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
 def graph_bytes(output: torch.Tensor, parameters: Iterable[torch.Tensor]) -> int:

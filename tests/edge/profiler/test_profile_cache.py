@@ -15,6 +15,7 @@ from edge.agent import torch_backend
 from edge.checkpoint.state_folder import CACHE_FILE
 from edge.data.dataset import MeanTokens
 from edge.options import AgentOptions
+from edge.profiler import works
 from edge.profiler.profile_cache import KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache, cache_key
 from edge.profiler.timing import MeasuredWork, TimingRequest
 from edge.profiler.works import Bench
@@ -31,12 +32,6 @@ from tests.support import tiny
 
 POINT = WorkTime(work=Work.HEAD, rows=2, tokens=8, median_s=0.02, low_s=0.01, high_s=0.03, samples=4)
 MEASURED = MeasuredWork((POINT,), 77.0)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
 def test_cache_gives_back_what_was_put(tmp_path: Path) -> None:
@@ -73,45 +68,33 @@ def test_cache_keeps_the_newest_entries(tmp_path: Path) -> None:
     assert found == list(range(2, KEPT_ENTRIES + 2))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"schema": 4}',
-        b'{"schema": 4, "entries": {"a": 3}}',
-        b'{"schema": 4, "entries": {"a": {"budget_s": 9}}}',
-        b'{"schema": 4, "entries": {"a": {"budget_s":9, "activation_token_bytes":1, "work_times": [{"work":"walk"}]}}}',
-        b'{"schema": 4, "entries": {"a": {"budget_s": 9, "activation_token_bytes": 1e999, "work_times": []}}}',
-        b'{"schema": 4, "entries": {"a": {"budget_s": 9, "activation_token_bytes": -1, "work_times": []}}}',
-        b'{"schema": 4, "entries": {"a": {"budget_s": NaN, "activation_token_bytes": 1, "work_times": []}}}',
-        b"\xff\xfe",
-    ],
+DAMAGED = (
+    b"",
+    b"{",
+    b"[]",
+    b'{"schema": 4}',
+    b'{"schema": 4, "entries": {"a": 3}}',
+    b'{"schema": 4, "entries": {"a": {"budget_s": 9}}}',
+    b'{"schema": 4, "entries": {"a": {"budget_s":9, "activation_token_bytes":1, "work_times": [{"work":"walk"}]}}}',
+    b'{"schema": 4, "entries": {"a": {"budget_s": 9, "activation_token_bytes": 1e999, "work_times": []}}}',
+    b'{"schema": 4, "entries": {"a": {"budget_s": 9, "activation_token_bytes": -1, "work_times": []}}}',
+    b'{"schema": 4, "entries": {"a": {"budget_s": NaN, "activation_token_bytes": 1, "work_times": []}}}',
+    b"\xff\xfe",
 )
-def test_cache_that_is_damaged_is_ignored_with_a_warning(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is measured again, and the file is whole then."""
-    (tmp_path / CACHE_FILE).write_bytes(content)
-    cache = ProfileCache(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert cache.find("a", budget_s=1.0) is None
-    assert "measured again" in caplog.text
-    cache.put("a", MEASURED, budget_s=1.0)
-    assert cache.find("a", budget_s=1.0) == MEASURED
+EARLIER = b'{"schema": 1, "entries": {"a": {"budget_s": 9.0, "activation_bytes": 1, "work_times": []}}}'
 
 
-def test_cache_of_an_earlier_version_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Schema 1 had bytes of a block instead of a token's; nothing is wrong with the file, so nothing is said."""
-    entry = {"budget_s": 9.0, "activation_bytes": 1, "work_times": []}
-    (tmp_path / CACHE_FILE).write_text(json.dumps({"schema": 1, "entries": {"a": entry}}))
-    cache = ProfileCache(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert cache.find("a", budget_s=1.0) is None
-    assert caplog.text == ""
-    cache.put("a", MEASURED, budget_s=1.0)
-    assert cache.find("a", budget_s=1.0) == MEASURED
+def test_cache_that_is_damaged_is_ignored_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is measured again, and the file is whole then; of a file of an earlier version nothing is said."""
+    for content in (*DAMAGED, EARLIER):
+        (tmp_path / CACHE_FILE).write_bytes(content)
+        caplog.clear()
+        cache = ProfileCache(tmp_path)
+        assert cache.find("a", budget_s=1.0) is None, content
+        assert ("measured again" in caplog.text) is (content != EARLIER), content
+        assert caplog.text == "" or content != EARLIER
+        cache.put("a", MEASURED, budget_s=1.0)
+        assert cache.find("a", budget_s=1.0) == MEASURED
 
 
 def test_cache_without_room_warns_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,11 +112,16 @@ def test_cache_key_changes_with_every_part() -> None:
 
 
 class Counted:
-    """Counts the measurements of a test instead of making them."""
+    """Counts the measurements of a test instead of making them, or building anything for them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
+        self.count = self.built = 0
         monkeypatch.setattr(Bench, "measure", self._measure)
+        monkeypatch.setattr(works, "NodeExecutor", self._build)
+        monkeypatch.setattr(works.HelperBench, "is_possible", lambda *_: False)
+
+    def _build(self, *_: Any, **__: Any) -> None:
+        self.built += 1
 
     def _measure(self, *_: Any, **__: Any) -> MeasuredWork:
         self.count += 1
@@ -224,48 +212,24 @@ def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp
 
 
 @pytest.mark.promise("7 bounded memory")
-def test_measurement_that_does_not_fit_is_refused_before_it_computes(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sizes tell what one block with the job's micro-batches needs; both numbers are in the message."""
-    counted = Counted(monkeypatch)
-    job = ring.make_job(model_folder, train__batch_size=20_000)
-    with pytest.raises(CapacityError, match=r"measuring one block needs [\d,.]+ MiB .* but there are 64\.0 MiB"):
-        inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=64 << 20)
-    assert counted.count == 0
-
-
-@pytest.mark.promise("7 bounded memory")
 def test_measurement_that_does_not_fit_is_refused_before_anything_is_built(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A board that has no room for the weights of one block is told so, not killed while they are read."""
+    """Sizes tell what one block with the job's micro-batches needs; both numbers are in the message.
 
-    def build(*_: Any, **__: Any) -> None:
-        raise AssertionError("the block was built before its room was checked")
-
-    monkeypatch.setattr("edge.profiler.works.NodeExecutor", build)
-    job = ring.make_job(model_folder)
+    A board that has no room for the weights of one block is told so, not killed while they are read.
+    """
+    counted = Counted(monkeypatch)
+    large, plain = ring.make_job(model_folder, train__batch_size=20_000), ring.make_job(model_folder)
+    with pytest.raises(CapacityError, match=r"measuring one block needs [\d,.]+ MiB .* but there are 64\.0 MiB"):
+        inspect(model_folder, tmp_path, large, TimingRequest(1.0), memory_bytes=64 << 20)
     with pytest.raises(CapacityError, match="measuring one block needs"):
-        inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=1 << 10)
+        inspect(model_folder, tmp_path, plain, TimingRequest(1.0), memory_bytes=1 << 10)
+    assert (counted.count, counted.built) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("host_bytes", "device_bytes", "limit_bytes", "budget_bytes"),
-    [
-        (1 << 40, 2 << 30, 0, (2 << 30) + CONTEXT_BYTES),
-        (4 << 20, 2 << 30, 0, 4 << 20),
-        (1 << 40, 2 << 30, 3 << 20, 3 << 20),
-    ],
-)
 def test_room_for_measuring_is_that_of_the_device_that_computes(
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    host_bytes: int,
-    device_bytes: int,
-    limit_bytes: int,
-    budget_bytes: int,
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On CUDA a run has the least of the device's free memory, the host's and the user's limit; timing no context."""
     asked: list[int] = []
@@ -277,7 +241,7 @@ def test_room_for_measuring_is_that_of_the_device_that_computes(
     monkeypatch.setattr(torch_backend, "timings", timed)
     monkeypatch.setattr(torch_backend, "set_up_torch", lambda *_: ("cuda", 1))
     values = {
-        "mem_get_info": (device_bytes, 1 << 40),
+        "mem_get_info": (2 << 30, 1 << 40),
         "get_device_name": "a device",
         "get_device_capability": (9, 0),
         "memory_reserved": 0,
@@ -285,10 +249,16 @@ def test_room_for_measuring_is_that_of_the_device_that_computes(
     }
     for name, value in values.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
-    job, known_bytes = ring.make_job(model_folder), limit_bytes or host_bytes
-    facts = inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=known_bytes, limit_bytes=limit_bytes)
-    assert asked == [max(0, budget_bytes - CONTEXT_BYTES)]
-    assert facts.memory_bytes == budget_bytes
+    job = ring.make_job(model_folder)
+    for known_bytes, limit_bytes, budget_bytes in (
+        (1 << 40, 0, (2 << 30) + CONTEXT_BYTES),
+        (4 << 20, 0, 4 << 20),
+        (3 << 20, 3 << 20, 3 << 20),
+    ):
+        sizes = {"memory_bytes": known_bytes, "limit_bytes": limit_bytes}
+        facts = inspect(model_folder, tmp_path, job, TimingRequest(1.0), **sizes)
+        assert asked.pop() == max(0, budget_bytes - CONTEXT_BYTES)
+        assert facts.memory_bytes == budget_bytes
 
 
 def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
 from edge.model.slice import BlockRunner
 from edge.profiler import works
@@ -23,7 +22,6 @@ from edge.runtime.reporter import Reporter
 from ringtune.costs.measurement import Size
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import DeadlineError, PlanError, RingTuneError, StorageError
-from ringtune.job.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
 from ringtune.schedule.actions import Action, Op
@@ -93,29 +91,21 @@ SIZED = {
 OWNERS = {Work.EMBED, Work.HEAD, Work.HEAD_FREE}
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
 def points(found: tuple[WorkTime, ...]) -> dict[tuple[str, int, int], int]:
     """Which works were timed at which sizes, and how often."""
     return {(point.work, point.rows, point.tokens): point.samples for point in found}
 
 
-def load(job: Job, folder: Path, tmp_path: Path) -> OwnerDataset:
-    """Some labelled rows."""
-    rows = ring.make_datasets(job, folder, tmp_path, ("a",), num_rows=20, eval_rows=3)
-    return rows["a"]
-
-
 def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, tmp_path: Path) -> None:
-    """All works of the list are there, nothing twice; the folder for checkpoints is left as it was."""
-    job = ring.make_job(model_folder, train__batch_size=5, train__microbatches=2)
-    measured = ring.make_bench(model_folder, job, load(job, model_folder, tmp_path)).measure(
-        QUICK, budget_s=0.0, disk=tmp_path / "state"
-    )
+    """All works of the list are there, nothing twice; the folder for checkpoints is left as it was.
+
+    What a run draws next does not depend on whether there was a measurement.
+    """
+    job = ring.make_job(model_folder, train__batch_size=5, train__microbatches=2, train__dropout=0.1)
+    rows = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20, eval_rows=3)["a"]
+    before = torch.get_rng_state()
+    measured = ring.make_bench(model_folder, job, rows).measure(QUICK, budget_s=0.0, disk=tmp_path / "state")
+    assert torch.equal(torch.get_rng_state(), before)
     wanted = {(work, 3, tokens) for work in SIZED | OWNERS for tokens in (16, 8)}
     wanted |= {(work, 0, 0) for work in (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE)}
     assert set(points(measured.work_times)) == wanted
@@ -123,13 +113,6 @@ def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, t
     assert all(point.samples == 3 and point.median_s > 0 for point in measured.work_times)
     assert 0 < measured.lowest_token_bytes < measured.activation_token_bytes
     assert list((tmp_path / "state").iterdir()) == []
-
-
-def test_measure_leaves_an_owners_works_out_without_rows(model_folder: Path) -> None:
-    """A host has no embedding and no head; without a folder it can't save."""
-    job = ring.make_job(model_folder)
-    measured = ring.make_bench(model_folder, job).measure(QUICK, budget_s=0.0, disk=None)
-    assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
 
 
 def test_measure_needs_room_on_the_disk_for_checkpoints_only(
@@ -141,11 +124,11 @@ def test_measure_needs_room_on_the_disk_for_checkpoints_only(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    measured = ring.make_bench(model_folder, ring.make_job(model_folder, train__checkpoint_every=0)).measure(
-        QUICK, budget_s=0.0, disk=tmp_path
+    plain, saving = (
+        ring.make_bench(model_folder, ring.make_job(model_folder, train__checkpoint_every=every)) for every in (0, 5)
     )
+    measured = plain.measure(QUICK, budget_s=0.0, disk=tmp_path)
     assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
-    saving = ring.make_bench(model_folder, ring.make_job(model_folder, train__checkpoint_every=5))
     with pytest.raises(
         StorageError, match=r"a block's part of a checkpoint can't be written in .* are free; make room"
     ):
@@ -153,33 +136,13 @@ def test_measure_needs_room_on_the_disk_for_checkpoints_only(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("subnets", "share"), [(2, 0.5), (4, 0.5)])
-def test_measure_times_a_part_of_a_block_where_operations_part_it(
-    model_folder: Path, subnets: int, share: float
+def test_measure_of_a_part_of_a_block_computes_just_that_part(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every work of a block is timed with half of its subnets too, at both sizes, and says with which share."""
-    job = ring.make_job(model_folder)
-    bench = ring.make_bench(model_folder, job, subnets=subnets)
-    measured = bench.measure(QUICK, budget_s=0.0, disk=None).work_times
-    parts = {(found.work, found.tokens, found.share) for found in measured if found.work in PART_OF.values()}
-    assert parts == {(work, tokens, share) for work in PART_OF.values() for tokens in (16, 8)}
-    assert {found.work for found in measured} == SIZED | {Work.UPDATE} | set(PART_OF.values())
-    assert {found.share for found in measured if found.work in SIZED} == {1.0}
+    """Every work of a block is timed with half of its subnets too, at both sizes, and says with which share.
 
-
-@pytest.mark.parametrize("subnets", [1, 2])
-def test_measure_times_own_weights(model_folder: Path, subnets: int) -> None:
-    """Without an adapter every work of a block and the update of its weights are timed, in parts too; no fits."""
-    job = ring.make_job(model_folder, adapter__config="full")
-    bench = ring.make_bench(model_folder, job, subnets=subnets)
-    measured = bench.measure(QUICK, budget_s=0.0, disk=None)
-    parts = set(PART_OF.values()) if subnets > 1 else set()
-    assert {found.work for found in measured.work_times} == SIZED - {Work.FIT} | {Work.UPDATE} | parts
-    assert bench.activation_token_bytes() == pytest.approx(measured.activation_token_bytes)
-
-
-def test_measure_of_a_part_computes_just_that_part(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the subnets of the one block are passed by, with a graph and without; whole blocks have no pattern."""
+    Half of the subnets of the one block are passed by, with a graph and without; whole blocks have no pattern.
+    """
     seen: list[tuple[str, ...]] = []
     run = BlockRunner.run
 
@@ -188,33 +151,40 @@ def test_measure_of_a_part_computes_just_that_part(model_folder: Path, monkeypat
         return run(self, *args, patterns=patterns, **options)
 
     monkeypatch.setattr(BlockRunner, "run", watched)
-    ring.make_bench(model_folder, ring.make_job(model_folder), subnets=4).measure(QUICK, budget_s=0.0, disk=None)
+    bench = ring.make_bench(model_folder, ring.make_job(model_folder), subnets=4)
+    measured = bench.measure(QUICK, budget_s=0.0, disk=None).work_times
+    parts = {(found.work, found.tokens, found.share) for found in measured if found.work in PART_OF.values()}
+    assert parts == {(work, tokens, 0.5) for work in PART_OF.values() for tokens in (16, 8)}
+    assert {found.work for found in measured} == SIZED | {Work.UPDATE} | set(PART_OF.values())
+    assert {found.share for found in measured if found.work in SIZED} == {1.0}
     first_part = seen.index(("1133",))
     assert set(seen[:first_part]) == {()}
     assert set(seen) == {(), ("1133",)}
     assert seen.count(("1133",)) >= 2 * 3 * 4
 
 
-def test_measure_of_a_part_in_a_model_of_one_block(tmp_path: Path) -> None:
-    """No block is above another there: the lowest one counts for it, in parts too."""
-    folder = tiny.write_model(tmp_path / "model", num_blocks=1)
+def test_measure_times_own_weights(model_folder: Path) -> None:
+    """Without an adapter every work of a block and the update of its weights are timed, in parts too; no fits."""
+    bench = ring.make_bench(model_folder, ring.make_job(model_folder, adapter__config="full"), subnets=2)
+    measured = bench.measure(QUICK, budget_s=0.0, disk=None)
+    assert {found.work for found in measured.work_times} == SIZED - {Work.FIT} | {Work.UPDATE} | {*PART_OF.values()}
+    assert bench.activation_token_bytes() == pytest.approx(measured.activation_token_bytes)
+
+
+def test_measure_of_one_block_bounds_what_it_does_not_have(tmp_path: Path) -> None:
+    """A model of one block has none with trainable ones below: the lowest one's times stand for it, in parts too."""
+    folder = tiny.write_model(tmp_path, num_blocks=1)
     measured = ring.make_bench(folder, ring.make_job(folder), subnets=2).measure(QUICK, budget_s=0.0, disk=None)
-    assert {found.work for found in measured.work_times} >= set(PART_OF.values())
-
-
-def test_measure_does_not_touch_the_generator(model_folder: Path) -> None:
-    """What a run draws next does not depend on whether there was a measurement."""
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    ring.make_bench(model_folder, ring.make_job(model_folder, train__dropout=0.1)).measure(
-        QUICK, budget_s=0.0, disk=None
-    )
-    assert torch.equal(torch.rand(3), expected)
+    by_work = {(point.work, point.tokens): point.median_s for point in measured.work_times}
+    assert by_work[Work.GRAPH, 16] == by_work[Work.GRAPH_LOWEST, 16]
+    assert {work for work, _ in by_work} >= set(PART_OF.values())
 
 
 def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same block is the lowest trainable one in one loop and has trainable ones below it in another."""
+    """The same block is the lowest trainable one in one loop and has trainable ones below it in another.
+
+    With ``leave_out`` for the upper blocks the highest of the others is timed, and it has a backward.
+    """
     seen: list[tuple[Op, bool]] = []
     run = NodeExecutor.run
 
@@ -227,33 +197,22 @@ def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pyte
             seen.append((action.op, False))
         return values
 
+    plain, left_out = (
+        ring.make_bench(model_folder, ring.make_job(model_folder, adapter__config=config))
+        for config in ("seq_bn", "seq_bn[leave_out=[2,3]]")
+    )
+    wanted_bytes = plain.activation_token_bytes()
     monkeypatch.setattr(NodeExecutor, "run", watched)
-    ring.make_bench(model_folder, ring.make_job(model_folder)).measure(QUICK, budget_s=0.0, disk=None)
+    assert left_out.measure(QUICK, budget_s=0.0, disk=None).activation_token_bytes == wanted_bytes
     lowest = [(Op.FORWARD, False), (Op.BACKWARD, False), (Op.UPDATE, False)]
     above = [(Op.FORWARD, True), (Op.BACKWARD, False), (Op.UPDATE, False)]
     assert seen[:24] == 4 * lowest + 4 * above
 
 
-def test_measure_takes_a_block_that_has_an_adapter(model_folder: Path) -> None:
-    """With ``leave_out`` for the upper blocks the highest of the others is timed, and it has a backward."""
-    job = ring.make_job(model_folder, adapter__config="seq_bn[leave_out=[2,3]]")
-    measured = ring.make_bench(model_folder, job).measure(QUICK, budget_s=0.0, disk=None)
-    plain = ring.make_bench(model_folder, ring.make_job(model_folder)).measure(QUICK, budget_s=0.0, disk=None)
-    assert measured.activation_token_bytes == plain.activation_token_bytes
-
-
-def test_measure_of_one_block_bounds_what_it_does_not_have(tmp_path: Path) -> None:
-    """A model of one block has none with trainable ones below: the lowest one's times stand for it."""
-    folder = tiny.write_model(tmp_path, num_blocks=1)
-    measured = ring.make_bench(folder, ring.make_job(folder)).measure(QUICK, budget_s=0.0, disk=None)
-    by_work = {(point.work, point.tokens): point.median_s for point in measured.work_times}
-    assert by_work[Work.GRAPH, 16] == by_work[Work.GRAPH_LOWEST, 16]
-
-
 @pytest.mark.parametrize(
     ("model_type", "task"), [(name, task) for name, kind in FAMILIES.items() for task in kind.tasks]
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_measure_works_for_every_family_and_task(tmp_path: Path, model_type: str, task: str) -> None:
     """With rows of its own; images have one length, so half of the rows is the other size."""
     case = Case(folder=write_family_inputs(tmp_path, model_type, task), task=task, owners=("a",), microbatches=2)
@@ -289,7 +248,7 @@ def test_known_labels_are_two_at_least() -> None:
     assert known_labels((), None, has_classes=False) == ()
 
 
-def test_bench_times_frozen_weights_as_they_are_held(model_folder: Path, tmp_path: Path) -> None:
+def test_bench_times_frozen_weights_as_they_are_held(model_folder: Path) -> None:
     """The block that is timed has them small; what a graph keeps stays the same."""
     job = ring.make_job(model_folder, model__dtype="float32")
     benches = [ring.make_bench(model_folder, job, frozen=frozen) for frozen in (None, FrozenWeights(dtype="int8"))]

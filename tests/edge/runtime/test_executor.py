@@ -1,60 +1,40 @@
-"""Executors of a ring: frozen slices hold nothing, graphs are freed, and what does not fit is refused."""
+"""Executors of a ring: frozen slices hold nothing, graphs are freed, what is not finite is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from edge.agent.torch_backend import copy_into_file
+from edge.model.tensor_files import pieces_of
 from edge.runtime import executor as executor_module
 from edge.runtime.executor import NodeExecutor
-from ringtune.errors import DataError, ModelError, PlanError
+from ringtune.errors import DataError, DivergedError, IntegrityError, ModelError, PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.stages import unit_grad_key
 from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
-from ringtune.schedule.versions import trained
+from ringtune.schedule.units import EMBEDDING
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import write_tensors
 from tests.support import hand_ring as ring
 from tests.support import tiny
+from tests.support.torch_ring import Case, make_carrier, write_inputs
 
 TWO = {"b": (0, 2), "c": (2, 4)}
-THREE = {"b": (0, 1), "c": (1, 3), "d": (3, 4)}
-ALONE = {"a": (0, 4)}
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny model for all tests of this file."""
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
-def test_executor_ends_an_action_when_the_device_has_done_it(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Work that is only queued on a device would make launches of all actions: each waits for a made-up device."""
-    order: list[str] = []
-    monkeypatch.setattr(executor_module, "settle_of", lambda device: lambda: order.append(f"settled {device}"))
-
-    def queue(*_: object) -> tuple[()]:
-        order.append("queued")
-        return ()
-
-    monkeypatch.setattr(NodeExecutor, "_embed", queue)
-    job = ring.make_job(model_folder)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, ALONE)
-    executor = NodeExecutor(plan, "a", job, model_folder, datasets["a"])
-    executor.grant(next(iter(turn_sequence(plan.course))))
-    executor.run(Action(Op.EMBED, 0, 0))
-    assert order == ["queued", "settled cpu"]
-
-
-def _forward_turn(hand: ring.HandRing, num_items: int, *, kind: StepKind = StepKind.TRAIN, step: int = 0) -> Turn:
-    turn = Turn(
-        index=0, kind=kind, owner="a", round=0, first_seq=0, num_items=num_items, first_step=step, first_batch=0
+def hand(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ring.HandRing:
+    """A ring that has not trained, with a granted turn of items of two micro-batches; each test has its own items."""
+    made = ring.make_ring(
+        model_folder, tmp_path_factory.mktemp("rows"), TWO, train__microbatches=2, train__local_iterations=5
     )
-    for node in hand.nodes.values():
-        node.grant(turn)
-    return turn
+    made.start_turn(next(iter(turn_sequence(made.plan.course))))
+    return made
 
 
 def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
@@ -70,118 +50,224 @@ def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
 
 
 @pytest.mark.promise("3 frozen means free")
-def test_executor_keeps_nothing_of_frozen_batches(model_folder: Path, tmp_path: Path) -> None:
+def test_executor_keeps_nothing_of_frozen_batches(hand: ring.HandRing) -> None:
     """A frozen slice holds one hidden state while it works and nothing afterwards, however many batches pass."""
-    job = ring.make_job(model_folder, train__microbatches=2, train__local_iterations=6)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, TWO)
-    hand = ring.HandRing(plan, job, model_folder, datasets)
-    _forward_turn(hand, 6)
     host = hand.nodes["b"]
-    for seq in range(6):
-        for micro in range(2):
-            held = _pass_frozen(hand, seq, micro)
-            hidden, mask = host.take_tensor(TensorKey("h", seq, micro, 2))
-            assert mask is not None
-            assert not hidden.requires_grad
-            assert hidden.grad_fn is None
-            kernel_mask_bytes = hidden.shape[0] * hidden.shape[1] ** 2 * hidden.element_size()
-            assert held <= hidden.nbytes + mask.nbytes + kernel_mask_bytes
-            assert host.live_bytes() == 0
+    for seq, micro in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        held = _pass_frozen(hand, seq, micro)
+        hidden, mask = host.take_tensor(TensorKey("h", seq, micro, 2))
+        assert mask is not None
+        assert not hidden.requires_grad
+        assert hidden.grad_fn is None
+        kernel_mask_bytes = hidden.shape[0] * hidden.shape[1] ** 2 * hidden.element_size()
+        assert held <= hidden.nbytes + mask.nbytes + kernel_mask_bytes
+        assert host.live_bytes() == 0
 
 
-def test_executor_frees_a_graph_after_its_backward(model_folder: Path, tmp_path: Path) -> None:
+def test_executor_frees_a_graph_after_its_backward(hand: ring.HandRing) -> None:
     """A trainable slice holds a graph from forward to backward, and nothing after the item."""
-    job = ring.make_job(model_folder)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, TWO)
-    hand = ring.HandRing(plan, job, model_folder, datasets)
-    _forward_turn(hand, 1)
-    _pass_frozen(hand, 0, 0)
-    hidden, mask = hand.nodes["b"].take_tensor(TensorKey("h", 0, 0, 2))
+    _pass_frozen(hand, 2, 0)
+    hidden, mask = hand.nodes["b"].take_tensor(TensorKey("h", 2, 0, 2))
     top = hand.nodes["c"]
-    top.put_tensor(TensorKey("h", 0, 0, 2), hidden, mask)
-    top.run(ring.action(Op.FORWARD_FREE, 0, 0, 2, 3))
-    top.run(ring.action(Op.FORWARD, 0, 0, 3, 4))
-    out, _ = top.take_tensor(TensorKey("h", 0, 0, 4))
+    top.put_tensor(TensorKey("h", 2, 0, 2), hidden, mask)
+    top.run(ring.action(Op.FORWARD_FREE, 2, 0, 2, 3))
+    top.run(ring.action(Op.FORWARD, 2, 0, 3, 4))
+    out, _ = top.take_tensor(TensorKey("h", 2, 0, 4))
     assert top.live_bytes() > 3 * out.nbytes
-    top.put_tensor(TensorKey("g", 0, 0, 4), torch.ones_like(out), None)
-    top.run(ring.action(Op.BACKWARD, 0, 0, 3, 4))
+    top.put_tensor(TensorKey("g", 2, 0, 4), torch.ones_like(out), None)
+    top.run(ring.action(Op.BACKWARD, 2, 0, 3, 4))
     assert top.live_bytes() == 0
     with pytest.raises(PlanError, match="nothing to send"):
-        top.take_tensor(TensorKey("g", 0, 0, 2))
+        top.take_tensor(TensorKey("g", 2, 0, 2))
 
 
-@pytest.mark.promise("3 frozen means free")
-def test_executor_trains_only_what_the_schedule_unfroze(model_folder: Path, tmp_path: Path) -> None:
-    """Gradients stop at the terminator, and adapters below it keep their initial values to the bit."""
-    job = ring.make_job(model_folder, train__max_steps=6, unfreeze__every_steps=4)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, THREE)
-    hand = ring.HandRing(plan, job, model_folder, datasets)
-    before, after = hand.tensors(), hand.train().tensors()
-    assert trained(plan.course, StepKind.TRAIN, 5).lowest == 2
-    assert hand.gradients_sent == [("a", "d", 4)] * 4 + [("a", "d", 4), ("d", "c", 3)] * 2
-    changed = [name for name, value in before.items() if ".layer." in name and not torch.equal(value, after[name])]
-    assert {int(name.split(".layer.")[1].split(".")[0]) for name in changed} == {2, 3}
-
-
-def test_executor_leaves_no_gradient_of_an_item_without_update(model_folder: Path, tmp_path: Path) -> None:
-    """A score and a measure item between two steps change no bit."""
-    job = ring.make_job(model_folder, train__max_steps=2, train__local_iterations=1, train__microbatches=2)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, TWO)
-    plain = ring.HandRing(plan, job, model_folder, datasets).train().tensors()
-    mixed = ring.HandRing(plan, job, model_folder, datasets)
-    kinds = ((StepKind.TRAIN, 0), (StepKind.SCORE, 1), (StepKind.MEASURE, 1), (StepKind.TRAIN, 1))
-    for index, (kind, step) in enumerate(kinds):
-        turn = Turn(
-            index=index,
-            kind=kind,
-            owner="a",
-            round=0,
-            first_seq=index,
-            num_items=1,
-            first_step=step,
-            first_batch=step,
-        )
-        mixed.start_turn(turn)
-        for item in items(plan.course, turn):
-            mixed.run_item(item)
-    found = mixed.tensors()
-    assert found.keys() == plain.keys() and all(torch.equal(found[name], plain[name]) for name in plain)
-
-
-def test_executor_refuses_what_has_no_input(model_folder: Path, tmp_path: Path) -> None:
+def test_executor_refuses_what_has_no_input(hand: ring.HandRing) -> None:
     """Actions without a granted turn, an input, or a role are refused by name."""
-    job = ring.make_job(model_folder)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, TWO)
-    hand = ring.HandRing(plan, job, model_folder, datasets)
-    with pytest.raises(PlanError, match="no granted turn"):
-        hand.nodes["b"].run(ring.action(Op.FORWARD_FREE, 0, 0, 0, 1))
-    _forward_turn(hand, 1)
-    with pytest.raises(PlanError, match="before its input"):
-        hand.nodes["b"].run(ring.action(Op.FORWARD_FREE, 0, 0, 0, 1))
+    host = hand.nodes["b"]
+    for action, message in (
+        (ring.action(Op.FORWARD_FREE, 99, 0, 0, 1), "no granted turn"),
+        (ring.action(Op.FORWARD_FREE, 3, 0, 0, 1), "before its input"),
+        (ring.action(Op.EMBED, 3), "needs an owner"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            host.run(action)
     with pytest.raises(PlanError, match="needs an owner"):
-        hand.nodes["b"].run(ring.action(Op.EMBED, 0))
-    with pytest.raises(PlanError, match="needs an owner"):
-        hand.nodes["b"].head_blob()
+        host.head_blob()
 
 
-def test_executor_needs_data_and_model_of_the_plan(model_folder: Path, tmp_path: Path) -> None:
+def test_executor_ends_an_action_when_the_device_has_done_it(
+    hand: ring.HandRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work that is only queued on a device would make launches of all actions: each waits for a made-up device."""
+    order: list[str] = []
+    monkeypatch.setattr(executor_module, "settle_of", lambda device: lambda: order.append(f"settled {device}"))
+
+    def queue(*_: object) -> tuple[()]:
+        order.append("queued")
+        return ()
+
+    monkeypatch.setattr(NodeExecutor, "_embed", queue)
+    executor = NodeExecutor(hand.plan, "a", hand.job, hand.model_folder, hand.datasets["a"])
+    executor.grant(next(iter(turn_sequence(hand.plan.course))))
+    executor.run(Action(Op.EMBED, 0, 0))
+    assert order == ["queued", "settled cpu"]
+
+
+def test_executor_needs_data_and_model_of_the_plan(model_folder: Path, hand: ring.HandRing, tmp_path: Path) -> None:
     """An owner without rows, another number of rows, and another model are refused before anything runs."""
-    job = ring.make_job(model_folder)
-    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
-    plan = ring.make_plan(job, datasets, TWO)
-    with pytest.raises(DataError, match="--data"):
-        NodeExecutor(plan, "a", job, model_folder, None)
-    fewer = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=30)
-    with pytest.raises(DataError, match="30 training"):
-        NodeExecutor(plan, "a", job, model_folder, fewer["a"])
+    plan, job, datasets = hand.plan, hand.job, hand.datasets
+    fewer = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=30)["a"]
     other = tiny.write_model(tmp_path / "other", num_blocks=5)
-    with pytest.raises(ModelError, match="5 blocks"):
-        NodeExecutor(plan, "b", job, other, None)
     long = ring.make_plan(ring.make_job(model_folder, train__max_length=65), datasets, TWO)
-    with pytest.raises(ModelError, match="65"):
-        NodeExecutor(long, "b", job, model_folder, None)
+    for arguments, error, message in (
+        ((plan, "a", job, model_folder, None), DataError, "--data"),
+        ((plan, "a", job, model_folder, fewer), DataError, "30 training"),
+        ((plan, "b", job, other, None), ModelError, "5 blocks"),
+        ((long, "b", job, model_folder, None), ModelError, "65"),
+    ):
+        with pytest.raises(error, match=message):
+            NodeExecutor(*arguments)
+
+
+# ---- after some steps ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ring.HandRing:
+    """Three turns of one step of owners a, b and a; a test that changes a number puts it back."""
+    steps = {"train__max_steps": 3, "train__local_iterations": 1}
+    return ring.make_ring(model_folder, tmp_path_factory.mktemp("rows"), TWO, ("a", "b"), **steps).train()
+
+
+@contextmanager
+def spoiled(value: torch.Tensor, number: float = torch.inf) -> Iterator[None]:
+    """One number of a tensor is another one meanwhile."""
+    good = value.clone()
+    value.view(-1)[0] = number
+    yield
+    value.copy_(good)
+
+
+def head_of(owner: NodeExecutor) -> torch.Tensor:
+    """The last tensor of a head."""
+    return list(owner._owner(None)[0].head.parameters())[-1].data
+
+
+def own_of(host: NodeExecutor) -> torch.Tensor:
+    """The last tensor of the adapters of a host."""
+    return list(host.part.trained.values())[-1].data
+
+
+def test_executor_leaves_nothing_of_an_item_without_update(trained: ring.HandRing) -> None:
+    """A score and a measure item leave no gradient, and change no bit of what trains."""
+
+    def state() -> list[dict[str, bytes]]:
+        moments = [node._hosted.optimizers.tensors() for node in trained.nodes.values()]
+        return [{name: bytes(value.data) for name, value in each.items()} for each in moments]
+
+    before, moments = trained.tensors(), state()
+    for index, kind in enumerate((StepKind.SCORE, StepKind.MEASURE), start=100):
+        turn = Turn(
+            index=index, kind=kind, owner="a", round=0, first_seq=index, num_items=1, first_step=3, first_batch=0
+        )
+        trained.start_turn(turn)
+        for item in items(trained.plan.course, turn):
+            trained.run_item(item)
+    after = trained.tensors()
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert state() == moments
+    for node in trained.nodes.values():
+        assert not [name for name, value in node._hosted.skeleton.model.named_parameters() if value.grad is not None]
+
+
+def test_executor_refuses_a_damaged_head(trained: ring.HandRing) -> None:
+    """A head that is cut, renamed or not finite never replaces the own one."""
+    from safetensors.torch import load, save
+
+    owner = trained.nodes["a"]
+    blob = bytes(owner.head_blob())
+    tensors = load(blob)
+    name = next(key for key in tensors if key.startswith("param/"))
+    for data, error in (
+        (blob[:-3], IntegrityError),
+        (save({**tensors, "param/more": torch.zeros(2)}), IntegrityError),
+        (save({**tensors, name: tensors[name].to(torch.float32)}), IntegrityError),
+        (save({**tensors, "state/other/exp_avg": torch.zeros(2)}), IntegrityError),
+        (save({**tensors, name: torch.full_like(tensors[name], torch.nan)}), DivergedError),
+    ):
+        with pytest.raises(error, match="handed over"):
+            owner.load_head_blob(Pieces.of(data))
+    assert bytes(owner.head_blob()) == blob
+
+
+def test_executor_head_blob_is_a_fixed_point(trained: ring.HandRing) -> None:
+    """Loading a blob gives the same blob again, moments and step counts included."""
+    blob, other = bytes(trained.nodes["a"].head_blob()), trained.nodes["b"]
+    before = bytes(other.head_blob())
+    assert before != blob
+    for content in (blob, before):
+        other.load_head_blob(Pieces.of(content))
+        assert bytes(other.head_blob()) == content
+
+
+def test_executor_tells_a_head_on_the_disk_from_one_that_was_handed_over(trained: ring.HandRing) -> None:
+    """A shard whose head is not finite is refused as such: nobody handed this head over."""
+    owner = trained.nodes["a"]
+    bias = head_of(owner)
+    shard = bytes(owner.shard({"node": "a"}, with_head=True))
+    damaged = shard.replace(bias.numpy().tobytes(), torch.full_like(bias, torch.inf).numpy().tobytes())
+    assert damaged != shard
+    with pytest.raises(DivergedError, match=r"the head in the shard has param/.* not finite"):
+        owner.load_shard(Pieces.of(damaged), {"node": "a"}, with_head=True)
+
+
+def test_executor_saves_and_hands_in_no_number_that_is_not_finite(trained: ring.HandRing) -> None:
+    """The last update may be the one that overflows, of adapters, head or moments: the checkpoint before it stays."""
+    last = r"is not finite after the last step; lower train\.learning_rate"
+    owner, both, host = (trained.nodes[name] for name in "abc")
+    with spoiled(own_of(host)), pytest.raises(DivergedError, match=last):
+        host.adapter_files(with_head=False)
+    with spoiled(head_of(owner)):
+        with pytest.raises(DivergedError, match=rf"head\..* {last}"):
+            owner.adapter_files(with_head=True)
+        owner.adapter_files(with_head=False)  # whoever has no head to hand in is not asked about it
+    both.shard({"node": "b"}, with_head=True)
+    for part, value in (("the part of this node", own_of(both)), ("the head", head_of(both))):
+        with (
+            spoiled(value, torch.nan),
+            pytest.raises(DivergedError, match=rf"diverged: {part} has .*, which is not finite; lower train"),
+        ):
+            both.shard({"node": "b"}, with_head=True)
+    copy_into_file(host, (2, 3), {})
+    moments = next(iter(host._hosted.optimizers._optimizers[3].state.values()))["exp_avg_sq"]
+    with spoiled(moments), pytest.raises(DivergedError, match="exp_avg_sq is not finite at the turn's end"):
+        copy_into_file(host, (2, 3), {})
+
+
+def test_executor_says_at_which_step_training_diverged(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learning rate that is far too high is named as what to change, with the step and the owner of its batch."""
+    monkeypatch.setattr("edge.runtime.executor.learning_rate", lambda *_: 1e200)  # more than a job may say
+    diverging = ring.make_ring(model_folder, tmp_path, {"a": (0, 4)}, train__optimizer="sgd")
+    with pytest.raises(DivergedError, match=r"at step [2-9], a batch of owner a: the loss is .*; lower train.learning"):
+        diverging.train()
+
+
+def test_executor_refuses_a_gradient_that_no_other_owner_may_send(tmp_path: Path) -> None:
+    """One that diverged names step and owner of the batch; one of another unit, and one for a host, are none."""
+    case = Case(folder=write_inputs(tmp_path), method="hift", adapter="full", owners=("a", "b"), num_steps=8)
+    plan = case.plan((("a", 0, 4), ("c", 4, 4)))
+    nodes = make_carrier(case, plan).executors
+    for node in nodes.values():
+        node.grant(next(iter(turn_sequence(plan.course))))  # of steps 0 to 3 of owner a
+    diverged = "at step 1, a batch of owner a: the gradient of the embedding for item 0"
+    for name, unit, value, error, message in (
+        ("b", EMBEDDING, torch.nan, DivergedError, diverged),
+        ("b", 4, 1.0, IntegrityError, "the gradient of the head for item 0 has the tensors"),
+        ("c", EMBEDDING, 1.0, PlanError, "needs an owner"),
+    ):
+        grad = pieces_of(torch.full((32,), value, dtype=torch.float64))
+        blob = write_tensors({"grad/embeddings.LayerNorm.bias": grad})
+        with pytest.raises(error, match=message):
+            nodes[name].put_parcel(unit_grad_key(0, unit), blob)

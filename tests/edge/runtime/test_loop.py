@@ -51,92 +51,87 @@ def two_hosts(**options: Any) -> Plan:
     return make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_steps=8, **options)
 
 
+def require_replays(reports: KeptReports, plan: Plan, node: str) -> list[str]:
+    """What a node recorded, fed to a fresh engine, gives the very commands; returns the lines."""
+    lines = [
+        entry.line if isinstance(entry, rp.HeaderLine) else record_line(*entry)
+        for entry in reports.entries
+        if isinstance(entry, rp.HeaderLine | Handled)
+    ]
+    others = sum(line.startswith('{"table"') for line in lines)
+    assert replay(lines, plan, node) == len(lines) - 1 - others > 0
+    return lines
+
+
 def test_run_ring_does_every_action_of_the_plan() -> None:
-    """Four blocks, two owners, eight steps: each owner reports its items once, each node each turn once."""
-    with ring_of(two_hosts()) as ring:
+    """Four blocks, two owners, eight steps: each owner reports its items once, each node each turn once.
+
+    There is a span for each action that the executor ran, and the bytes of every message with its target. Every hidden
+    state that is taken from the inbox returns one credit; a gradient none.
+    """
+    with ring_of(two_hosts(eval_rows=0), record=True) as ring:
         ring.start()
         turns = ring.grant_all()
         assert ring.wait_done(len(turns))
-        seqs = [step.report.seq for node in ring.plan.nodes for step in ring.reports[node].of(rp.StepDone)]
-        assert sorted(seqs) == list(range(turns[-1].end_seq))
-        for node in ring.plan.nodes:
-            done = sorted(entry.turn for entry in ring.reports[node].of(rp.TurnDone))
-            assert done == [turn.index for turn in turns]
-            assert ring.executors[node].turns == set()
+    seqs = [step.report.seq for node in ring.plan.nodes for step in ring.reports[node].of(rp.StepDone)]
+    assert sorted(seqs) == list(range(turns[-1].end_seq))
+    for node, reports in ring.reports.items():
+        assert sorted(entry.turn for entry in reports.of(rp.TurnDone)) == [turn.index for turn in turns]
+        assert ring.executors[node].turns == set()
+        actions = [entry for entry in ring.executors[node].log if isinstance(entry, Action)]
+        assert [span.action for span in reports.of(Span)] == actions
+        sent_bytes = sum(entry.num_bytes for entry in reports.of(rp.Sent))
+        assert sent_bytes == sum(ring.runs[node].totals.sent_bytes.values())
+        require_replays(reports, ring.plan, node)
+    heads = [entry for entry in ring.reports["a"].of(rp.Sent) if entry.payload == "t"]
+    assert {(entry.target, entry.num_bytes) for entry in heads} == {("c", len(b"head"))}
+    sent = sum(entry.payload == "h" for reports in ring.reports.values() for entry in reports.of(rp.Sent))
+    got = sum(len(_events(reports.entries, "CreditArrived")) for reports in ring.reports.values())
+    assert sent - 8 <= got <= sent, "the last credits may come after the last turn was done"
+    assert got > 0
 
 
-def test_run_spans_and_bytes_are_those_of_the_actions() -> None:
-    """One span for each action that the executor ran, and the bytes of every message with its target."""
-    with ring_of(two_hosts()) as ring:
-        ring.start()
-        assert ring.wait_done(len(ring.grant_all()))
-        for node in ring.plan.nodes:
-            actions = [entry for entry in ring.executors[node].log if isinstance(entry, Action)]
-            assert [span.action for span in ring.reports[node].of(Span)] == actions
-            sent = ring.reports[node].of(rp.Sent)
-            assert sum(entry.num_bytes for entry in sent) == sum(ring.runs[node].totals.sent_bytes.values())
-        heads = [entry for entry in ring.reports["a"].of(rp.Sent) if entry.payload == "t"]
-        assert {(entry.target, entry.num_bytes) for entry in heads} == {("c", len(b"head"))}
+def test_run_executor_error_names_node_and_class(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of ours keeps its class; the loop goes on answering and ends when it is told to.
 
+    One that is not ours becomes the root class; its type and place are in the message, its text in the log.
+    """
 
-def test_run_recordings_replay_to_the_same_commands() -> None:
-    """What each node recorded, fed to a fresh engine, gives the very commands."""
-    with ring_of(two_hosts(), record=True) as ring:
-        ring.start()
-        assert ring.wait_done(len(ring.grant_all()))
-    for node in ring.plan.nodes:
-        lines = [_line(entry) for entry in ring.reports[node].entries if isinstance(entry, rp.HeaderLine | Handled)]
-        assert replay(lines, ring.plan, node) == len(lines) - 1 > 0
+    def raising(error: Exception) -> FakeExecutor:
+        def refuse(action: Action) -> None:
+            raise error
 
+        return FakeExecutor(refuse)
 
-def _line(entry: Any) -> str:
-    from edge.runtime.reporter import record_line
-
-    return entry.line if isinstance(entry, rp.HeaderLine) else record_line(*entry)
-
-
-def test_run_executor_error_names_node_and_class() -> None:
-    """An error of ours keeps its class; the loop goes on answering and ends when it is told to."""
-
-    def refuse(action: Action) -> None:
-        raise ModelError("block 1 is not there")
-
-    with ring_of(two_hosts(), executors={"b": FakeExecutor(refuse)}) as ring:
-        ring.start()
-        ring.grant_all()
-        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
-        assert ring.reports["b"].of(rp.Failed) == [rp.Failed("ModelError", "node b: block 1 is not there", "")]
-        assert ring.runs["b"].call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
-
-
-def test_run_foreign_error_is_reported_with_its_type(caplog: pytest.LogCaptureFixture) -> None:
-    """An error that is not ours becomes the root class; its type and place are in the message, its text in the log."""
-
-    def crash(action: Action) -> None:
-        raise ZeroDivisionError("a bug")
-
-    with ring_of(two_hosts(), executors={"b": FakeExecutor(crash)}) as ring:
-        ring.start()
-        ring.grant_all()
-        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
-        failed = ring.reports["b"].of(rp.Failed)[0]
-    assert (failed.error, failed.lost_peer) == ("RingTuneError", "")
-    assert failed.message.startswith("node b: internal error, ZeroDivisionError at edge.runtime.loop:")
-    assert "a bug" not in failed.message and "a bug" in caplog.text
+    for error, kind, message in (
+        (ModelError("block 1 is not there"), "ModelError", "node b: block 1 is not there$"),
+        (
+            ZeroDivisionError("a bug"),
+            "RingTuneError",
+            r"node b: internal error, ZeroDivisionError at edge.runtime.loop:",
+        ),
+    ):
+        with ring_of(two_hosts(), executors={"b": raising(error)}) as ring:
+            ring.start()
+            ring.grant_all()
+            failed = failure_of(ring.reports["b"])
+            assert (failed.error, failed.lost_peer) == (kind, "")
+            assert re.match(message, failed.message) and "a bug" not in failed.message
+            assert ring.runs["b"].call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
+    assert "a bug" in caplog.text
 
 
 def test_run_lost_peer_is_reported_once_and_at_once() -> None:
-    """Both ends of a broken link tell it; the coordinator hears of it once, with the peer's name."""
+    """Both ends of a broken link tell it; the coordinator hears of it once, with the peer's name.
+
+    A send may find a broken link before the link tells of it; the coordinator then hears the peer's own error.
+    """
     with ring_of(two_hosts()) as ring:
         ring.start()
         ring.runs["b"].on_peer_lost("a", "socket closed")
         ring.runs["b"].on_peer_lost("a", "cancelled")
         failed = ring.reports["b"].of(rp.Failed)
         assert failed == [rp.Failed("PeerLostError", "node b lost its link with node a: socket closed", "a")]
-
-
-def test_run_names_the_peer_that_it_can_not_send_to() -> None:
-    """A send may find a broken link before the link tells of it; the coordinator then hears the peer's own error."""
     with ring_of(two_hosts()) as ring:
         lost = PeerLostError("node a: Socket closed")
         lost.peer = "a"
@@ -150,22 +145,26 @@ def test_run_without_progress_names_what_it_waits_for() -> None:
     with ring_of(two_hosts(), wait_s=0.05) as ring:
         ring.start("b")
         ring.grant_all()
-        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
-        failed = ring.reports["b"].of(rp.Failed)[0]
+        failed = failure_of(ring.reports["b"])
     assert failed.error == "DeadlineError"
     assert "hidden state of step 0" in failed.message
     assert "from node a" in failed.message
 
 
-def test_run_stops_after_the_action_under_way() -> None:
-    """A stop that comes while an action runs ends the loop without another action."""
+def holding() -> tuple[FakeExecutor, threading.Event, threading.Event]:
+    """An executor that waits in each action, with the events that it began and that it may go on."""
     started, go_on = threading.Event(), threading.Event()
 
     def hold(action: Action) -> None:
         started.set()
         assert go_on.wait(WAIT_S)
 
-    executor = FakeExecutor(hold)
+    return FakeExecutor(hold), started, go_on
+
+
+def test_run_stops_after_the_action_under_way() -> None:
+    """A stop that comes while an action runs ends the loop without another; who asks then gets an error, not a wait."""
+    executor, started, go_on = holding()
     with ring_of(make_plan([("a", 0, 4)], ["a"]), executors={"a": executor}) as ring:
         ring.start()
         ring.grant_all()
@@ -174,18 +173,15 @@ def test_run_stops_after_the_action_under_way() -> None:
         go_on.set()
         assert ring.runs["a"].wait(WAIT_S)
         assert len(executor.log) == 1
+        with pytest.raises(DeadlineError, match="has ended"):
+            ring.runs["a"].call(lambda: None, timeout_s=WAIT_S, what="nothing")
 
 
 def test_run_sees_what_came_during_an_action_before_choosing_the_next() -> None:
     """Two hidden states come while b computes: both are in the recording before the action's end."""
-    started, go_on = threading.Event(), threading.Event()
-
-    def hold(action: Action) -> None:
-        started.set()
-        assert go_on.wait(WAIT_S)
-
+    executor, started, go_on = holding()
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], microbatches=4, num_steps=1, eval_rows=0)
-    with ring_of(plan, executors={"b": FakeExecutor(hold)}, record=True) as ring:
+    with ring_of(plan, executors={"b": executor}, record=True) as ring:
         ring.start("b")
         ring.grant_all()
         run = ring.runs["b"]
@@ -204,34 +200,8 @@ def _events(entries: Any, name: str) -> list[Any]:
     return [entry for entry in entries if isinstance(entry, Handled) and type(entry.event).__name__ == name]
 
 
-def test_run_credit_goes_back_for_hidden_states_only() -> None:
-    """Every hidden state that is taken from the inbox returns one credit; a gradient none."""
-    with ring_of(two_hosts(eval_rows=0), record=True) as ring:
-        ring.start()
-        assert ring.wait_done(len(ring.grant_all()))
-    sent = sum(entry.payload == "h" for node in ring.plan.nodes for entry in ring.reports[node].of(rp.Sent))
-    got = sum(len(_events(ring.reports[node].entries, "CreditArrived")) for node in ring.plan.nodes)
-    # the last credits may come after the last turn was done
-    assert sent - 8 <= got <= sent
-    assert got > 0
-
-
-def test_run_drops_a_tensor_that_came_twice() -> None:
-    """A second copy after the first was taken is forgotten with its turn, not kept for ever."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, local_iterations=2, eval_rows=0)
-    with ring_of(plan) as ring:
-        ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
-        ring.start("b")
-        ring.grant_all()
-        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, Span) for entry in entries))
-        ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
-        ring.start("a")
-        assert ring.wait_done(1)
-        assert not ring.runs["b"]._inbox.tensors
-
-
 def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
-    """A second copy that comes while the micro-batch waits for its gradient does not stand for that gradient."""
+    """A second copy does not stand for the gradient that the micro-batch waits for, and is forgotten with its turn."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, local_iterations=2, eval_rows=0)
     first, *later = turn_sequence(plan.course)
     with ring_of(plan) as ring:
@@ -248,16 +218,6 @@ def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
         ring.runs["a"].grant([first, *later])
         assert ring.wait_done(1 + len(later))
         assert not run._inbox.tensors
-
-
-def test_run_call_after_the_end_is_refused() -> None:
-    """Whoever asks for results of a run that has ended gets an error, not a wait."""
-    with ring_of(make_plan([("a", 0, 4)], ["a"])) as ring:
-        ring.start()
-        ring.runs["a"].stop("enough")
-        assert ring.runs["a"].wait(WAIT_S)
-        with pytest.raises(DeadlineError, match="has ended"):
-            ring.runs["a"].call(lambda: None, timeout_s=WAIT_S, what="nothing")
 
 
 def test_run_on_an_owner_that_hosts_nothing_hands_the_head_over() -> None:
@@ -308,11 +268,15 @@ def failure_of(reports: KeptReports) -> rp.Failed:
 
 
 def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, savers: dict[str, Saver]) -> None:
-    """Each node saves each checkpoint once, the owner of the turn with the head."""
-    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers)
-    ring.start()
-    turns = ring.grant_all()
-    assert ring.wait_done(len(turns))
+    """Each node saves each checkpoint once, the owner of the turn with the head.
+
+    A head may be sent ahead of the checkpoint that its last owner still has to write with it: its state is freed once
+    it went, but never before it is saved.
+    """
+    with ring_of(PLAN_OF_CHECKPOINTS, savers=savers) as ring:
+        ring.start()
+        turns = ring.grant_all()
+        assert ring.wait_done(len(turns))
     checkpoints = [turn for turn in turns if turn.kind is StepKind.CHECKPOINT]
     for node, reports in ring.reports.items():
         entries = list(reports.entries)
@@ -323,15 +287,6 @@ def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, s
             content = (tmp_path / node / RUN / f"step-{entry.step}.safetensors").read_text()
             assert f'"head": {str(turn.owner == node).lower()}' in content
             assert entry.shard.size_bytes == len(content)
-    assert ring.close()
-
-
-def test_run_frees_the_state_of_a_head_that_went_but_never_before_it_is_saved(savers: dict[str, Saver]) -> None:
-    """A head may be sent ahead of the checkpoint that its last owner still has to write with it."""
-    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers)
-    ring.start()
-    assert ring.wait_done(len(ring.grant_all()))
-    assert ring.close()
     logs = [ring.executors[node].head_log for node in PLAN_OF_CHECKPOINTS.nodes]
     assert all("dropped" in log and "saved" in log for log in logs)
     for log in logs:
@@ -344,15 +299,13 @@ def test_run_frees_the_state_of_a_head_that_went_but_never_before_it_is_saved(sa
 def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
     """Not before: only the coordinator knows which checkpoints are complete."""
     saver = savers["a"]
-    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers)
-    ring.start()
-    assert ring.wait_done(len(ring.grant_all()))
-    assert saver.open().steps() == (2, 4, 6, 8)
-    ring.runs["a"].keep_shards_from(6)
-    seen = threading.Event()
-    ring.runs["a"].call(seen.set, timeout_s=5.0, what="the shards to be dropped")
-    assert saver.open().steps() == (6, 8)
-    assert ring.close()
+    with ring_of(PLAN_OF_CHECKPOINTS, savers=savers) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+        assert saver.open().steps() == (2, 4, 6, 8)
+        ring.runs["a"].keep_shards_from(6)
+        ring.runs["a"].call(lambda: None, timeout_s=WAIT_S, what="the shards to be dropped")
+        assert saver.open().steps() == (6, 8)
 
 
 @pytest.mark.parametrize(
@@ -363,29 +316,24 @@ def test_run_that_can_not_save_fails_with_a_name_of_its_own(
     savers: dict[str, Saver], theirs: Mapping[str, ShardSink], message: str
 ) -> None:
     """The coordinator hears which node, which step and why, and ends with the exit code of a full disk."""
-    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers={"a": savers["a"], **theirs})
-    ring.start()
-    ring.grant_all()
-    failed = failure_of(ring.reports["b"])
-    assert failed.error == StorageError.__name__
-    assert re.search(message, failed.message)
-    assert not ring.reports["b"].of(rp.ShardSaved)
-    assert ring.close()
+    with ring_of(PLAN_OF_CHECKPOINTS, savers={"a": savers["a"], **theirs}) as ring:
+        ring.start()
+        ring.grant_all()
+        failed = failure_of(ring.reports["b"])
+        assert failed.error == StorageError.__name__
+        assert re.search(message, failed.message)
+        assert not ring.reports["b"].of(rp.ShardSaved)
 
 
 def test_recording_of_a_resumed_run_replays(savers: dict[str, Saver]) -> None:
     """The start point is part of the recording."""
     start = StartPoint.of(PLAN_OF_CHECKPOINTS.course, step=4, holder="b")
-    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers, start=start, record=True)
-    ring.start()
-    assert ring.wait_done(len(ring.grant_all()))
-    assert ring.close()
+    with ring_of(PLAN_OF_CHECKPOINTS, savers=savers, start=start, record=True) as ring:
+        ring.start()
+        turns = ring.grant_all()
+        assert ring.wait_done(len(turns))
     for node, reports in ring.reports.items():
-        lines = [entry.line for entry in reports.of(rp.HeaderLine)]
-        lines += [record_line(*entry) for entry in reports.of(Handled)]
-        assert replay(lines, PLAN_OF_CHECKPOINTS, node) > len(
-            list(turn_sequence(PLAN_OF_CHECKPOINTS.course, start=start))
-        )
+        assert len(require_replays(reports, PLAN_OF_CHECKPOINTS, node)) > len(turns)
 
 
 def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
@@ -406,8 +354,7 @@ def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
     came = [entry for owner in ("a", "c", "d") for entry in ring.executors[owner].log if isinstance(entry, bytes)]
     assert len(came) == 16 and {entry.split(b"/")[1] for entry in came} == {b"-1", b"4"}
     for node in plan.nodes:
-        lines = [_line(entry) for entry in ring.reports[node].entries if isinstance(entry, rp.HeaderLine | Handled)]
-        assert replay(lines, plan, node) == len(lines) - 1 > 0
+        require_replays(ring.reports[node], plan, node)
 
 
 PLAN_OF_OPERATIONS = changed(
@@ -426,53 +373,35 @@ def decided_turns(plan: Plan) -> list[Turn]:
     return found
 
 
-def finished(*, record: bool = False) -> tuple[FakeRing, list[Turn]]:
-    """A ring that has done a whole run."""
-    turns = decided_turns(PLAN_OF_OPERATIONS)
-    by_index = {turn.index: turn for turn in turns}
-    tools = DrawnTables(PLAN_OF_OPERATIONS)
+def test_loop_reports_scores_before_the_end_of_their_turn_and_records_each_table_once() -> None:
+    """All that the node owes, and nothing for other turns.
+
+    Turns name their table by its digest; the table stands before the first of them, and the recording replays.
+    """
+    plan, turns = PLAN_OF_OPERATIONS, decided_turns(PLAN_OF_OPERATIONS)
+    by_index, tools = {turn.index: turn for turn in turns}, DrawnTables(plan)
     executors = {
         node: FakeExecutor(scores=lambda index, node=node: tools.scores(node, by_index[index]))  # type: ignore[misc]
-        for node in PLAN_OF_OPERATIONS.nodes
+        for node in plan.nodes
     }
-    ring = FakeRing(PLAN_OF_OPERATIONS, executors=executors, record=record)
-    ring.start()
-    for run in ring.runs.values():
-        run.grant(turns)
-    assert ring.wait_done(len(turns))
-    assert ring.close()
-    return ring, turns
-
-
-def test_loop_reports_scores_before_the_end_of_their_turn() -> None:
-    """All that the node owes, and nothing for other turns."""
-    ring, turns = finished()
-    for node in PLAN_OF_OPERATIONS.nodes:
+    with ring_of(plan, executors=executors, record=True) as ring:
+        ring.start()
+        for run in ring.runs.values():
+            run.grant(turns)
+        assert ring.wait_done(len(turns))
+    digests = list(dict.fromkeys(turn.operations.digest for turn in turns if turn.operations))
+    for node in plan.nodes:
         scores: dict[int, list[object]] = {}
         for entry in ring.reports[node].entries:
             match entry:
                 case rp.Scored(message):
                     scores.setdefault(message.turn, []).extend(scores_from_proto(message))
                 case rp.TurnDone(index):
-                    turn = next(turn for turn in turns if turn.index == index)
-                    check_scores(PLAN_OF_OPERATIONS, turn, node, scores.pop(index, []))  # type: ignore[arg-type]
+                    check_scores(plan, by_index[index], node, scores.pop(index, []))  # type: ignore[arg-type]
         assert not scores
-
-
-@pytest.mark.parametrize("node", PLAN_OF_OPERATIONS.nodes)
-def test_loop_records_each_table_once_and_the_recording_replays(node: str) -> None:
-    """Turns name their table by its digest; the table stands before the first of them."""
-    ring, turns = finished(record=True)
-    lines = []
-    for entry in ring.reports[node].entries:
-        if isinstance(entry, rp.HeaderLine):
-            lines.append(entry.line)
-        elif isinstance(entry, Handled):
-            lines.append(record_line(*entry))
-    tables = [json.loads(line)["digest"] for line in lines if line.startswith('{"table"')]
-    assert tables == list(dict.fromkeys(turn.operations.digest for turn in turns if turn.operations))
-    assert len(tables) == 2
-    assert replay(lines, PLAN_OF_OPERATIONS, node) == len(lines) - 3
+        lines = require_replays(ring.reports[node], plan, node)
+        tables = [json.loads(line)["digest"] for line in lines if line.startswith('{"table"')]
+        assert tables == digests and len(tables) == 2
 
 
 PLAN_OF_COPIES = hift_plan()

@@ -21,6 +21,7 @@ from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.turns import Item, StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import control_pb2
+from tests.support.failing_calls import DroppedCallError
 from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
 from tests.support.replay import event_from_json, replay
@@ -56,24 +57,22 @@ def test_clock_starts_anew_with_another_coordinator() -> None:
     assert clock.unix_s(0.0) == pytest.approx(900.0 - 2.2)
 
 
-@pytest.mark.parametrize("wrong_s", [5.0, -5.0, 3 * 3600.0])
-def test_seconds_of_steps_do_not_depend_on_an_owners_wall_clock(
-    wrong_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_of_steps_do_not_depend_on_an_owners_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owner b's wall clock is wrong by seconds and by hours: each step takes the second that it took."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
-    books = RunLedger(plan, job())
-    books.begin(COORDINATOR_LEADS_S)
-    wall_clock = time.time
-    seconds = []
-    for turn in list(turn_sequence(plan.course))[:2]:
-        if turn.owner == "b":
-            monkeypatch.setattr(time, "time", lambda: wall_clock() + wrong_s)
-        for step in _reported(turn, list(items(plan.course, turn))):
-            books.step_done(turn, step.seq, step.step, 1, {"count": 1.0}, step.at_unix_s)
-        seconds += [line["seconds"] for line in books.turn_done(turn)]
-    assert seconds == pytest.approx([1.0] * len(seconds), abs=1e-3)
-    assert len(seconds) > 2
+    plan, wall_clock = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), time.time
+    for wrong_s in (5.0, -5.0, 3 * 3600.0):
+        books = RunLedger(plan, job())
+        books.begin(COORDINATOR_LEADS_S)
+        seconds = []
+        for turn in list(turn_sequence(plan.course))[:2]:
+            with monkeypatch.context() as patch:
+                if turn.owner == "b":
+                    patch.setattr(time, "time", lambda: wall_clock() + wrong_s)  # noqa: B023
+                for step in _reported(turn, list(items(plan.course, turn))):
+                    books.step_done(turn, step.seq, step.step, 1, {"count": 1.0}, step.at_unix_s)
+            seconds += [line["seconds"] for line in books.turn_done(turn)]
+        assert seconds == pytest.approx([1.0] * len(seconds), abs=1e-3), wrong_s
+        assert len(seconds) > 2
 
 
 def _reported(turn: Turn, granted: list[Item]) -> list[control_pb2.StepReport]:
@@ -110,9 +109,9 @@ def recording() -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
+def test_recorder_event_survives_json() -> None:
+    """Every kind of event comes back equal, floats to the last bit."""
+    for event in (
         ev.TurnGranted(next(turn_sequence(PLAN.course))),
         ev.TurnGranted(dataclasses.replace(next(turn_sequence(PLAN.course)), unfreeze_at=(4, 8))),
         ev.TensorArrived(TensorKey("h", 3, 1, 2), "b"),
@@ -121,12 +120,8 @@ def recording() -> list[str]:
         ev.ActionDone(Action(Op.HEAD, 3, 1), (("count", 4.0), ("loss_sum", 1 / 3))),
         ev.TimerFired("wait"),
         ev.StopRequested("enough"),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_recorder_event_survives_json(event: ev.Event) -> None:
-    """Every kind of event comes back equal, floats to the last bit."""
-    assert event_from_json(json.loads(json.dumps(to_json(event)))) == event
+    ):
+        assert event_from_json(json.loads(json.dumps(to_json(event)))) == event
 
 
 def test_recorder_replays_its_own_recording() -> None:
@@ -145,73 +140,36 @@ def test_recorder_replays_a_recording_that_begins_after_a_move(key: str) -> None
     assert replay([json.dumps(header)], moved, "a") == 0
 
 
-def test_recorder_replay_notices_a_lost_event() -> None:
-    """Without one action's end the engine answers otherwise, and the line is named."""
-    lines = recording()
-    del lines[5]
-    with pytest.raises(IntegrityError, match="line 6"):
-        replay(lines, PLAN, "a")
+def test_recorder_replay_notices_whatever_differs() -> None:
+    """A lost event, a command that differs in one number, another plan: the line is named; damage is not skipped."""
+    lost, other = recording(), recording()
+    del lost[5]
+    other[3] = other[3].replace('"RunAction",["', '"RunAction",["?')
+    damaged = [recording() for _ in range(4)]
+    bad = ("{", "[]", '{"now_s": 1}', '{"now_s": 1, "event": ["Nothing"], "commands": []}')
+    for lines, line in zip(damaged, bad, strict=True):
+        lines[2] = line
+    longer = make_plan([("a", 0, 4)], ["a"], num_steps=3)
+    for lines, plan, message in (
+        (lost, PLAN, "line 6"),
+        (other, PLAN, "line 4: the engine gave"),
+        (recording(), longer, "is of node a"),
+        *((lines, PLAN, None) for lines in damaged),
+    ):
+        with pytest.raises(IntegrityError, match=message):
+            replay(lines, plan, "a")
 
 
-def test_recorder_replay_notices_another_command() -> None:
-    """A command that differs in one number is shown with the line."""
-    lines = recording()
-    lines[3] = lines[3].replace('"RunAction",["', '"RunAction",["?')
-    with pytest.raises(IntegrityError, match="line 4: the engine gave"):
-        replay(lines, PLAN, "a")
-
-
-def test_recorder_replay_refuses_another_plan() -> None:
-    """A recording belongs to one plan and node."""
-    other = make_plan([("a", 0, 4)], ["a"], num_steps=3)
-    with pytest.raises(IntegrityError, match="is of node a"):
-        replay(recording(), other, "a")
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '{"now_s": 1}', '{"now_s": 1, "event": ["Nothing"], "commands": []}'])
-def test_recorder_replay_refuses_a_damaged_line(line: str) -> None:
-    """Whatever is not a recorded event is refused, not skipped."""
-    lines = recording()
-    lines[2] = line
-    with pytest.raises(IntegrityError):
-        replay(lines, PLAN, "a")
-
-
-class CallError(grpc.RpcError, grpc.Call):
-    """A failed call with a status."""
+class CallError(DroppedCallError):
+    """A failed call with a status and nothing more."""
 
     def __init__(self, status: grpc.StatusCode) -> None:
+        super().__init__("")
         self._status = status
 
     def code(self) -> grpc.StatusCode:
         """The status."""
         return self._status
-
-    def details(self) -> str:
-        """Nothing."""
-        return ""
-
-    def initial_metadata(self) -> Any:
-        """Nothing."""
-
-    def trailing_metadata(self) -> Any:
-        """Nothing."""
-
-    def is_active(self) -> bool:
-        """It is over."""
-        return False
-
-    def time_remaining(self) -> float:
-        """None is left."""
-        return 0.0
-
-    def cancel(self) -> bool:
-        """It is over."""
-        return False
-
-    def add_callback(self, callback: Any) -> bool:
-        """It is over."""
-        return False
 
 
 class ReportCalls:
@@ -307,28 +265,23 @@ def test_reporters_of_one_run_give_no_number_twice() -> None:
     assert [request.number for request in calls.requests] == [1, 2, 3, 4]
 
 
-def test_reporter_first_failure_counts() -> None:
-    """What failed first is what is told."""
+def test_reporter_tells_failures_recordings_and_transfers_in_order() -> None:
+    """What failed first is what is told; a recording has a line for each event; a message names source and seconds."""
     sender = ReportCalls()
-    reporter = make_reporter(sender, interval_s=1000.0)
+    reporter = make_reporter(sender)
+    reporter.put(rp.HeaderLine('{"recording": 1}'))
     reporter.put(rp.Failed("PeerLostError", "node a lost its link with node b", "b"))
     reporter.put(rp.Failed("RingTuneError", "later", ""))
+    reporter.put(rp.Arrived("b", 1000, 0.25, 7.5))
+    reporter.put(Handled(1.0, ev.TimerFired("wait"), ()))
     assert reporter.flush(WAIT_S)
     reporter.close()
     told = [(request.error, request.lost_peer) for request in sender.requests if request.error]
     assert told[0] == ("PeerLostError", "b")
-
-
-def test_reporter_recording_has_a_line_for_each_event() -> None:
-    """Lines keep their order and end with a newline."""
-    sender = ReportCalls()
-    reporter = make_reporter(sender)
-    reporter.put(rp.HeaderLine('{"recording": 1}'))
-    reporter.put(Handled(1.0, ev.TimerFired("wait"), ()))
-    assert reporter.flush(WAIT_S)
-    reporter.close()
     text = "".join(request.recording for request in sender.requests)
     assert text == '{"recording": 1}\n{"now_s":1.0,"event":["TimerFired","wait"],"commands":[]}\n'
+    found = [each for request in sender.requests for each in request.transfers]
+    assert [(each.source, each.bytes, each.seconds, each.at_unix_s) for each in found] == [("b", 1000, 0.25, 7.5)]
 
 
 def test_reporter_ends_while_the_coordinator_is_silent() -> None:
@@ -338,17 +291,6 @@ def test_reporter_ends_while_the_coordinator_is_silent() -> None:
     reporter.put(rp.TurnDone(1))
     reporter.close(timeout_s=WAIT_S)
     assert not any(thread.name == "reporter" for thread in threading.enumerate())
-
-
-def test_reporter_says_how_long_messages_took() -> None:
-    """A message that arrived is a transfer of its source, with its bytes and seconds."""
-    sender = ReportCalls()
-    reporter = make_reporter(sender)
-    reporter.put(rp.Arrived("b", 1000, 0.25, 7.5))
-    assert reporter.flush(WAIT_S)
-    reporter.close()
-    found = [each for request in sender.requests for each in request.transfers]
-    assert [(each.source, each.bytes, each.seconds, each.at_unix_s) for each in found] == [("b", 1000, 0.25, 7.5)]
 
 
 def test_reporter_splits_scores_and_keeps_their_order() -> None:

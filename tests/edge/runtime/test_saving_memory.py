@@ -22,9 +22,10 @@ _WORKS = (
 @pytest.fixture(scope="module")
 def figures() -> dict[str, int]:
     """What a process that does all of it once printed; its own memory, so that other work does not matter."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.saving_memory"], capture_output=True, text=True, timeout=240, check=True
-    )
+    # libraries as a node loads them: without the compiler, in a third of the time
+    work = "from edge.machine.libraries import load_libraries as load; load()"
+    work += "; from tests.support.saving_memory import main; main()"
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, timeout=240, check=True)  # noqa: S603
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -34,9 +35,9 @@ on_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason
 
 @on_linux
 def test_memory_rises_by_pieces_only(figures: dict[str, int]) -> None:
-    """What is large passes in pieces of some MiB: a head with moments of 50 MB, a model with a token table of 57 MB."""
+    """What is large passes in pieces of some MiB: a head with moments of 50 MB, a model with a token table of 25 MB."""
     assert figures["shard_bytes"] > 48 << 20
-    assert figures["model_bytes"] > 128 << 20
+    assert figures["model_bytes"] > 104 << 20
     rises = {work: figures[f"{work}_rise_bytes"] for work in _WORKS}
     assert max(rises.values()) < 16 << 20, rises
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -112,43 +112,44 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
     assert admitted > of.course.num_steps
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"run_id": "run-0"}, "run 'run-0'"),
-        ({"placement_number": 0}, "placement 0"),
-        ({"source": "c"}, "has the source node 'c'"),
-        ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
-        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not in the plan"),
-        ({"kind": 99}, "kind 99"),
-        ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
-        ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
-        ({"boundary": 1}, "not in the plan"),
-        ({"micro": 2}, "has 2 micro-batches"),
-        ({"micro": 2**32 - 1}, "micro-batches"),
-        ({"shape": (3, 6, 8)}, "shape [3, 6, 8], expected [2, 1..6, 8]"),
-        ({"shape": (2, 7, 8)}, "shape [2, 7, 8]"),
-        ({"shape": (2, 0, 8)}, "shape [2, 0, 8]"),
-        ({"shape": (2, 6, 9)}, "shape [2, 6, 9]"),
-        ({"shape": (2, 48)}, "shape [2, 48]"),
-        ({"shape": (2**31, 2**31, 2**31)}, "shape"),
-        ({"dtype": ring_pb2.DTYPE_BFLOAT16}, "is in bfloat16, the plan says float32"),
-        ({"dtype": ring_pb2.DTYPE_BYTES}, "the plan says float32"),
-        ({"dtype": 77}, "is in 77"),
-        ({"mask_bytes": 0}, "0 bytes of mask, expected 12"),
-        ({"mask_bytes": 13}, "13 bytes of mask"),
-        ({"payload_bytes": 2**40}, "claims 1099511627776 bytes, its shape has 396"),
-        ({"payload_bytes": 0}, "claims 0 bytes"),
-        ({"exponent": 1}, "in float32 with exponent 1"),
-    ],
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"run_id": "run-0"}, "run 'run-0'"),
+    ({"placement_number": 0}, "placement 0"),
+    ({"source": "c"}, "has the source node 'c'"),
+    ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
+    ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not in the plan"),
+    ({"kind": 99}, "kind 99"),
+    ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
+    ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
+    ({"boundary": 1}, "not in the plan"),
+    ({"micro": 2}, "has 2 micro-batches"),
+    ({"micro": 2**32 - 1}, "micro-batches"),
+    ({"shape": (3, 6, 8)}, "shape [3, 6, 8], expected [2, 1..6, 8]"),
+    ({"shape": (2, 7, 8)}, "shape [2, 7, 8]"),
+    ({"shape": (2, 0, 8)}, "shape [2, 0, 8]"),
+    ({"shape": (2, 6, 9)}, "shape [2, 6, 9]"),
+    ({"shape": (2, 48)}, "shape [2, 48]"),
+    ({"shape": (2**31, 2**31, 2**31)}, "shape"),
+    ({"dtype": ring_pb2.DTYPE_BFLOAT16}, "is in bfloat16, the plan says float32"),
+    ({"dtype": ring_pb2.DTYPE_BYTES}, "the plan says float32"),
+    ({"dtype": 77}, "is in 77"),
+    ({"mask_bytes": 0}, "0 bytes of mask, expected 12"),
+    ({"mask_bytes": 13}, "13 bytes of mask"),
+    ({"payload_bytes": 2**40}, "claims 1099511627776 bytes, its shape has 396"),
+    ({"payload_bytes": 0}, "claims 0 bytes"),
+    ({"exponent": 1}, "in float32 with exponent 1"),
 )
-def test_checks_refuse_what_differs_in_one_field(changes: dict[str, Any], message: str) -> None:
+
+
+def test_checks_refuse_what_differs_in_one_field() -> None:
     """A good header with one wrong field is refused, and the message names what is wrong; then it passes."""
     check = _check()
-    with pytest.raises(FrameError) as caught:
-        check.admit(_header(**changes))
-    assert message in str(caught.value)
-    check.admit(_header())
+    for changes, message in WRONG:
+        with pytest.raises(FrameError) as caught:
+            check.admit(_header(**changes))
+        assert message in str(caught.value), changes
+        check.admit(_header())
+        check.revoke(_header())
 
 
 def test_checks_refuse_the_same_frame_twice() -> None:
@@ -225,26 +226,23 @@ def test_checks_bound_the_size_of_blobs() -> None:
             _check(source="c", node="d").admit(header)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda header: setattr(header, "kind", ring_pb2.FRAME_KIND_HIDDEN), "no HELLO"),
-        (lambda header: setattr(header, "run_id", "other"), "run 'other'"),
-        (lambda header: setattr(header, "placement_number", 7), "placement 7"),
-        (lambda header: setattr(header, "plan_digest", "ff"), "has plan ff"),
-        (lambda header: setattr(header, "source", "b"), "no link from node 'b'"),
-        (lambda header: setattr(header, "source", ""), "no link from node ''"),
-    ],
-)
-def test_checks_hello_of_another_run_is_refused(change: Callable[[ring_pb2.FrameHeader], None], message: str) -> None:
+def test_checks_hello_of_another_run_is_refused() -> None:
     """A link is for one run, one plan, and one pair of nodes that the plan names."""
-    header, _ = frames.unpack(hello().message())
-    assert header is not None
-    assert check_hello(expectation(), header) == "a"
-    change(header)
-    with pytest.raises(FrameError) as caught:
-        check_hello(expectation(), header)
-    assert message in str(caught.value)
+    for field, value, message in (
+        ("kind", ring_pb2.FRAME_KIND_HIDDEN, "no HELLO"),
+        ("run_id", "other", "run 'other'"),
+        ("placement_number", 7, "placement 7"),
+        ("plan_digest", "ff", "has plan ff"),
+        ("source", "b", "no link from node 'b'"),
+        ("source", "", "no link from node ''"),
+    ):
+        header, _ = frames.unpack(hello().message())
+        assert header is not None
+        assert check_hello(expectation(), header) == "a"
+        setattr(header, field, value)
+        with pytest.raises(FrameError) as caught:
+            check_hello(expectation(), header)
+        assert message in str(caught.value)
     with pytest.raises(FrameError, match="no HELLO"):
         check_hello(expectation(), None)
 
@@ -305,12 +303,6 @@ def test_checks_admit_of_the_way_to_the_head_only_what_it_reads() -> None:
             check.admit(header)
 
 
-def _choosing(seed: int) -> Plan:
-    """A run that chooses its operations, of any shape."""
-    rng = random.Random(seed)
-    return changed(random_plan(rng), choice=make_choice(subnets=rng.choice([1, 2]), refresh_steps=rng.choice([0, 2])))
-
-
 def _received(of: Plan, turn: Turn, node: str) -> set[tuple[str, int, str]]:
     """(source, boundary, payload) of all that comes to a node in a turn."""
     return {
@@ -322,18 +314,18 @@ def _received(of: Plan, turn: Turn, node: str) -> set[tuple[str, int, str]]:
     }
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_possible_arrivals_are_those_of_every_table(seed: int) -> None:
-    """Whatever is chosen, nothing else comes; and of many tables some bring each of them that the method allows."""
-    of = _choosing(seed)
-    for turn in turn_sequence(of.course):
-        if turn.kind is not StepKind.TRAIN:
-            continue
-        for node in of.nodes:
+def test_possible_arrivals_are_those_of_every_table() -> None:
+    """Whatever is chosen, nothing else comes; of runs of any shape that choose their operations."""
+    for seed in range(10):
+        rng = random.Random(seed)
+        plan = random_plan(rng)
+        of = changed(plan, choice=make_choice(subnets=rng.choice([1, 2]), refresh_steps=rng.choice([0, 2])))
+        turns = [turn for turn in turn_sequence(of.course) if turn.kind is StepKind.TRAIN]
+        for turn, node in itertools.product(turns, of.nodes):
             possible = possible_arrivals(of.soonest(), turn.owner, node)
             for table in range(4):
                 decided = dataclasses.replace(turn, operations=table_of(of.course, table))
-                assert _received(of, decided, node) <= possible
+                assert _received(of, decided, node) <= possible, (seed, turn.index, node)
 
 
 def test_checks_admit_what_any_table_brings_before_the_grant_and_only_its_own_after() -> None:
@@ -378,7 +370,7 @@ def test_checks_know_turns_ahead_through_scores() -> None:
 @pytest.mark.promise("7 bounded memory")
 def test_checks_keep_nothing_of_rows_that_have_passed() -> None:
     """Other operations for every micro-batch of a long run: what a link keeps does not grow with them."""
-    of = make_plan([("a", 0, 6), ("b", 6, 12)], ["c"], method="all", num_blocks=12, train_rows=800, num_steps=200)
+    of = make_plan([("a", 0, 6), ("b", 6, 12)], ["c"], method="all", num_blocks=12, train_rows=400, num_steps=100)
     of = changed(of, operations=random_operations(random.Random(0), of.course))
     turns = KnownTurns(of, StartPoint.of(of.course))
     check, count = FrameCheck(expectation(of, "b"), "a", turns), 0
@@ -400,7 +392,7 @@ def test_checks_keep_nothing_of_rows_that_have_passed() -> None:
 def test_window_admits_heads_of_sources_that_send_nothing_else(eval_every: int) -> None:
     """Only after an evaluation a head goes from f to d, long after the run began: node d knows the turn by then."""
     owners = tuple(Owner(node=name, train_rows=8, eval_rows=4) for name in "cdef")
-    of = plan(owners=owners, num_steps=300, local_iterations=2, eval_every=eval_every)
+    of = plan(owners=owners, num_steps=220, local_iterations=2, eval_every=eval_every)
     turns = {owner.node: KnownTurns(of, StartPoint.of(of.course)) for owner in owners}
     checks: dict[tuple[str, str], FrameCheck] = {}
 
@@ -424,7 +416,7 @@ def test_window_admits_heads_of_sources_that_send_nothing_else(eval_every: int) 
                 tensor_header(of, "b", TensorKey(Payload.HIDDEN, item.seq, 0, of.course.num_blocks), rows)
             )
             checks["b", holder].credit_returned(of.course.num_blocks, 1)
-    assert heads > 140
+    assert heads > 100
 
 
 def test_window_admits_what_was_granted_ahead() -> None:

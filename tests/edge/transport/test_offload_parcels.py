@@ -64,15 +64,11 @@ def test_parcels_have_weights_once_an_interval() -> None:
     assert parcels(of, fourth, "z", "a") == {weights(3, 0), weights(3, 1)}
 
 
-@pytest.mark.parametrize("key", [pairs(3, 1, 0), weights(3, 2)])
-def test_parcel_header_has_its_key(key: TensorKey) -> None:
+def test_parcels_have_their_key_and_are_named_in_words() -> None:
     """Weights belong to a whole item, which no field of the wire can hold as it is."""
-    assert frames.key_of(header(helped(), "a", key)) == key
-
-
-def test_parcels_are_named_in_words() -> None:
-    """With what is needed to find them in a table."""
     of = helped()
+    for key in (pairs(3, 1, 0), weights(3, 2)):
+        assert frames.key_of(header(of, "a", key)) == key
     assert frames.as_text(header(of, "a", pairs(3, 1, 0))) == "the pairs of item 3, micro-batch 1, block 0, from node a"
     assert frames.as_text(header(of, "z", weights(3, 0))) == "the updated weights of item 3, block 0, from node z"
 
@@ -85,42 +81,36 @@ def test_parcels_arrive_with_key_and_bytes() -> None:
         assert node.sink.next() == ParcelCame(pairs(0, 1, 0), "a", DATA)
 
 
-@pytest.mark.parametrize(
-    ("source", "node", "key"),
-    [
+def test_parcels_that_the_plan_does_not_foresee_are_refused() -> None:
+    """Micro-batch, blocks, helper and host all have to be what they must be."""
+    of = helped()
+    for source, node, key in (
         ("a", "z", pairs(0, 2, 0)),  # a third micro-batch
         ("a", "z", pairs(0, 0, 2)),  # blocks of another host
         ("b", "z", pairs(0, 0, 2)),  # to a helper of other blocks
         ("z", "a", weights(0, 2)),  # blocks of another host
         ("c", "a", weights(0, 0)),  # from a node that does not help it
         ("a", "z", weights(0, 0)),  # from the host
-    ],
-)
-def test_parcels_that_the_plan_does_not_foresee_are_refused(source: str, node: str, key: TensorKey) -> None:
-    """Micro-batch, blocks, helper and host all have to be what they must be."""
+    ):
+        with pytest.raises(FrameError, match="not in the plan"):
+            FrameCheck(expectation(of, node), source).admit(header(of, source, key))
+
+
+def test_parcels_come_once_and_with_credit_only() -> None:
+    """Two pairs may wait, and the weights of each range once: a helper's memory is bounded."""
     of = helped()
-    with pytest.raises(FrameError, match="not in the plan"):
-        FrameCheck(expectation(of, node), source).admit(header(of, source, key))
-
-
-@pytest.mark.parametrize(
-    ("source", "node", "keys"),
-    [
+    for source, node, keys in (
         ("a", "z", [pairs(0, 0, 1), pairs(0, 0, 0), pairs(0, 1, 1)]),
         ("c", "b", [weights(0, 2), weights(1, 2)]),
         ("z", "a", [weights(0, 0), weights(0, 1), weights(1, 0)]),
-    ],
-)
-def test_parcels_come_once_and_with_credit_only(source: str, node: str, keys: list[TensorKey]) -> None:
-    """Two pairs may wait, and the weights of each range once: a helper's memory is bounded."""
-    of = helped()
-    check = FrameCheck(expectation(of, node), source)
-    *first, last = keys
-    for key in first:
-        check.admit(header(of, source, key))
-    with pytest.raises(FrameError, match="arrived twice"):
-        check.admit(header(of, source, first[0]))
-    with pytest.raises(FrameError, match=f"without credit: {len(first)} of {len(first)}"):
+    ):
+        check = FrameCheck(expectation(of, node), source)
+        *first, last = keys
+        for key in first:
+            check.admit(header(of, source, key))
+        with pytest.raises(FrameError, match="arrived twice"):
+            check.admit(header(of, source, first[0]))
+        with pytest.raises(FrameError, match=f"without credit: {len(first)} of {len(first)}"):
+            check.admit(header(of, source, last))
+        check.credit_returned(credit_boundary(of.course, last.payload), 1)
         check.admit(header(of, source, last))
-    check.credit_returned(credit_boundary(of.course, last.payload), 1)
-    check.admit(header(of, source, last))

@@ -43,49 +43,34 @@ def test_unit_grad_header_has_the_key_of_its_unit() -> None:
 
 
 def test_unit_grad_arrives_with_item_unit_and_bytes() -> None:
-    """From one owner to another, in the order of sending; each is a span of its link."""
-    of = hift_plan()
+    """From one owner to another, in the order of sending; each is a span of its link.
+
+    Credits of hidden states travel a quarter at a time, those of gradients are too few.
+    """
+    of = hift_plan(credits=8)
+    boundary = credit_boundary(of.course, Payload.UNIT_GRAD)
     with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
         assert out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA)) == len(DATA)
         out.link.send_parcel(unit_grad_key(2, HEAD), Pieces.of(b"two"))
         assert node.sink.next() == ParcelCame(unit_grad_key(0, EMBEDDING), "c", DATA)
         assert node.sink.next() == ParcelCame(unit_grad_key(2, HEAD), "c", b"two")
         assert format_action(out.sent.get(timeout=WAIT_S).action, HEAD) == ">u0#embedding@d"
-
-
-def test_unit_grad_credits_come_back_one_by_one() -> None:
-    """Those of hidden states travel a quarter at a time, these are too few."""
-    of = hift_plan(credits=8)
-    boundary = credit_boundary(of.course, Payload.UNIT_GRAD)
-    with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
-        out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA))
-        node.sink.next()
         node.servicer.ack("c", boundary)
         assert out.acks.get(timeout=WAIT_S) == ("d", frames.Ack(1, boundary))
 
 
-@pytest.mark.parametrize(
-    ("source", "node", "seq", "unit"),
-    [
-        ("c", "d", 1, EMBEDDING),  # trains blocks
-        ("c", "d", 0, HEAD),  # trains the embedding, not the head
-        ("c", "d", 0, 2),  # a block is not copied
-        ("d", "c", 0, EMBEDDING),  # an item of the other owner
-        ("c", "b", 0, EMBEDDING),  # to a node that owns nothing
-    ],
-)
-def test_unit_grad_that_no_item_gives_is_refused(source: str, node: str, seq: int, unit: int) -> None:
-    """Item, unit, initiator and receiver all have to be what they must be."""
-    of = hift_plan()
-    with pytest.raises(FrameError, match="not in the plan"):
-        FrameCheck(expectation(of, node), source).admit(header(of, seq, unit, source))
-
-
-def test_unit_grad_is_refused_where_only_adapters_train() -> None:
-    """Such runs hand a head over."""
-    of = plan()
-    with pytest.raises(FrameError, match="not in the plan"):
-        FrameCheck(expectation(of, "d"), "c").admit(header(of, 0, HEAD))
+def test_unit_grad_that_no_item_gives_is_refused() -> None:
+    """Item, unit, initiator and receiver all have to be what they must be; where only adapters train heads travel."""
+    for of, source, node, seq, unit in (
+        (hift_plan(), "c", "d", 1, EMBEDDING),  # trains blocks
+        (hift_plan(), "c", "d", 0, HEAD),  # trains the embedding, not the head
+        (hift_plan(), "c", "d", 0, 2),  # a block is not copied
+        (hift_plan(), "d", "c", 0, EMBEDDING),  # an item of the other owner
+        (hift_plan(), "c", "b", 0, EMBEDDING),  # to a node that owns nothing
+        (plan(), "c", "d", 0, HEAD),
+    ):
+        with pytest.raises(FrameError, match="not in the plan"):
+            FrameCheck(expectation(of, node), source).admit(header(of, seq, unit, source))
 
 
 def test_unit_grad_comes_once_and_with_credit_only() -> None:
@@ -107,17 +92,12 @@ def test_unit_grad_comes_once_and_with_credit_only() -> None:
     check.admit(header(of, 3, EMBEDDING))
 
 
-def test_unit_grad_above_the_limit_is_refused_before_anything_is_allocated() -> None:
-    """As a head is."""
-    of = hift_plan()
-    large = header(of, 0, EMBEDDING)
+def test_unit_grad_that_is_too_large_or_far_ahead_is_refused() -> None:
+    """Before anything is allocated, as a head is; no turn is derived further than a node can lag."""
+    large = header(hift_plan(), 0, EMBEDDING)
     large.payload_bytes = 2**50
     with pytest.raises(FrameError, match="the limit is"):
-        FrameCheck(expectation(of, "d"), "c").admit(large)
-
-
-def test_unit_grad_of_an_item_far_ahead_is_refused() -> None:
-    """No turn is derived further than a node can lag."""
+        FrameCheck(expectation(hift_plan(), "d"), "c").admit(large)
     of = hift_plan(num_steps=4000, local_iterations=1)
     with pytest.raises(FrameError, match="are accepted now"):
         FrameCheck(expectation(of, "d"), "c").admit(header(of, 3000, EMBEDDING))

@@ -50,7 +50,7 @@ def merged_side(
 
 @pytest.mark.parametrize("adapter", [offload.FUSED_LORA, LINEAR])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_merged_host_gives_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
     """The same output, the same gradient of the input, and pairs that give the same gradients."""
     folder, task = offload.family_folder(root, model_type), task_of(model_type)
@@ -199,7 +199,7 @@ def output_of(skeleton: Skeleton, site: Site, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("adapter", [FACTORS, ONE_MATRIX, LINEAR_OF_USERS])
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_matrix_changes_by_the_sum_of_what_every_user_adds(root: Path, model_type: str, adapter: str) -> None:
     """Also where query, key and value are one matrix, and where the sum travels as one matrix."""
     folder = offload.family_folder(root, model_type)
