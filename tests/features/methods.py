@@ -11,6 +11,7 @@ from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.versions import unfreezing_steps
 from tests.features.feature import ONE, PRIVATE, Feature, Run, Tensors, Wanted, inputs, plan_of, planned
+from tests.features.plans import Scattered
 from tests.support import reference
 from tests.support.moves import Slices
 from tests.support.plans import changed
@@ -78,6 +79,12 @@ def reference_at(case: Case, steps: tuple[int, ...]) -> Tensors:
     return found.adapter() | found.head()
 
 
+def of_the_plan(case: Case, run: Run) -> Wanted:
+    """One process that sets ``requires_grad`` by the units of the plan's method."""
+    found = reference.train(case.job, changed(run.plan, slices=ONE), case.folder / "model", case.datasets())
+    return Wanted(tensors=found.adapter() | found.head())
+
+
 def decided(run: Run) -> tuple[int, ...]:
     """The steps at which blocks began to train, as the run's report has them."""
     turns = [entry.turn for entry in run.logged(rd.LogTurn) if entry.turn.kind is StepKind.TRAIN]
@@ -90,6 +97,16 @@ def at_decided_steps(case: Case, run: Run) -> Wanted:
     return Wanted(tensors=reference_at(case, decided(run)))
 
 
+SCATTERED = [
+    Feature(
+        name=f"unfreezing-scattered/{seed}",
+        changes={"num_steps": 8, "dropout": 0.1},
+        plan=planned(method=Scattered(seed)),
+        reference=of_the_plan,
+    )
+    for seed in range(3)
+]
+"""Any units train at each step: the head pauses too, and gradients pass blocks that do not train."""
 BY_LOSSES = Patience(patience_steps=1, min_improvement=0.5)
 """A turn that does not halve the loss is too little."""
 UNFREEZING = [

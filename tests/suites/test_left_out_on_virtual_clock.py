@@ -14,9 +14,8 @@ from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
 from sim.ring import RingResult
-from tests.suites.test_moves_on_virtual_clock import random_moving_plan
+from tests.features.plans import Losses, loss_at, moving_plan
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
-from tests.suites.test_unfreezing_on_virtual_clock import Losses, loss_at
 from tests.support.plans import changed, make_plan
 from tests.support.recovering_ring import RecoveringRing
 
@@ -55,7 +54,7 @@ def trained(result: RingResult) -> list[tuple[str, int]]:
 def plan_of(rng: random.Random) -> Plan:
     """Any plan of several owners that may move."""
     while True:
-        plan = random_moving_plan(rng)
+        plan = moving_plan(rng)
         plan = plan.at(0) if rng.random() < 0.6 else plan
         several = len(plan.course.owners) > 1 and len(plan.nodes) > 2
         if several and not plan.course.operations and not stay_reason(plan.course, plan.placements):

@@ -14,7 +14,7 @@ from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
-from tests.suites.test_moves_on_virtual_clock import random_moving_plan
+from tests.features.plans import moving_plan
 from tests.support.moves import random_placement, random_slices, slices_of
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
@@ -100,7 +100,7 @@ def check_kept(result: RingResult, plan: Plan) -> None:
 def plan_of(rng: random.Random) -> Plan:
     """Any plan that may move, of several nodes; some move by themselves."""
     while True:
-        plan = random_moving_plan(rng)
+        plan = moving_plan(rng)
         if rng.random() < 0.6:
             plan = plan.at(0)
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
