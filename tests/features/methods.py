@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.support import reference
 from tests.support.moves import Slices
 from tests.support.plans import changed
 from tests.support.stale_reference import train_stale
-from tests.support.torch_ring import Case
+from tests.support.torch_ring import Case, reference_of
 
 SIX_STEPS: dict[str, Any] = {"num_steps": 6, "checkpoint_every": 4}
 """All blocks train in the last three, of two owners."""
@@ -126,6 +127,35 @@ UNFREEZING = [
     )
     for dropout in (0.0, 0.1)
 ]
+
+
+# ---- runs that end early --------------------------------------------------------------------------------
+
+
+PATIENCE = 2
+
+
+def until_it_stopped(case: Case, run: Run) -> Wanted:
+    """One process that has no more steps, where two evaluations in a row were not better."""
+    (stop,) = run.logged(rd.LogStop)
+    losses = [loss_sum / count for loss_sum, count, _ in run.evaluations.values()]
+    ends = [at for at in range(PATIENCE, len(losses)) if min(losses[: at - 1]) <= min(losses[at - 1 : at + 1])]
+    assert list(run.evaluations)[ends[0]] == max(run.evaluations) == stop.step < case.num_steps
+    assert stop.evaluations.waited == PATIENCE
+    found = reference_of(dataclasses.replace(case, num_steps=stop.step))
+    return Wanted(tensors=found.adapter() | found.head(), losses=found.losses, evaluations=dict(found.evaluations))
+
+
+EARLY_STOP = [
+    Feature(
+        name=f"early-stop/{name}",
+        changes={"num_steps": 20, "eval_every": 2, "lr_schedule": "constant", "owners": ("b", "a")} | changes,
+        ring=lambda plan, carrier: {"patience_evals": PATIENCE},
+        reference=until_it_stopped,
+    )
+    for name, changes in {"ringada": {}, "all": {"method": "all"}}.items()
+]
+"""So fast a rate that the held-out loss soon gets worse; a checkpoint knows the evaluations before it."""
 
 
 # ---- several items in flight, each with weights of its own -------------------------------------------
