@@ -7,14 +7,14 @@ from typing import Final
 from tests.features.feature import Feature
 from tests.features.full_parameters import HIFT
 from tests.features.memory import CACHE, FROZEN, FROZEN_WAYS, VELORA, VELORA_IN_FLIGHT
-from tests.features.methods import PIPEADAPTER, PLAIN, UNFREEZING
+from tests.features.methods import EARLY_STOP, PIPEADAPTER, PLAIN, SCATTERED, UNFREEZING
 from tests.features.models import MODELS
 from tests.features.offload import HELPED, OVERLAP_AND_INTERVAL, USERS, USERS_IN_ANY_TIMING
 from tests.features.operations import CHOICES, REPLICAS, SUBNETS, SUBNETS_IN_FLIGHT, TABLES
 
 IN_ORDER: Final[list[Feature]] = [
-    *(*PLAIN, *UNFREEZING, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN, *TABLES, *SUBNETS, *CHOICES, *REPLICAS),
-    *(*HELPED, *USERS),
+    *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN),
+    *(*TABLES, *SUBNETS, *CHOICES, *REPLICAS, *HELPED, *USERS),
 ]
 """What one process trains whose steps follow one another."""
 IN_FLIGHT: Final[list[Feature]] = [*PIPEADAPTER, *SUBNETS_IN_FLIGHT]
@@ -24,5 +24,5 @@ WITHOUT_REFERENCE: Final[list[Feature]] = [
 ]
 """What is only compared with itself: other splits, timings, checkpoints, blocks that run again."""
 ALL: Final[list[Feature]] = [*IN_ORDER, *IN_FLIGHT, *WITHOUT_REFERENCE]
-COUNTS: Final = {"family": 6, "adapter": 2}
+COUNTS: Final = {"family": 4, "adapter": 2}
 """Variants of a group in the gate, where it is not one."""

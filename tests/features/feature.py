@@ -31,6 +31,7 @@ from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
 from ringtune.storage.pieces import Pieces
 from sim.ring import RingResult, VirtualRing
+from tests.features.plans import start_of
 from tests.support import torch_ring
 from tests.support.moves import Slices, slices_of
 from tests.support.plans import changed
@@ -268,12 +269,6 @@ class Run:
         """(loss_sum, count, correct) by step."""
         found = {entry.step: dict(entry.values) for entry in self.logged(rd.LogEvaluation)}
         return {step: (each["loss_sum"], each["count"], each.get("correct", 0.0)) for step, each in found.items()}
-
-
-def start_of(plan: Plan, saved: rd.LogCheckpoint) -> StartPoint:
-    """The point where a run continues after a checkpoint."""
-    known = {name: getattr(saved, name) for name in saved._fields}
-    return StartPoint.of(plan.course, **known)
 
 
 def carry_out(

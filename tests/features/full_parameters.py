@@ -108,7 +108,7 @@ TIED: list[tuple[str, bool, str]] = [
     ("llama", False, "group_size = 2"),
 ]
 HIFT = [
-    *(hift(f"-family/{model_type}", model_type) for model_type in MODEL_TYPES),
+    *(hift(f"/{model_type}", model_type) for model_type in MODEL_TYPES),
     *(hift(f"-groups/{at}", "gpt2", lines) for at, lines in enumerate(GROUPS)),
     hift("-groups/vit", "vit", 'group_size = 4\norder = "top2down"'),
     hift("-groups/electra", "electra", 'order = "random"'),

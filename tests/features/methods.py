@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,11 +12,12 @@ from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.versions import unfreezing_steps
 from tests.features.feature import ONE, PRIVATE, Feature, Run, Tensors, Wanted, inputs, plan_of, planned
+from tests.features.plans import Scattered
 from tests.support import reference
 from tests.support.moves import Slices
 from tests.support.plans import changed
 from tests.support.stale_reference import train_stale
-from tests.support.torch_ring import Case
+from tests.support.torch_ring import Case, reference_of
 
 SIX_STEPS: dict[str, Any] = {"num_steps": 6, "checkpoint_every": 4}
 """All blocks train in the last three, of two owners."""
@@ -78,6 +80,12 @@ def reference_at(case: Case, steps: tuple[int, ...]) -> Tensors:
     return found.adapter() | found.head()
 
 
+def of_the_plan(case: Case, run: Run) -> Wanted:
+    """One process that sets ``requires_grad`` by the units of the plan's method."""
+    found = reference.train(case.job, changed(run.plan, slices=ONE), case.folder / "model", case.datasets())
+    return Wanted(tensors=found.adapter() | found.head())
+
+
 def decided(run: Run) -> tuple[int, ...]:
     """The steps at which blocks began to train, as the run's report has them."""
     turns = [entry.turn for entry in run.logged(rd.LogTurn) if entry.turn.kind is StepKind.TRAIN]
@@ -90,6 +98,16 @@ def at_decided_steps(case: Case, run: Run) -> Wanted:
     return Wanted(tensors=reference_at(case, decided(run)))
 
 
+SCATTERED = [
+    Feature(
+        name=f"unfreezing-scattered/{seed}",
+        changes={"num_steps": 8, "dropout": 0.1},
+        plan=planned(method=Scattered(seed)),
+        reference=of_the_plan,
+    )
+    for seed in range(3)
+]
+"""Any units train at each step: the head pauses too, and gradients pass blocks that do not train."""
 BY_LOSSES = Patience(patience_steps=1, min_improvement=0.5)
 """A turn that does not halve the loss is too little."""
 UNFREEZING = [
@@ -109,6 +127,35 @@ UNFREEZING = [
     )
     for dropout in (0.0, 0.1)
 ]
+
+
+# ---- runs that end early --------------------------------------------------------------------------------
+
+
+PATIENCE = 2
+
+
+def until_it_stopped(case: Case, run: Run) -> Wanted:
+    """One process that has no more steps, where two evaluations in a row were not better."""
+    (stop,) = run.logged(rd.LogStop)
+    losses = [loss_sum / count for loss_sum, count, _ in run.evaluations.values()]
+    ends = [at for at in range(PATIENCE, len(losses)) if min(losses[: at - 1]) <= min(losses[at - 1 : at + 1])]
+    assert list(run.evaluations)[ends[0]] == max(run.evaluations) == stop.step < case.num_steps
+    assert stop.evaluations.waited == PATIENCE
+    found = reference_of(dataclasses.replace(case, num_steps=stop.step))
+    return Wanted(tensors=found.adapter() | found.head(), losses=found.losses, evaluations=dict(found.evaluations))
+
+
+EARLY_STOP = [
+    Feature(
+        name=f"early-stop/{name}",
+        changes={"num_steps": 20, "eval_every": 2, "lr_schedule": "constant", "owners": ("b", "a")} | changes,
+        ring=lambda plan, carrier: {"patience_evals": PATIENCE},
+        reference=until_it_stopped,
+    )
+    for name, changes in {"ringada": {}, "all": {"method": "all"}}.items()
+]
+"""So fast a rate that the held-out loss soon gets worse; a checkpoint knows the evaluations before it."""
 
 
 # ---- several items in flight, each with weights of its own -------------------------------------------

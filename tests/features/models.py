@@ -135,7 +135,7 @@ def of_family(name: str, model_type: str, task: str = "", config: Any = (), **ch
     """Arguments of a ``Feature`` with the model of a family; of other families than BERT on one split."""
     task = task or TASKS[model_type]
     folder = functools.partial(inputs, model_type, task, **dict(config))
-    found = {"name": name, "folder": folder, "changes": {"task": task, "num_steps": 4, "eval_every": 2, **changes}}
+    found = {"name": name, "folder": folder, "changes": {"task": task, "num_steps": 4, "eval_every": 4, **changes}}
     split = Feature(name=name).split
     return found if model_type == "bert" else found | {"splits": {split: SPLITS[split]}}
 

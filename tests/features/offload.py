@@ -376,10 +376,10 @@ USERS = [
             ({"ben": LORA_AND_LINEAR}, {"anna": LINEAR, "ben": "lora[r=2]", "c": LINEAR}, {"ben": LINEAR})
         )
     ),
-    *(users_of_family(f"-family/{name}", name, {}, "lora[r=4,intermediate_lora=True]") for name in OTHER_FAMILIES),
+    *(users_of_family(f"-alone/{name}", name, {}, "lora[r=4,intermediate_lora=True]") for name in OTHER_FAMILIES),
     *(
         users_of_family(
-            f"-family/{name}-of-other-kinds", name, {"anna": "linear[intermediate_lora=True]", "c": MLP}, LORA
+            f"-alone/{name}-of-other-kinds", name, {"anna": "linear[intermediate_lora=True]", "c": MLP}, LORA
         )
         for name in ("gpt2", "llama")
     ),

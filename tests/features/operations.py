@@ -152,21 +152,21 @@ SUBNETS = [
         for name in MODEL_TYPES
     ),
     *(
-        subnets(f"-others/heads-{heads}-{word}", "llama", 6 // heads, config, config=SIX_HEADS)
+        subnets(f"/heads-{heads}-{word}", "llama", 6 // heads, config, config=SIX_HEADS)
         for heads in (1, 2, 3)
         for word, config in (("seq_bn", "seq_bn"), ("lora", LORA))
     ),
-    subnets("-others/shared-heads", "mistral", 3, LORA, config=SIX_HEADS | {"num_key_value_heads": 3}),
+    subnets("/shared-heads", "mistral", 3, LORA, config=SIX_HEADS | {"num_key_value_heads": 3}),
     *(
-        subnets(f"-others/{config}", "bert", 2, config)
+        subnets(f"/{config}", "bert", 2, config)
         for config in ("par_bn", "seq_bn[use_gating=True,ln_before=True]", "seq_bn|lora[r=2]")
     ),
     *(
-        subnets(f"-others/some-matrices-{name}", name, 4, "lora[r=4, attn_matrices=['q','v'], init_weights='bert']")
+        subnets(f"/some-matrices-{name}", name, 4, "lora[r=4, attn_matrices=['q','v'], init_weights='bert']")
         for name in ("gpt2", "distilbert")
     ),
     *(
-        subnets(f"-others/unfreezing-{adapter}", "bert", 4, adapter, method="ringada", every_steps=2, num_steps=7)
+        subnets(f"/unfreezing-{adapter}", "bert", 4, adapter, method="ringada", every_steps=2, num_steps=7)
         for adapter in ("seq_bn", "full")
     ),
 ]

@@ -39,7 +39,7 @@ def test_resumed_run_equals_the_whole(feature: Feature) -> None:
 
 def test_comparison_of_a_resumed_run_can_fail() -> None:
     """Negative control: nodes that load no shard end with other weights."""
-    run = run_of(DRAWN, "two")
+    run = run_of(DRAWN, DRAWN.split)
     fresh = carry_out(DRAWN, run.plan, saved=run.logged(rd.LogCheckpoint)[0])
     assert not same_bits(fresh.tensors, run.tensors)
 

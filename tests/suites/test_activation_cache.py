@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,13 @@ from edge.techniques.activation_cache import ActivationCache, write_hidden
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.placement import ActivationCacheSettings
+from ringtune.schedule.plan import Plan
 from ringtune.techniques.activation_cache import entry_bytes
+from sim.ring import RingResult
+from tests.features import plans
 from tests.features.feature import Feature, Run, carry_out, run_of
 from tests.features.memory import CACHE, open_caches
+from tests.support.moves import granted
 from tests.support.plans import changed
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import TorchCarrier, distance, make_carrier
@@ -44,9 +49,14 @@ def feature_with(prepare: Prepare = open_caches, **changes: Any) -> Feature:
     return dataclasses.replace(WITH, changes={**WITH.changes, **changes}, prepare=prepare)
 
 
-def counts(run: Run) -> Counter[Op]:
+def counts(result: RingResult) -> Counter[Op]:
     """How often each op was carried out, on all nodes."""
-    return Counter(action.op for actions in run.result.order.values() for action in actions)
+    return Counter(action.op for actions in result.order.values() for action in actions)
+
+
+def without_tensors(plan: Plan, **ring: Any) -> RingResult:
+    """The same plan on the virtual clock alone."""
+    return plans.run(plan, random.Random(0), **plans.SOON_KNOWN, **{"items_ahead": 2, **ring})
 
 
 def most_kept(run: Run) -> dict[str, int]:
@@ -57,24 +67,23 @@ def most_kept(run: Run) -> dict[str, int]:
 def test_reads_take_the_place_of_embeddings() -> None:
     """With everything trainable nothing is kept."""
     run = run_of(WITH, "two")
-    without = carry_out(WITH, changed(run.plan, cache=None))
     reads = sum(figures["cache_reads"] for figures in run.figures.values())
-    assert 0 < reads == counts(run)[Op.READ]
-    assert counts(run)[Op.EMBED] == counts(without)[Op.EMBED] - reads
-    assert counts(run_of(feature_with(method="all"), "two"))[Op.READ] == 0
+    assert 0 < reads == counts(run.result)[Op.READ]
+    assert counts(run.result)[Op.EMBED] == counts(without_tensors(changed(run.plan, cache=None)))[Op.EMBED] - reads
+    assert counts(without_tensors(feature_with(method="all").plan_on("two")))[Op.READ] == 0
 
 
 def test_no_frame_passes_below_where_a_batch_enters() -> None:
     """Micro-batches that enter at a boundary are sent over those above it only, and embedded nowhere."""
     feature = feature_with(num_steps=18, eval_every=0)
-    run = carry_out(feature, feature.plan_on("four"))
-    turns = [entry.turn for entry in run.logged(rd.LogTurn)]
+    result = without_tensors(feature.plan_on("four"))
+    turns = granted(result)
     enters = {turn.first_seq + at: passage.enters for turn in turns for at, passage in enumerate(turn.passages)}
     assert {boundary for boundary in enters.values() if boundary} == {1, 2, 3}
-    sent = [message.key for message in run.result.messages if message.key.payload == Payload.HIDDEN]
+    sent = [message.key for message in result.messages if message.key.payload == Payload.HIDDEN]
     computed = [
         action
-        for actions in run.result.order.values()
+        for actions in result.order.values()
         for action in actions
         if action.op in (Op.EMBED, Op.FORWARD, Op.FORWARD_FREE)
     ]
@@ -180,13 +189,11 @@ def without_room(folder: Path) -> Callable[..., int]:
 
 def test_resumed_run_begins_with_an_empty_cache() -> None:
     """It reads nothing that was kept before, and keeps anew."""
-    feature = feature_with(checkpoint_every=2)
-    run = run_of(feature, "two")
-    saved = run.logged(rd.LogCheckpoint)[0]
-    rest = carry_out(feature, run.plan, 1, saved=saved, shards=run.notes.shards[saved.step])
-    passages = [passage for entry in rest.logged(rd.LogTurn) for passage in entry.turn.passages]
+    plan = feature_with(checkpoint_every=2).plan_on("two")
+    saved = next(entry for entry in without_tensors(plan).logged if isinstance(entry, rd.LogCheckpoint))
+    rest = without_tensors(plan, start=plans.start_of(plan, saved))
+    passages = [passage for turn in granted(rest) for passage in turn.passages]
     assert passages[0].keeps and any(passage.enters for passage in passages)
-    assert same_bits(rest.tensors, run.tensors)
 
 
 def test_only_the_user_of_the_node_reads_what_it_keeps(tmp_path: Path) -> None:
@@ -214,7 +221,7 @@ def test_full_cache_keeps_no_more_than_its_limit() -> None:
     limit = entry_bytes(whole.plan.course, whole.plan.placement, "a", 8)
     run = carry_out(WITH, changed(whole.plan, cache=ActivationCacheSettings(dtype="float64", max_bytes=limit)))
     assert 0 <= max(most_kept(run).values()) <= limit < max(most_kept(whole).values())
-    assert counts(run)[Op.READ] < counts(whole)[Op.READ]
+    assert counts(run.result)[Op.READ] < counts(whole.result)[Op.READ]
     assert same_bits(run.tensors, whole.tensors)
 
 

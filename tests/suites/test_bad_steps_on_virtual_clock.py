@@ -42,12 +42,12 @@ def small_plan(**course: int) -> Plan:
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(10))
 @pytest.mark.sampled(1)
 def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever a number is once not finite, in plans that move too."""
     note_rewind = 0
-    for seed in range(block * 30, block * 30 + 30):
+    for seed in range(block * 15, block * 15 + 15):
         rng = random.Random(seed)
         plan = plan_of(rng)
         wanted = ring_of(plan, random.Random(seed)).run()
@@ -58,15 +58,15 @@ def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None
         assert story(result) == story(wanted), seed
         assert ring.surprises == [], seed
         note_rewind += any(one.bad_step and not one.lost for one in recoveries(result))
-    assert note_rewind >= 15
+    assert note_rewind >= 6
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(6))
 @pytest.mark.sampled(1)
 def test_runs_with_a_bad_step_that_lose_a_host_too_go_on(block: int) -> None:
     """The host may be lost before the bad step, after it, or while all go back."""
     both = 0
-    for seed in range(block * 30, block * 30 + 30):
+    for seed in range(block * 15, block * 15 + 15):
         rng = random.Random(seed)
         plan = plan_of(rng)
         wanted = ring_of(plan, random.Random(seed)).run()
@@ -80,7 +80,7 @@ def test_runs_with_a_bad_step_that_lose_a_host_too_go_on(block: int) -> None:
             continue
         assert story(result) == story(wanted), seed
         both += bool(ring.lost) and any(one.bad_step for one in recoveries(result))
-    assert both >= 5
+    assert both >= 1
 
 
 @pytest.mark.parametrize("op", WORK)

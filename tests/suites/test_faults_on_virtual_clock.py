@@ -1,6 +1,6 @@
 """Engines and rounds under any faults, as hypothesis draws them: what is trained and logged never changes.
 
-``RINGTUNE_FAULT_EXAMPLES=5000`` tries so many runs instead of a hundred, as ``make faults`` does.
+``RINGTUNE_FAULT_EXAMPLES=5000`` tries so many runs instead of forty, as ``make faults`` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sim.ring import VirtualNode
 from tests.suites.test_recovery_on_virtual_clock import placing, plan_of, story
 from tests.support.recovering_ring import RecoveringRing
 
-EXAMPLES = int(os.environ.get("RINGTUNE_FAULT_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("RINGTUNE_FAULT_EXAMPLES", "40"))
 KINDS = ("lose", "pause", "late message", "late call", "repeated grant")
 LEASE_S = 30.0
 WAIT_S = 4 * LEASE_S

@@ -71,7 +71,7 @@ def test_sums_in_mid_interval_are_in_the_shard_of_the_helper(feature: Feature) -
 @pytest.mark.sampled(1)
 def test_helpers_with_overlap_send_the_weights_of_the_update_and_no_later_ones(way: str) -> None:
     """On a link on which weights take long the helper has updated again before they are read; a fast link agrees."""
-    changes = {"method": "all", "num_steps": 8, "local_iterations": 4, "eval_every": 0}
+    changes = {"method": "all", "num_steps": 6, "local_iterations": 3, "eval_every": 0}
     feature = with_helpers("/late", way, {"overlap": True}, changes=changes)
 
     def adapters(weights_s: float) -> Tensors:

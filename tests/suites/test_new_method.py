@@ -130,7 +130,7 @@ def test_new_method_on_a_ring_equals_a_literal_loop(feature: Feature, split: str
 @each(FEATURES)
 def test_laws_hold_for_a_new_method(feature: Feature) -> None:
     """Other delays, resumption, and what is kept and sent; shards carry what a unit has had of updates."""
-    test_timing.test_other_delays_give_the_same_bits(feature)
+    test_timing.test_other_delays_and_recomputed_blocks_give_the_same_bits(feature)
     test_resume.test_resumed_run_equals_the_whole(feature)
     test_frozen_is_free.test_nothing_is_kept_or_sent_below_what_trains(feature)
 

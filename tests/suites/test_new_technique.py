@@ -43,7 +43,7 @@ from tests.support.plans import make_plan as plan_by_hand
 from tests.support.resumed import run
 from tests.support.torch_ring import Case, make_carrier, write_inputs
 
-SEED, NOTES_BYTES = 7, 5 << 20
+SEED, NOTES_BYTES, STEP_BYTES = 7, 5 << 20, 1 << 10
 
 
 def is_used(plan: Plan) -> bool:
@@ -261,7 +261,7 @@ def test_disk_of_a_new_technique_is_counted() -> None:
 
 
 def min_bytes(wanted: Job) -> int:
-    """The least memory of both nodes with which a job is planned, by halving."""
+    """The least memory of both nodes with which a job is planned, in steps of a kibibyte, by halving."""
 
     def fits(memory_bytes: int) -> bool:
         try:
@@ -270,7 +270,7 @@ def min_bytes(wanted: Job) -> int:
             return False
         return True
 
-    return bisect.bisect_left(range(1 << 24), True, key=fits)
+    return bisect.bisect_left(range(0, 1 << 24, STEP_BYTES), True, key=fits) * STEP_BYTES
 
 
 def test_parcels_and_copies_of_a_new_technique_are_checked() -> None:
@@ -290,12 +290,12 @@ def test_new_technique_makes_a_run_smaller_where_its_first_way_does_not_fit() ->
     """The planner takes the first way that fits, and names a setting where none does."""
     least = min_bytes(job(train__max_length=128))
     wanted = job(train__seed=SEED, train__max_length=128)
-    lengths = [planned(wanted, nodes(memory_bytes=size)).plan.course.max_length for size in (least, least - 1)]
+    lengths = [planned(wanted, nodes(memory_bytes=size)).plan.course.max_length for size in (least, least - STEP_BYTES)]
     assert lengths == [128, 64]
     with pytest.raises(CapacityError, match=r"memory\.activations = 'recompute' would fit"):
-        planned(wanted, nodes(memory_bytes=min_bytes(wanted) - 1))
+        planned(wanted, nodes(memory_bytes=min_bytes(wanted) - STEP_BYTES))
     with pytest.raises(CapacityError) as refused:
-        planned(job(train__max_length=128), nodes(memory_bytes=least - 1))
+        planned(job(train__max_length=128), nodes(memory_bytes=least - STEP_BYTES))
     assert "recompute" not in str(refused.value)
 
 

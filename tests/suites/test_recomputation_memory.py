@@ -31,6 +31,7 @@ def case_of(adapter: str, **changes: Any) -> Case:
 
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.sampled(1)
 def test_scores_of_recomputed_blocks_are_those_of_kept_ones(adapter: str) -> None:
     """Weights are watched in the second run, whose graph the backward uses."""
     case = case_of(adapter)  # without dropout, which is not drawn for a part of the heads
@@ -61,6 +62,7 @@ def kept_bytes(case: Case, recompute: tuple[Range, ...]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.sampled(1)
 def test_recomputed_blocks_keep_their_input_only(adapter: str) -> None:
     """Four blocks and two micro-batches in flight: an input each, and what the owner has of the batch."""
     case = case_of(adapter, method="all", dropout=0.2)

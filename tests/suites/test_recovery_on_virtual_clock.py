@@ -14,11 +14,12 @@ from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
-from tests.suites.test_moves_on_virtual_clock import random_moving_plan
+from tests.features.plans import moving_plan
 from tests.support.moves import random_placement, random_slices, slices_of
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
 
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 MOMENTS = (
     "prepare",
     "embedding",
@@ -100,7 +101,7 @@ def check_kept(result: RingResult, plan: Plan) -> None:
 def plan_of(rng: random.Random) -> Plan:
     """Any plan that may move, of several nodes; some move by themselves."""
     while True:
-        plan = random_moving_plan(rng)
+        plan = moving_plan(rng)
         if rng.random() < 0.6:
             plan = plan.at(0)
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
@@ -122,12 +123,12 @@ def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(20))
 @pytest.mark.sampled(1)
 def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever in the run a host is lost, and where a second one is."""
-    recovered = ended = 0
-    for seed in range(block * 30, block * 30 + 30):
+    recovered = 0
+    for seed in range(block * 15, block * 15 + 15):
         rng = random.Random(seed)
         plan = plan_of(rng)
         wanted = ring_of(plan, random.Random(seed)).run()
@@ -142,21 +143,20 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
                 seed,
                 result.finish,
             )
-            ended += 1
             continue
         recovered += bool(recoveries(result))
         assert story(result) == story(wanted), seed
         check_kept(result, plan)
         assert ring.surprises == [], seed
-    assert recovered >= 5
+    assert recovered >= 2
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(6))
 @pytest.mark.sampled(1)
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
     """A recovery has a placement number of its own, also after a move found in mid-run; and the other way round."""
     both = 0
-    for seed in range(block * 30, block * 30 + 30):
+    for seed in range(block * 15, block * 15 + 15):
         rng = random.Random(seed)
         plan = plan_of(rng)
         wanted = ring_of(plan, random.Random(seed)).run()
@@ -172,10 +172,10 @@ def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int
             continue
         both += bool(recoveries(result)) and any(isinstance(entry, rd.LogPlan) for entry in result.logged)
         assert story(result) == story(wanted), seed
-    assert both >= 2
+    assert both >= 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_host_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> None:
     """The first such moment of a random node after some turns, and the run goes on."""

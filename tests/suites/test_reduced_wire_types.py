@@ -89,11 +89,10 @@ class Trained:
         return float((self.losses - other.losses).abs().max())
 
 
-def case_of(folder: Path, wire: str) -> Case:
-    """40 steps on four hosts that all train from the first step on, with two owners."""
-    return Case(
-        folder=folder, dtype="float32", wire=wire, method="all", microbatches=2, owners=("a", "b"), num_steps=40
-    )
+def case_of(folder: Path, wire: str, num_steps: int = 40) -> Case:
+    """Steps on four hosts that all train from the first one on, with two owners."""
+    values: dict[str, Any] = {"method": "all", "microbatches": 2, "owners": ("a", "b"), "num_steps": num_steps}
+    return Case(folder=folder, dtype="float32", wire=wire, **values)
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,17 +101,17 @@ def exact(folder: Path) -> Trained:
     return Trained(case_of(folder, "float32"), lambda key, tensor: tensor)
 
 
-@functools.lru_cache(maxsize=3)
-def rounded(folder: Path, dtype: str) -> Trained:
-    """The run whose tensors travel in that type."""
-    return Trained(case_of(folder, dtype), functools.partial(over_the_wire, dtype))
+def rounded(case: Case) -> Trained:
+    """The run whose tensors travel in the type of the case."""
+    return Trained(case, functools.partial(over_the_wire, case.wire))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 @pytest.mark.thorough
 def test_training_in_a_reduced_wire_type_follows_float32(folder: Path, dtype: str) -> None:
     """The losses stay within twice what undirected noise of that size does, and fall as in float32."""
-    case, found = case_of(folder, dtype), rounded(folder, dtype)
+    case = case_of(folder, dtype)
+    found = rounded(case)
     bound = 2 * max(Trained(case, noise(dtype, seed)).deviation(exact(folder)) for seed in SEEDS)
     assert 0.0 < found.deviation(exact(folder)) <= bound
     assert exact(folder).losses[-10:].mean() < 0.8 * exact(folder).losses[:10].mean()
@@ -124,6 +123,6 @@ def test_training_in_a_reduced_wire_type_follows_float32(folder: Path, dtype: st
 @pytest.mark.sampled(1)
 def test_training_does_not_depend_on_the_size_of_gradients(folder: Path, dtype: str, power: int) -> None:
     """Gradients that travel 2^30 times smaller, most below 1e-8, or larger, train the very same tensors."""
-    case = case_of(folder, dtype)
+    case = case_of(folder, dtype, num_steps=8)
     found = Trained(case, functools.partial(over_the_wire, dtype, gradient_factor=2.0**power))
-    assert distance(found.tensors, rounded(folder, dtype).tensors) == 0.0
+    assert distance(found.tensors, rounded(case).tensors) == 0.0

@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ("bert", {"method": "ringada", "every_steps": 3}),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_last_block_of_one_token_trains_what_that_of_all_does(
     tmp_path: Path, asked: list[int], model_type: str, changes: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
 from tests.suites.test_left_out_on_virtual_clock import plan_of
-from tests.suites.test_recovery_on_virtual_clock import MOMENTS, recoveries, ring_of, story
+from tests.suites.test_recovery_on_virtual_clock import MOMENTS, SEEDS, recoveries, ring_of, story
 from tests.support.moves import slices_of
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
@@ -65,7 +65,7 @@ def is_waiting(ring: RecoveringRing) -> Callable[[], bool]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_runs_whose_lost_nodes_come_back_log_what_undisturbed_ones_do(block: int) -> None:
     """Owners and hosts, one or two at any moments: no step is lost, and none is logged twice."""
     waited = 0
@@ -136,7 +136,7 @@ def test_run_without_time_to_wait_ends_at_once() -> None:
     assert "d owns rows, which no other node has" in result.finish.message and not waits(result)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@SEEDS
 def test_second_owner_that_is_lost_while_the_first_is_awaited_is_awaited_too(seed: int) -> None:
     """Each has its own time; the run goes on once both are there."""
     rng = random.Random(seed)

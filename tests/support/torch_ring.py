@@ -70,7 +70,7 @@ class Case:
     hift: str = ""  # the lines of [hift]
     offload: str = ""  # the lines of [offload]
 
-    @property
+    @functools.cached_property
     def job(self) -> Job:
         """The job of the case."""
         unfreeze = f"[unfreeze]\nevery_steps = {self.every_steps}" if self.method == "ringada" else ""
