@@ -22,15 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.server import CoordinatorServer
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.failpoints import VARIABLE
+from tests.support.moves import Slices, moving, slices_of
 from tests.support.processes import source_environment
 from tests.support.quick_template import COMMAND
 
@@ -59,6 +62,10 @@ class Outcome:
     message: str = ""
     is_done: bool = False
     wall_s: float = 0.0
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind in the run's books."""
+        return [line for line in self.metrics if line.get("kind") == kind]
 
 
 class Follower:
@@ -218,6 +225,7 @@ class Cluster:
         self.agents: dict[str, ForkedAgent] = {}
         self.ports = {name: free_port() for name in self.names}
         self.advertised = {name: self.ports[name] for name in self.names}
+        self._planned: dict[str, Outcome] = {}
         self._server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s, keeper=keeper)
 
     @property
@@ -341,16 +349,31 @@ class Cluster:
 
         return Job(model=Model(path=str(self.model))).with_overrides(values)
 
-    def follow(self, job: Job, resume: Resume | None = None) -> Follower:
-        """Start a run on the living nodes, or go on with one."""
-        driver = self.coordinator.run(
-            RunRequest(job=job, plan_only=False, num_nodes=len(self.agents), join_s=START_S, resume=resume)
-        )
-        return Follower(driver)
+    def planned(self, job: Job) -> Outcome:
+        """What the planner makes of a job, without a run; it is asked once for each job."""
+        key = job.to_toml()
+        if key not in self._planned:
+            asked = RunRequest(job=job, plan_only=True, num_nodes=len(self.agents), join_s=START_S)
+            self._planned[key] = Follower(self.coordinator.run(asked)).wait()
+        return self._planned[key]
 
-    def run(self, job: Job) -> Outcome:
-        """Run a job to its end."""
-        return self.follow(job).wait()
+    def plan_on(self, job: Job, slices: Slices, *later: tuple[int, Slices]) -> Plan:
+        """The course that the planner makes of a job on these slices, and on later ones from some turns on."""
+        plan = self.planned(job).plan
+        assert plan is not None, self.planned(job).message
+        return moving(Plan.of(plan.course, Placement(slices=slices_of(slices))), *later)
+
+    def follow(self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None, **more: Any) -> Follower:
+        """Start a run on the living nodes, by a plan if one is given, or go on with one; ``more`` is of the request."""
+        given = GivenPlan(plan=plan) if plan is not None else None
+        asked = {"num_nodes": len(self.agents), "join_s": START_S, **more}
+        return Follower(self.coordinator.run(RunRequest(job=job, resume=resume, plan=given, **asked)))
+
+    def run(self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None) -> Outcome:
+        """Run a job to its end, which is a good one."""
+        outcome = self.follow(job, resume, plan=plan).wait()
+        assert outcome.is_done, outcome.message
+        return outcome
 
     def states(self) -> dict[str, str]:
         """The state of every member."""
@@ -362,6 +385,18 @@ class Cluster:
         while any(self.states().get(name) != "idle" for name in names):
             assert time.monotonic() < deadline_s, f"not idle: {self.states()}"
             time.sleep(0.02)
+
+    def revive(self) -> None:
+        """Start again whoever has ended, let go on who stands still, and wait until all are idle."""
+        for name in self.names:
+            agent = self.agents.get(name)
+            if agent is not None:
+                agent.send_signal(signal.SIGCONT)
+                if agent.poll() is None:
+                    continue
+                self.wait_exit(name)
+            self.start(name)
+        self.wait_idle(*self.names)
 
 
 @contextmanager

@@ -34,7 +34,8 @@ from tests.support.dying_coordinator import NAME, DyingCoordinator, dying_coordi
 from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
 from tests.support.killing import difference, steps_of_metrics, trained
 from tests.support.moves import moving, slices_of
-from tests.support.processes import RUN_S, run_ringtune, start_ringtune
+from tests.support.processes import RUN_S, start_ringtune
+from tests.support.typed import run_here
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d")
 NAMES = (*OWNERS, *HOSTS)
@@ -274,7 +275,7 @@ class DyingRing:
         try:
             self._wait_over(deaths + with_coordinator)
             run_id = read_run_file(out / "run.json")["run_id"]
-            done = run_ringtune("fetch", run_id, "--out", fetched, *where)
+            done = run_here(TEMPLATE.get, "fetch", run_id, "--out", fetched, *where)
             error = done.stderr
         except RingTuneError as failure:
             error = f"{type(failure).__name__}: {failure}"
