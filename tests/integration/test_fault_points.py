@@ -20,7 +20,7 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
     """Owners a and b, hosts c, d and e."""
     with faulty_ring(tmp_path_factory.mktemp("faults"), **SHORT) as made:
         yield made
@@ -31,9 +31,9 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
     "order", ["answer Prepare 1 kill", "after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"]
 )
 @pytest.mark.sampled(1)
-def test_run_goes_on_without_a_host_that_ends_at_once(ring: FaultyRing, order: str) -> None:
+def test_run_goes_on_without_a_host_that_ends_at_once(faulty: FaultyRing, order: str) -> None:
     """While it prepares, trains, saves, or takes a copy from its neighbour."""
-    trial = ring.trial(Fault("d", order))
+    trial = faulty.trial(Fault("d", order))
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
 
 
@@ -47,23 +47,23 @@ def test_run_goes_on_without_a_host_that_ends_at_once(ring: FaultyRing, order: s
     ],
     ids=["while it moves", "while results are collected", "two of which each keeps what the other one does not"],
 )
-def test_run_goes_on_without_hosts_that_end(ring: FaultyRing, faults: tuple[Fault, ...], moves: bool) -> None:
+def test_run_goes_on_without_hosts_that_end(faulty: FaultyRing, faults: tuple[Fault, ...], moves: bool) -> None:
     """It goes back to the last turn, and has a new placement; what was collected before is forgotten."""
-    trial = ring.trial(*faults, moves=moves)
+    trial = faulty.trial(*faults, moves=moves)
     assert trial.is_good and not trial.ended and trial.recoveries >= 1, trial
 
 
 @pytest.mark.thorough
-def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(ring: FaultyRing) -> None:
+def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(faulty: FaultyRing) -> None:
     """Nobody else has what they trained."""
-    trial = ring.trial(Fault("c", "backward 6 kill"), Fault("d", "answer Rest 1 kill"))
+    trial = faulty.trial(Fault("c", "backward 6 kill"), Fault("d", "answer Rest 1 kill"))
     assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
     assert "no living node keeps what was trained of block" in trial.ended and "--resume" in trial.ended
 
 
-def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:
+def test_run_of_a_lost_owner_is_resumed(faulty: FaultyRing) -> None:
     """It holds the head, which it was about to hand over."""
-    trial = ring.trial(Fault("a", "send t 2 kill"))
+    trial = faulty.trial(Fault("a", "send t 2 kill"))
     assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
     assert "a owns rows, which no other node has; start it again and --resume the run" in trial.ended
 
@@ -71,9 +71,9 @@ def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("victim", ["d", "e"])
 @pytest.mark.sampled(1)
-def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyRing, victim: str) -> None:
+def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(faulty: FaultyRing, victim: str) -> None:
     """Nodes above have done their updates by then; all go back, nobody is lost, and nothing of it is left."""
-    trial = ring.trial(Fault(victim, "after backward 4 spoil"))
+    trial = faulty.trial(Fault(victim, "after backward 4 spoil"))
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
 
 
@@ -93,17 +93,17 @@ def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyR
     ids=lambda fault: fault.order,
 )
 @pytest.mark.sampled(1)
-def test_short_trouble_loses_nobody(ring: FaultyRing, fault: Fault) -> None:
+def test_short_trouble_loses_nobody(faulty: FaultyRing, fault: Fault) -> None:
     """A process that stands still for less than its lease, a message that is late, a call that is lost."""
-    trial = ring.trial(fault)
+    trial = faulty.trial(fault)
     assert trial.is_good and not trial.ended and not trial.recoveries, trial
 
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("call", ["Move 2 drop-reply", "Rest 1 drop-request", "Fetch 1 drop-reply"])
 @pytest.mark.sampled(1)
-def test_run_moves_though_a_call_is_lost(ring: FaultyRing, call: str) -> None:
+def test_run_moves_though_a_call_is_lost(faulty: FaultyRing, call: str) -> None:
     """The node moves once, to the end of the very turn."""
     victim = "c" if call.startswith("Fetch") else COORDINATOR
-    trial = ring.trial(Fault(victim, f"call {call}"), moves=True)
+    trial = faulty.trial(Fault(victim, f"call {call}"), moves=True)
     assert trial.is_good and not trial.ended and not trial.recoveries, trial

@@ -105,6 +105,7 @@ class DyingRing:
         self._agents: dict[str, ForkedAgent] = {}
         self._num_runs = 0
         self.job = self._job(**changes)
+        self._steps = list(range(1, (self.job.train.max_steps or STEPS) + 1))
         measured.recall(map(self._state, NAMES))
         for name in NAMES:
             self._start(name)
@@ -228,7 +229,7 @@ class DyingRing:
             moment=f"{node}: {order}" if node else order,
             deaths=self.coordinator.num_deaths - deaths,
             difference=float("inf") if error else difference(out, self.wanted),
-            has_right_steps=not error and steps_of_metrics(out) == list(range(1, STEPS + 1)),
+            has_right_steps=not error and steps_of_metrics(out) == self._steps,
             from_step=going_on[-1] if going_on else -1 if begins_anew else -2,
             wall_s=time.monotonic() - began_s,
             error=error,
@@ -283,7 +284,7 @@ class DyingRing:
             moment=f"submitter: {event}",
             deaths=self.coordinator.num_deaths - deaths,
             difference=float("inf") if error else difference(fetched, self.wanted),
-            has_right_steps=not error and steps_of_metrics(fetched) == list(range(1, STEPS + 1)),
+            has_right_steps=not error and steps_of_metrics(fetched) == self._steps,
             from_step=-2,
             wall_s=time.monotonic() - began_s,
             error=error,
