@@ -69,31 +69,26 @@ def find_numbers(haystack: bytes, rows: Sequence[Sequence[int]]) -> list[str]:
     return [f"{row} as {name}" for row in rows for name, needle in encodings(row) if needle in haystack]
 
 
-def ids_of(path: Path) -> list[list[int]]:
-    """The first token ids of every text that is long enough, of which the canary is no known word."""
-    number = {word: index for index, word in enumerate(tiny.vocabulary())}
-    with path.open(encoding="utf-8") as file:
-        texts = [row["text"].split()[1:] for row in csv.DictReader(file)]
-    rows = [[number["[CLS]"], number["[UNK]"], *(number[word] for word in text)] for text in texts]
-    return [row[:IDS_IN_A_ROW] for row in rows if len(row) >= IDS_IN_A_ROW]
-
-
-def targets_of(cluster: Cluster, plan: Plan) -> list[list[int]]:
-    """The labels of every batch of a run as numbers, in the order of its rows.
+def numbers_of(cluster: Cluster, plan: Plan) -> list[list[int]]:
+    """The labels of every batch of a run, in the order of its rows, and the first token ids of each row.
 
     Batches whose labels change less than four times are left out: an attention mask may look like them.
     """
     course = plan.course
-    found: set[tuple[int, ...]] = set()
+    labels: set[tuple[int, ...]] = set()
+    ids: set[tuple[int, ...]] = set()
     for share, owner in enumerate(cluster.owners):
         data = OwnerDataset.load(
             cluster.job(), cluster.train, cluster.eval, share=share, num_owners=2, tokenizer_folder=cluster.model
         )
         data.set_labels(course.labels)
         for turn in turn_sequence(course):
-            batches = (data.batch(course, item) for item in items(course, turn) if turn.owner == owner)
-            found.update(tuple(batch.labels.tolist()) for batch in batches if batch.labels is not None)
-    return [list(row) for row in sorted(found) if sum(a != b for a, b in itertools.pairwise(row)) >= MIN_CHANGES]
+            for batch in (data.batch(course, item) for item in items(course, turn) if turn.owner == owner):
+                labels.add(tuple(batch.labels.tolist()))
+                ids.update(tuple(row[:IDS_IN_A_ROW]) for row in batch.ids.tolist() if all(row[:IDS_IN_A_ROW]))
+    targets = [row for row in sorted(labels) if sum(a != b for a, b in itertools.pairwise(row)) >= MIN_CHANGES]
+    assert len(targets) > 3 and len(ids) > 50
+    return [list(row) for row in (*targets, *sorted(ids))]
 
 
 class Watched(Cluster):
@@ -214,8 +209,7 @@ def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplo
 
     with_rows = Path(cluster.train).read_text().splitlines(keepends=True)[:-1]
     Path(cluster.train).write_text("".join(with_rows))
-    numbers = [*targets_of(cluster, plan), *ids_of(cluster.train), *ids_of(cluster.eval)]
-    assert len(numbers) > 50
+    numbers = numbers_of(cluster, plan)
     assert {place: said for place, content in found.items() if (said := find_numbers(content, numbers))} == {}
 
 

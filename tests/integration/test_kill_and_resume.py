@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import signal
@@ -22,10 +21,8 @@ from tests.support.killing import (
     LAUNCHER,
     NODES,
     STEPS,
-    Killed,
     LocalRun,
     difference,
-    resume,
     run_whole,
     steps_of_metrics,
     trained,
@@ -134,19 +131,6 @@ def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
     assert steps_of_metrics(out) == list(range(1, STEPS + 7))
     report = json.loads((out / "report.json").read_text())
     assert (report["steps"], report["whole"]["steps"]) == (6, STEPS + 6)
-
-
-def test_run_killed_between_its_report_and_its_exit_is_whole(whole: Whole, tmp_path: Path) -> None:
-    """Its resume is refused and changes nothing, which a trial of kills counts as good; any other end is bad."""
-    job, wanted = whole
-    out = tmp_path / "out"
-    shutil.copytree(job.parent / "whole", out)
-    trial = resume(job, out, wanted, Killed(LAUNCHER, 1.0, STEPS, -signal.SIGKILL))
-    assert (trial.was_finished, trial.resumed_at, trial.resume_code) == (True, -1, UsageError.exit_code)
-    assert "is finished, nothing was changed" in trial.errors
-    assert trial.is_good
-    assert not dataclasses.replace(trial, resume_code=0).is_good
-    assert not dataclasses.replace(trial, was_finished=False).is_good
 
 
 def test_resume_that_would_be_another_run_is_refused(whole: Whole, tmp_path: Path) -> None:

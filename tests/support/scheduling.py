@@ -1,9 +1,9 @@
 """Which files run beside each other when several processes run the tests (``make test``).
 
 The tests of a file stay together and share its fixtures; the files of laws are one unit, which shares its runs, and
-those of integration another one, which shares its nodes. Files that measure this machine are one unit, so that no two of
-them disturb each other, and come first: the longest unit must not be the last. Integration, which waits for processes,
-and laws, which compute, follow.
+those of integration another one, which shares its nodes. Files that measure this machine are one unit, so that no two
+of them disturb each other, and come first: the longest unit must not be the last. Integration, which waits for
+processes, and laws, which compute, follow.
 """
 
 from __future__ import annotations
