@@ -84,7 +84,7 @@ def check_rehearsal(measured: Profile, rehearsed: Profile) -> None:
 
 def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) -> None:
     """The command measures nodes, then only what it has not measured yet, rehearses, and training takes the profile."""
-    tiny.write_model(tmp_path / "model")
+    tiny.write_model(tmp_path / "model", num_blocks=2)
     tiny.write_rows(tmp_path / "train.csv", 40, seed=1)
     tiny.write_rows(tmp_path / "eval.csv", 20, seed=2)
     job, out = tmp_path / "job.toml", tmp_path / "profile.json"

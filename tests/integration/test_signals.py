@@ -26,11 +26,13 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """
 # A thread that never ends holds the process up at its exit, too: the interpreter would wait for it for ever.
-_STUCK = f"""
+_THREAD = """
 import sys, threading
 threading.Thread(target=threading.Event().wait, name="stuck").start()
 from ringtune.machine import process as grace
 grace.mark_command_process()
+"""
+_STUCK = f"""{_THREAD}
 from coordinator.client import submit as interrupts
 from coordinator.server import coordinator as ending
 from edge.agent import agent, process
@@ -177,7 +179,7 @@ os.dup2(write, 2)
 threading.Event().wait()
 """
     began_s = time.monotonic()
-    with start(_STUCK + script) as process:
+    with start(_THREAD + script) as process:
         try:
             assert process.wait(END_S) == 4
         finally:
