@@ -1,6 +1,6 @@
 """``ringtune eval``, ``predict``, ``status`` and ``export`` as a user types them, after a run on real nodes.
 
-The commands are typed in this process (``tests.support.typed``); ``test_cli_train`` starts one as a user does.
+The commands are typed in this process (``tests.support.typed``); ``test_kill_and_resume`` starts one as a user does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Each task through ``ringtune train --local`` with real agents: it trains, judges and leaves a whole folder.
 
-The command is typed in this process (``tests.support.typed``); ``test_cli_train`` starts it as a user does.
+The command is typed in this process (``tests.support.typed``); ``test_kill_and_resume`` starts it as a user does.
 """
 
 from __future__ import annotations
@@ -94,8 +94,15 @@ def test_three_commands_lead_from_a_spreadsheet_to_a_prediction(
     assert refused.returncode == 5 and "3 rows can't be used" in refused.stderr and not (tmp_path / "run").exists()
 
     options = ("--set", "data.missing=skip", "--set", "train.max_steps=2", "--set", "data.held_out=0")
-    trained = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run", *options)
+    choices = ("--assume", "1", "--microbatches", "2", "--wire", "bfloat16", "--save", "plan.json")
+    planned = run_here(TEMPLATE.get, "plan", "job.toml", *choices, *options)
+    assert planned.returncode == 0, planned.stderr
+    by_plan = ("--plan", "plan.json", *options)
+    trained = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run", *by_plan)
     assert trained.returncode == 0, trained.stderr
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert plan == json.loads((tmp_path / "plan.json").read_text())["plan"]
+    assert (plan["course"]["microbatches"], plan["course"]["wire_dtype"]) == (2, "bfloat16")
     assert "1 left out: column 'Antwort' is empty" in trained.stderr + trained.stdout
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert report["rows"]["left_out"] == {"column 'Antwort' is empty": 1, "column 'Stimmung' is empty": 2}

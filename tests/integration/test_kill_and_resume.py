@@ -1,4 +1,4 @@
-"""Real processes, killed and interrupted: ``--resume`` ends with what the uninterrupted run trained.
+"""``ringtune train --local``, whole, killed and interrupted: ``--resume`` ends with what the whole run trained.
 
 ``python -m tests.bench.kill`` does the same at twenty random moments.
 """
@@ -41,6 +41,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     run = run_whole(job, folder / "whole")
     assert run.code == 0, run.errors
     return job, trained(folder / "whole")
+
+
+def test_run_leaves_a_complete_folder(whole: Whole) -> None:
+    """Plan, report, metrics, trace and adapter are there and agree."""
+    out = whole[0].parent / "whole"
+    plan = json.loads((out / "plan.json").read_text())
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    sends = [event for event in events if event.get("cat") == "send"]
+    (above,) = [piece["node"] for piece in plan["placements"][0]["slices"] if piece["start"] < 4 <= piece["stop"]]
+    assert {"send head to node-0", "send head to node-1", f"send gradient to {above}"} <= {
+        event["name"] for event in sends
+    }
+    # in microseconds from the start; a node knows the coordinator's clock as well as an answer comes at once
+    assert all(event["dur"] >= 0 and event["ts"] > -5e6 for event in sends)
+    assert steps_of_metrics(out) == list(range(1, STEPS + 1))
+    report = json.loads((out / "report.json").read_text())
+    assert report["eval"]["count"] == 20
+    assert all(node["busy_s"] > 0 and node["peak_rss_bytes"] > 2**20 for node in report["nodes"].values())
+    assert sorted(path.name for path in (out / "adapter").iterdir()) == [
+        "adapter.safetensors",
+        "adapter_config.json",
+        "head_config.json",
+        "model_head.safetensors",
+    ]
+    assert not list(out.rglob("*.part"))
 
 
 @pytest.mark.thorough

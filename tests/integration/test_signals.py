@@ -85,11 +85,10 @@ def ended(process: subprocess.Popen[str], word: str, number: signal.Signals) -> 
     return process.returncode, output
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_signals_end_a_coordinator_whichever_thread_gets_them(number: signal.Signals, code: int) -> None:
-    """The coordinator ends within seconds, without an error; after Ctrl-C with the code that every command has."""
+def test_signal_ends_a_coordinator_whichever_thread_gets_it() -> None:
+    """The coordinator ends within seconds, without an error."""
     with start(_DEFLECTED + _CLI, "coordinator", "--bind", "127.0.0.1:0") as process:
-        assert ended(process, "listening", number)[0] == code
+        assert ended(process, "listening", signal.SIGTERM)[0] == 0
 
 
 JOB = '[model]\npath = "model"\n[data]\ntrain = "rows.csv"\n'
