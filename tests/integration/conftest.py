@@ -1,4 +1,4 @@
-"""A cluster for the tests of one module: agents live through several runs, as on real devices."""
+"""A ring for all tests of this folder that a process runs: agents live through many runs, as on real devices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ import pytest
 from coordinator.planner.limits import Effort
 from coordinator.run import planning
 from tests.support import tiny
-from tests.support.cluster import AGENTS, Cluster, running
+from tests.support.cluster import Cluster, running
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes on loopback, two of them owners; none is left in the end."""
-    with running(tmp_path_factory.mktemp("ring"), owners=["node-0", "node-1"], hosts=["node-2"]) as made:
+@pytest.fixture(scope="session")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Owners a and b, and the host c, which has no data; none is left in the end."""
+    with running(tmp_path_factory.mktemp("ring"), owners=["a", "b"], hosts=["c"]) as made:
         yield made
-    assert not AGENTS
+
+
+@pytest.fixture(autouse=True)
+def ring_is_whole(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start the nodes of the ring again that a test has ended."""
+    ring = request.getfixturevalue("ring") if "ring" in request.fixturenames else None
+    yield
+    if isinstance(ring, Cluster):
+        ring.revive()
 
 
 @pytest.fixture(scope="session")

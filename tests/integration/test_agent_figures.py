@@ -1,4 +1,4 @@
-"""Two figures that are promised: what a slice adds to an idle agent, and how soon an agent is a member."""
+"""Figures that are promised: what a slice adds to an idle agent, how soon an agent is a member, and what both load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from tests.integration.test_agent_process import agent
+from tests.integration.test_import_costs import HEAVY, NEVER
 from tests.support.cluster import START_S
 from tests.support.processes import source_environment
 
@@ -22,9 +22,19 @@ MAX_ADDED_WITH_KERNELS_BYTES = 55_000_000
 
 MAX_JOIN_S = 2.0
 
+# An agent that, when it would load torch, tells what it has loaded so far, and loads nothing.
+JOIN = """
+import json, sys
+from edge.agent.agent import Agent
+Agent.preload = lambda agent: print(json.dumps(sorted(sys.modules)), flush=True)
+sys.argv[0] = "edge"
+from edge.__main__ import main
+sys.exit(main())
+"""
+
 
 @pytest.mark.promise("7 bounded memory")
-def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
+def test_slice_of_two_blocks_adds_at_most_30_mb_and_loads_nothing_needless(minilm_shaped: Path) -> None:
     """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent.
 
     An idle agent has run the kernels of a block, so what they take is bounded too: nothing moves from here to there.
@@ -40,29 +50,53 @@ def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
+    loaded = set(found.pop("modules"))
     print(found)  # noqa: T201 - for `pytest -s`
     assert found["is_finite"]
     assert found["hosted_bytes"] > 14_000_000, "two real blocks"
     assert found["hosted_bytes"] < found["added_bytes"] <= MAX_ADDED_BYTES, found
     assert found["added_bytes"] < found["added_with_kernels_bytes"] <= MAX_ADDED_WITH_KERNELS_BYTES, found
+    assert {"torch", "adapters.heads", "transformers.modeling_utils"} <= loaded
+    assert NEVER & loaded == set()
 
 
-def test_agent_is_a_member_within_2_s() -> None:
-    """From the start of the process to the coordinator's list of living nodes.
+def agent(*options: str) -> subprocess.Popen[str]:
+    """An agent with piped input and output."""
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", JOIN, *options],
+        env=source_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_agent_is_a_member_within_2_s_without_torch_and_ends_with_its_parent() -> None:
+    """From the start of the process to the coordinator's list of living nodes; a second one of its name ends with 8.
 
     Counted are its processor seconds: it waits for nothing but answers, and neighbours are no matter of it.
     """
+    # a long lease: this is no test of it
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server:
-        began_s = time.monotonic()
-        with agent("--coordinator", server.address, "--name", "a", "--watch-parent") as process:
+        options = ("--coordinator", server.address, "--name", "a", "--memory", "64MiB", "--watch-parent")
+        with agent(*options) as process:
+            deadline_s = time.monotonic() + START_S
             while not server.coordinator.living():
                 assert process.poll() is None
-                assert time.monotonic() - began_s < START_S
+                assert time.monotonic() < deadline_s
                 time.sleep(0.01)
             times = psutil.Process(process.pid).cpu_times()
-            assert process.stdin is not None
-            process.stdin.close()
-            assert process.wait(START_S) == 0
-    took_s = times.user + times.system
-    print(f"joined after {took_s:.2f} processor seconds")  # noqa: T201
-    assert took_s < MAX_JOIN_S
+            assert process.stdout is not None
+            loaded = set(json.loads(process.stdout.readline()))
+            assert {"grpc", "edge.agent.membership"} <= loaded and HEAVY & loaded == set()
+            (member,) = server.coordinator.living()
+            assert (member.node, member.memory_bytes, member.has_data) == ("a", 64 << 20, False)
+            with agent(*options[:4], "--join-s", "0.2") as second:  # one attempt, whose answer may take its time
+                _, errors = second.communicate(timeout=START_S)
+            assert (second.returncode, "Traceback" in errors) == (8, False), errors
+            process.communicate(timeout=START_S)
+            assert process.returncode == 0
+        assert server.coordinator.living() == ()
+    print(f"joined after {times.user + times.system:.2f} processor seconds")  # noqa: T201
+    assert times.user + times.system < MAX_JOIN_S

@@ -7,10 +7,13 @@ which class does not.
 from __future__ import annotations
 
 import csv
+import itertools
+import json
 import logging
 import random
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,12 +21,13 @@ import pytest
 
 from coordinator.client.saved_run import read_run_file
 from coordinator.server.run_store import RunStore
+from edge.data.dataset import OwnerDataset
 from ringtune.schedule.plan import Plan
-from tests.integration.test_ring_traffic import find_numbers, targets_of
+from ringtune.schedule.turns import items, turn_sequence
 from tests.support import tiny
-from tests.support.cluster import Cluster, Outcome, _plan_part
-from tests.support.processes import run_ringtune
+from tests.support.cluster import TEMPLATE, Cluster, _plan_part
 from tests.support.tap import Tap
+from tests.support.typed import run_here
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +40,55 @@ BAD_ROW = "canary9999row"
 ROWS = 60
 LEASE_S = 60.0
 """Longer than a busy machine lets a node wait: nobody is to be lost here."""
+
+
+WIDTHS = {"b": 1, "<h": 2, ">h": 2, "<i": 4, ">i": 4, "<q": 8, ">q": 8, "<f": 4, "<d": 8}
+IDS_IN_A_ROW = 6
+MIN_CHANGES = 4
+
+
+def encodings(numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    """The numbers one after the other in every width, byte order and as protobuf varints."""
+    for code in WIDTHS:
+        order, kind = (code[0], code[1]) if len(code) == 2 else ("<", "B")
+        yield code, struct.pack(f"{order}{len(numbers)}{kind}", *numbers)
+    yield "varint", b"".join(varint(number) for number in numbers)
+
+
+def varint(number: int) -> bytes:
+    """One protobuf varint."""
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def find_numbers(haystack: bytes, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Which rows of numbers are somewhere in the bytes, in any encoding."""
+    return [f"{row} as {name}" for row in rows for name, needle in encodings(row) if needle in haystack]
+
+
+def numbers_of(cluster: Cluster, plan: Plan) -> list[list[int]]:
+    """The labels of every batch of a run, in the order of its rows, and the first token ids of each row.
+
+    Batches whose labels change less than four times are left out: an attention mask may look like them.
+    """
+    course = plan.course
+    labels: set[tuple[int, ...]] = set()
+    ids: set[tuple[int, ...]] = set()
+    for share, owner in enumerate(cluster.owners):
+        data = OwnerDataset.load(
+            cluster.job(), cluster.train, cluster.eval, share=share, num_owners=2, tokenizer_folder=cluster.model
+        )
+        data.set_labels(course.labels)
+        for turn in turn_sequence(course):
+            for batch in (data.batch(course, item) for item in items(course, turn) if turn.owner == owner):
+                labels.add(tuple(batch.labels.tolist()))
+                ids.update(tuple(row[:IDS_IN_A_ROW]) for row in batch.ids.tolist() if all(row[:IDS_IN_A_ROW]))
+    targets = [row for row in sorted(labels) if sum(a != b for a, b in itertools.pairwise(row)) >= MIN_CHANGES]
+    assert len(targets) > 3 and len(ids) > 50
+    return [list(row) for row in (*targets, *sorted(ids))]
 
 
 class Watched(Cluster):
@@ -105,7 +158,7 @@ def train(cluster: Watched, name: str, **changes: object) -> tuple[Path, str]:
     }
     job, out = cluster.folder / f"{name}.toml", cluster.folder / name
     job.write_text(cluster.job(**wanted).to_toml())
-    done = run_ringtune("-vv", "train", job, "--coordinator", cluster.address, "--out", out)
+    done = run_here(TEMPLATE.get, "-vv", "train", job, "--coordinator", cluster.address, "--out", out)
     return out, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
@@ -136,7 +189,8 @@ def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplo
         found = places(cluster, good + diverged + bad, caplog.text)
         plan = Plan.from_json(_plan_part(read_run_file(out / "plan.json")))
 
-    assert len(found["ring"]) > 500_000 and len(found["control"]) > 50_000
+    links = json.loads((out / "report.json").read_text())["links"]
+    assert len(found["ring"]) > sum(links.values()) > 500_000 and len(found["control"]) > 50_000
     for part in ("kept/", "state/node-2/", "good/", "diverged/", "node-0.log", "coordinator's log"):
         assert any(place.startswith(part) and content for place, content in found.items()), f"nothing in {part}"
     assert b"DEBUG" in found["node-0.log"] and "INFO" in caplog.text
@@ -155,6 +209,13 @@ def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplo
 
     with_rows = Path(cluster.train).read_text().splitlines(keepends=True)[:-1]
     Path(cluster.train).write_text("".join(with_rows))
-    targets = targets_of(cluster, Outcome(plan=plan))
-    assert len(targets) > 3
-    assert {place: numbers for place, content in found.items() if (numbers := find_numbers(content, targets))} == {}
+    numbers = numbers_of(cluster, plan)
+    assert {place: said for place, content in found.items() if (said := find_numbers(content, numbers))} == {}
+
+
+def test_search_for_numbers_finds_what_is_there() -> None:
+    """Negative control: ids are found in each encoding."""
+    row = [2, 70, 9, 101, 3, 50]
+    for name, needle in encodings(row):
+        assert find_numbers(b"xx" + needle + b"yy", [row]), name
+    assert find_numbers(b"".join(varint(number) for number in (2, 300, 70)), [[2, 44, 70]]) == []

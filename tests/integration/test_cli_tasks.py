@@ -1,6 +1,6 @@
 """Each task through ``ringtune train --local`` with real agents: it trains, judges and leaves a whole folder.
 
-The command is typed in this process (``tests.support.typed``); ``test_cli_train`` starts it as a user does.
+The command is typed in this process (``tests.support.typed``); ``test_kill_and_resume`` starts it as a user does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ batch_size = 4
 microbatches = 2
 max_length = 24
 local_iterations = 2
-max_steps = {steps}
+max_steps = 4
 """
 
 
@@ -94,8 +94,15 @@ def test_three_commands_lead_from_a_spreadsheet_to_a_prediction(
     assert refused.returncode == 5 and "3 rows can't be used" in refused.stderr and not (tmp_path / "run").exists()
 
     options = ("--set", "data.missing=skip", "--set", "train.max_steps=2", "--set", "data.held_out=0")
-    trained = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run", *options)
+    choices = ("--assume", "1", "--microbatches", "2", "--wire", "bfloat16", "--save", "plan.json")
+    planned = run_here(TEMPLATE.get, "plan", "job.toml", *choices, *options)
+    assert planned.returncode == 0, planned.stderr
+    by_plan = ("--plan", "plan.json", *options)
+    trained = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run", *by_plan)
     assert trained.returncode == 0, trained.stderr
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert plan == json.loads((tmp_path / "plan.json").read_text())["plan"]
+    assert (plan["course"]["microbatches"], plan["course"]["wire_dtype"]) == (2, "bfloat16")
     assert "1 left out: column 'Antwort' is empty" in trained.stderr + trained.stdout
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert report["rows"]["left_out"] == {"column 'Antwort' is empty": 1, "column 'Stimmung' is empty": 2}
@@ -212,16 +219,16 @@ def judged_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
     return {"mse": mse, "mae": float(abs(true - said).mean()), "pearson": pearson, "r2": 1 - mse / float(true.var())}
 
 
-def trained(folder: Path, task: str, more: str = "", *, steps: int = 4) -> dict[str, Any]:
-    """Train some steps with the inputs in a folder, and more keys of ``[train]``; return the report."""
+def trained(folder: Path, task: str) -> dict[str, Any]:
+    """Train four steps with the inputs in a folder; return the report."""
     (train,) = folder.glob("train.*")
     (evaluation,) = folder.glob("eval.*")
-    text = JOB.format(task=task, train=train.name, eval=evaluation.name, steps=steps)
-    (folder / "job.toml").write_text(text + more)
+    text = JOB.format(task=task, train=train.name, eval=evaluation.name)
+    (folder / "job.toml").write_text(text)
     done = run_here(TEMPLATE.get, "train", folder / "job.toml", "--local", "2", "--out", folder / "out")
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((folder / "out/report.json").read_text())
-    assert report["steps"] == steps
+    assert report["steps"] == 4
     return report
 
 
@@ -263,25 +270,3 @@ def stock_figures(folder: Path, adapter: Path) -> tuple[float, float]:
         hits += int((logits.argmax(-1) == ids[0, 1:]).sum())
         count += ids.shape[1] - 1
     return loss / count, hits / count
-
-
-@pytest.mark.thorough
-def test_language_model_keeps_its_best_result_and_says_a_few_words(tmp_path: Path) -> None:
-    """What it learns is held against it: the first evaluation is the best, result and sample are those of that step."""
-    write_family_inputs(tmp_path, "llama", "causal-lm")
-    (train,), (evaluation,) = tmp_path.glob("train.*"), tmp_path.glob("eval.*")
-    one, other, *_ = json.loads(train.read_text().splitlines()[0])["text"].split()
-    train.write_text(json.dumps({"text": " ".join([one] * 12)}) + "\n")
-    train.write_text(train.read_text() * 16)
-    evaluation.write_text(json.dumps({"text": " ".join([other] * 12)}) + "\n")
-    more = f'learning_rate = 0.1\neval_every = 2\nsample_prompt = "{other}"\n'
-    report = trained(tmp_path, "causal-lm", more + "keep_best = true\n", steps=8)
-    step = report["best"]["step"]
-    assert step < 8
-    assert (report["sample"]["prompt"], report["sample"]["tokens"] <= 40) == (other, True)
-    left = (tmp_path / "out/adapter/adapter.safetensors").read_bytes()
-    assert left == (tmp_path / f"out/best/{step}/adapter/adapter.safetensors").read_bytes()
-    (tmp_path / "out").rename(tmp_path / "long")
-    short = trained(tmp_path, "causal-lm", more, steps=step)
-    assert (tmp_path / "out/adapter/adapter.safetensors").read_bytes() == left
-    assert short["sample"] == report["sample"]

@@ -1,9 +1,8 @@
-"""What an agent loads, and when: membership without torch, a slice without what it does not need."""
+"""What an agent loads: a slice without what it does not need. ``test_agent_figures`` looks at a joining agent too."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.server.server import CoordinatorServer
 from edge.machine.libraries import NEEDLESS
+from tests.support.processes import REPOSITORY, source_environment
 
-REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 HEAVY = {"adapters", "numpy", "safetensors", "tokenizers", "torch", "transformers"}
 # not Pillow: transformers asks for it at each of its places anew, and those who plot or own pictures have it
@@ -35,27 +33,6 @@ NEVER = {
     "torchvision",
     "transformers.trainer",
 }
-# An agent that, when it would load torch, tells what it has loaded so far and ends.
-JOIN = """
-import json, os, sys
-from edge.agent.agent import Agent
-def tell(agent):
-    print(json.dumps({"modules": sorted(sys.modules)}), flush=True)
-    os._exit(0)
-Agent.preload = tell
-sys.argv[0] = "edge"
-from edge.__main__ import main
-sys.exit(main())
-"""
-LOAD = """
-import json, sys
-import edge.agent.process
-import torch
-from edge.machine.libraries import load_libraries, touch_kernels
-load_libraries()
-touch_kernels()
-print(json.dumps({"modules": sorted(sys.modules)}))
-"""
 HOST = """
 import json, sys
 from pathlib import Path
@@ -102,11 +79,6 @@ print(json.dumps({"left": [name for name in deferred.DEFERRED if name in sys.mod
 INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate", "librosa", "scipy", "soundfile")}
 
 
-def environment(**more: str) -> dict[str, str]:
-    """This process's environment, with the packages of this tree."""
-    return {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}", **more}
-
-
 def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run code in a fresh interpreter.
 
@@ -116,7 +88,7 @@ def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> 
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", code, *arguments],
         cwd=REPOSITORY,
-        env=env if env is not None else environment(),
+        env=source_environment() if env is None else env,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -125,21 +97,6 @@ def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> 
     )
     assert done.returncode == 0 and done.stdout.strip(), f"exit {done.returncode}: {done.stderr}"
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def test_joining_loads_no_torch() -> None:
-    """An agent is a member before it has loaded torch, the model libraries, or anything that they bring."""
-    with CoordinatorServer("127.0.0.1:0", lease_s=TIMEOUT_S) as server:
-        loaded = set(python(JOIN, "--coordinator", server.address, "--name", "a", "--memory", "1GiB")["modules"])
-    assert {"grpc", "edge.agent.membership"} <= loaded, "it has joined"
-    assert HEAVY & loaded == set()
-
-
-def test_loading_for_a_slice_loads_nothing_needless() -> None:
-    """Of the libraries the idle agent loads what a slice needs: no trainer, no data sets."""
-    loaded = set(python(LOAD)["modules"])
-    assert {"torch", "adapters.heads", "transformers.modeling_utils"} <= loaded
-    assert NEVER & loaded == set()
 
 
 @pytest.mark.thorough
@@ -155,8 +112,8 @@ def test_hosting_a_slice_loads_nothing_needless_even_if_it_is_installed(tmp_path
         facts.mkdir()
         (package / "__init__.py").write_text("__version__ = '9.9'\n")
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
-    path = environment()["PYTHONPATH"]
-    loaded = set(python(HOST, str(folder), env=environment(PYTHONPATH=f"{path}:{site}"))["modules"])
+    path = source_environment()["PYTHONPATH"]
+    loaded = set(python(HOST, str(folder), env=source_environment(PYTHONPATH=f"{path}:{site}"))["modules"])
     assert "transformers.models.bert.modeling_bert" in loaded, "it has hosted"
     assert NEVER & loaded == set()
 
@@ -175,9 +132,8 @@ def test_torch_without_the_parts_that_are_known_is_loaded_as_it_is() -> None:
     assert python(OTHER_TORCH) == {"left": []}
 
 
-@pytest.mark.parametrize("name", NEEDLESS)
-def test_needless_libraries_have_the_names_that_transformers_knows(name: str) -> None:
+def test_needless_libraries_have_the_names_that_transformers_knows() -> None:
     """A flag that a later version renames would be set in vain."""
     from transformers.utils import import_utils
 
-    assert isinstance(getattr(import_utils, f"_{name}_available"), bool)
+    assert [name for name in NEEDLESS if not isinstance(getattr(import_utils, f"_{name}_available", None), bool)] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.client.local_nodes import AgentTemplate
 from coordinator.run.requests import MeasureRequest
 from edge.checkpoint.state_folder import CACHE_FILE
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.profile import WHOLE_WORKS, Profile, Work
 from tests.support import tiny
-from tests.support.cluster import START_S, Cluster
-from tests.support.processes import source_environment
-from tests.support.quick_template import COMMAND
+from tests.support.cluster import START_S, TEMPLATE, Cluster
 from tests.support.typed import run_here
 
 pytestmark = pytest.mark.slow
@@ -41,9 +37,9 @@ every_steps = 4
 """
 
 
-def ringtune(template: AgentTemplate, *arguments: object) -> list[dict[str, Any]]:
-    """Run a command with JSON lines; it has to succeed."""
-    done = run_here(lambda: template, *arguments, "--json")
+def ringtune(state: Path, *arguments: object) -> list[dict[str, Any]]:
+    """Run a command with JSON lines, whose local nodes remember what they measure in a folder; it has to succeed."""
+    done = run_here(TEMPLATE.get, *arguments, "--json", XDG_STATE_HOME=str(state))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -86,34 +82,26 @@ def check_rehearsal(measured: Profile, rehearsed: Profile) -> None:
         assert after.has_messages
 
 
-@pytest.fixture
-def template(tmp_path: Path) -> Iterator[AgentTemplate]:
-    """What local nodes are forked from, with a folder for what they remember."""
-    environment = source_environment(XDG_STATE_HOME=str(tmp_path / "state"))
-    with AgentTemplate(tmp_path / "template.log", environment, command=COMMAND) as made:
-        yield made
-
-
-def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(template: AgentTemplate, tmp_path: Path) -> None:
+def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) -> None:
     """The command measures nodes, then only what it has not measured yet, rehearses, and training takes the profile."""
-    tiny.write_model(tmp_path / "model")
+    tiny.write_model(tmp_path / "model", num_blocks=2)
     tiny.write_rows(tmp_path / "train.csv", 40, seed=1)
     tiny.write_rows(tmp_path / "eval.csv", 20, seed=2)
     job, out = tmp_path / "job.toml", tmp_path / "profile.json"
     job.write_text(JOB)
-    (alone,) = ringtune(template, "measure", job, "--local", "2", "--no-links", "--no-rehearsal")
+    (alone,) = ringtune(tmp_path / "state", "measure", job, "--local", "2", "--no-links", "--no-rehearsal")
     found = Profile.from_json(alone["profile"])
     check_nodes(found, owners=("node-0", "node-1"))
     remembered = {path: path.read_bytes() for path in tmp_path.glob(f"state/ringtune/*/{CACHE_FILE}")}
     assert len(remembered) == 2
-    ringtune(template, "measure", job, "--local", "2", "--save", out)
+    ringtune(tmp_path / "state", "measure", job, "--local", "2", "--save", out)
     rehearsed = Profile.from_json(json.loads(out.read_text()))
     check_links(rehearsed)
     check_rehearsal(found, rehearsed)
     assert not list(tmp_path.glob("state/ringtune/*/runs/*")), "nothing of a rehearsal stays"
     assert remembered == {path: path.read_bytes() for path in remembered}, "neither its times nor new ones"
     run = tmp_path / "run"
-    ringtune(template, "train", job, "--local", "2", "--out", run, "--profile", out)
+    ringtune(tmp_path / "state", "train", job, "--local", "2", "--out", run, "--profile", out)
     left = Profile.from_json(json.loads((run / "profile.json").read_text()))
     assert left.links == rehearsed.links
     recorded = {point.work: point.samples for node in left.nodes for point in node.work_times}

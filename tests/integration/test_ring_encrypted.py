@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from coordinator.server.certificate_authority import TrustKeeper, init_trust, make_token
 from ringtune import cli
 from ringtune.errors import TrustError
+from ringtune.job.job import Job
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party
 from ringtune.transport.speaker import speaker, speaking_as
-from tests.support.cluster import RUN_S, Cluster
+from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.processes import run_ringtune
 from tests.support.results import largest_difference, reference_of, trained
 from tests.support.tap import Tap
@@ -54,16 +55,32 @@ def ask(cluster: Cluster, trust: Path, *, code: int) -> str:
     return asked.output
 
 
-def test_ring_encrypted_gives_the_same_result(tmp_path: Path) -> None:
-    """Adapters and head are those of one process; nothing readable passes from node to node."""
-    with encrypted(tmp_path) as (cluster, _, tap):
+def assert_trained(cluster: Cluster, job: Job, outcome: Outcome) -> None:
+    """Adapters and head are those of one process."""
+    assert outcome.is_done, outcome.message
+    wanted = reference_of(cluster, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+
+
+def test_ring_encrypted_gives_the_same_result_and_refuses_a_removed_node(tmp_path: Path) -> None:
+    """Nothing readable passes from node to node; who is removed ends with 3, can't come back, and the others train on.
+
+    The removed node has the reason in its log.
+    """
+    with encrypted(tmp_path) as (cluster, keeper, tap):
         job = cluster.job()
-        outcome = cluster.run(job)
-        assert outcome.is_done, outcome.message
-        wanted = reference_of(cluster, job, outcome)
-        assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
+        assert_trained(cluster, job, cluster.run(job))
         assert "node-2" in ask(cluster, tmp_path / "trust" / "admin", code=0)
         assert VARIABLE in ask(cluster, tmp_path / "nobody", code=3)
+        keeper.remove(node_party("node-2"), "node node-2 was removed: it was stolen")
+        assert cluster.wait_exit("node-2") == TrustError.exit_code
+        assert "node node-2 was removed: it was stolen" in cluster.log("node-2")
+        with pytest.raises(AssertionError, match="was removed: it was stolen"):
+            cluster.start("node-2")
+        assert cluster.wait_exit("node-2") == TrustError.exit_code
+        assert cluster.run(cluster.job(train__max_steps=3)).plan is not None
+        for name in NODES:
+            assert read_identity(tmp_path / "state" / name / "trust", time.time()).party == node_party(name)
     used = [bytes(flow.sent + flow.received) for flow in tap.flows if flow.received]
     assert used, "other nodes send to node-0 through the tap"
     for word in (b"ringtune.v1", b"node-1", b"node-2"):
@@ -72,7 +89,7 @@ def test_ring_encrypted_gives_the_same_result(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_ring_encrypted_goes_on_without_a_host_that_is_killed(tmp_path: Path) -> None:
-    """Copies travel under the same certificates, and adapters and head are those of one process."""
+    """Copies travel under the same certificates."""
     with encrypted(tmp_path) as (cluster, _, _):
         job = cluster.job(train__max_steps=24, train__local_iterations=4, recovery__copies="next")
         follower = cluster.follow(job)
@@ -81,25 +98,8 @@ def test_ring_encrypted_goes_on_without_a_host_that_is_killed(tmp_path: Path) ->
         cluster.signal("node-2", signal.SIGKILL)
         outcome = follower.wait()
         cluster.wait_exit("node-2")
-        assert outcome.is_done, outcome.message
-        assert [line["lost"] for line in outcome.metrics if line.get("kind") == "recovery"] == [["node-2"]]
-        wanted = reference_of(cluster, job, outcome)
-        assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
-
-
-def test_ring_encrypted_refuses_a_removed_node(tmp_path: Path) -> None:
-    """It ends with exit code 3 and the reason in its log, can't come back by itself, and the others train on."""
-    with encrypted(tmp_path) as (cluster, keeper, _):
-        keeper.remove(node_party("node-2"), "node node-2 was removed: it was stolen")
-        assert cluster.wait_exit("node-2") == TrustError.exit_code
-        assert "node node-2 was removed: it was stolen" in cluster.log("node-2")
-        with pytest.raises(AssertionError, match="was removed: it was stolen"):
-            cluster.start("node-2")
-        assert cluster.wait_exit("node-2") == TrustError.exit_code
-        outcome = cluster.run(cluster.job())
-        assert outcome.is_done, outcome.message
-        for name in NODES:
-            assert read_identity(tmp_path / "state" / name / "trust", time.time()).party == node_party(name)
+        assert_trained(cluster, job, outcome)
+        assert [line["lost"] for line in outcome.of_kind("recovery")] == [["node-2"]]
 
 
 JOB = """

@@ -1,105 +1,84 @@
-"""Real processes of which one is killed: the run goes on without it, and trains what one process trains."""
+"""Real processes that are lost, come back or come new: the run trains what one process trains, and its books say so.
+
+``test_fault_points`` kills a host at chosen places.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+import shutil
 import signal
-from collections.abc import Iterator
+import threading
 from typing import Any
 
 import pytest
 
-from coordinator.planner.given_plan import GivenPlan
-from coordinator.run.requests import RunRequest
+from coordinator.planner.replan import PlacementProposal
+from coordinator.run import migration
 from coordinator.run.run_text import is_step
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.migration import with_owner_back
 from ringtune.schedule.plan import Plan
 from tests.support import reference
-from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
-from tests.support.copying_job import job_of
+from tests.support.cluster import START_S, Cluster, Follower, Outcome
 from tests.support.moves import slices_of
 from tests.support.results import largest_difference, reference_of, trained
 
 pytestmark = pytest.mark.slow
-RING = (("a", 0, 1), ("c", 1, 3), ("d", 3, 4))
+RING = (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))
 
 
-@pytest.fixture
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Owners a and b, and the hosts c and d, which have neither data nor a copy of the model."""
-    with running(tmp_path_factory.mktemp("recovery"), owners=["a", "b"], hosts=["c", "d"]) as made:
-        yield made
-    assert not AGENTS
+def job_of(ring: Cluster, **changes: object) -> Job:
+    """24 steps in turns of 4, with checkpoints, and copies at the next host."""
+    wanted: dict[str, Any] = {
+        "train__max_steps": 24,
+        "train__local_iterations": 4,
+        "train__checkpoint_every": 8,
+        "train__eval_every": 8,
+        "recovery__copies": "next",
+    }
+    return ring.job(**{**wanted, **changes})
 
 
-def follow(ring: Cluster, job: Job) -> Follower:
-    """Carry the job out on a ring in which c is in the middle."""
-    asked = RunRequest(job=job, plan_only=True, num_nodes=len(ring.agents), join_s=START_S)
-    plan = Follower(ring.coordinator.run(asked)).wait().plan
-    assert plan is not None
-    placement = type(plan.placement)(slices=slices_of(RING))
-    given = GivenPlan(plan=Plan.of(plan.course, placement))
-    return Follower(ring.coordinator.run(RunRequest(job=job, join_s=START_S, plan=given)))
+def followed(ring: Cluster, job: Job) -> Follower:
+    """The job on a ring in which c is in the middle."""
+    return ring.follow(job, plan=ring.plan_on(job, RING))
 
 
-def of_kind(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
-    """Lines of the books."""
-    return [line for line in outcome.metrics if line.get("kind") == kind]
-
-
-@pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("after", [1, 13])
-@pytest.mark.sampled(1)
-def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) -> None:
-    """After a first turn, and later; each step and evaluation is in the books once."""
-    job = job_of(ring)
-    follower = follow(ring, job)
-    follower.wait_for_steps(after)
-    ring.signal("c", signal.SIGKILL)
-    outcome = follower.wait()
-    ring.wait_exit("c")
+def assert_trained(ring: Cluster, job: Job, outcome: Outcome, *, after: int = 0) -> None:
+    """Adapters and head are those of one process; each step is in the books once, and was shown once."""
     assert outcome.is_done, outcome.message
     wanted = reference_of(ring, job, outcome)
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
-    assert [line["step"] for line in outcome.metrics if is_step(line)] == list(range(1, 25))
-    assert sorted(line["step"] for line in outcome.steps if is_step(line)) == list(range(1, 25))
-    assert [line["step"] for line in of_kind(outcome, "evaluation")] == [8, 16, 24]
-    (recovery,) = of_kind(outcome, "recovery")
-    assert recovery["lost"] == ["c"] and recovery["step"] % 4 == 0 and recovery["seconds"] > 0
-    assert {
-        line["placement_number"] for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]
-    } == {1}
+    steps = job.train.max_steps
+    assert steps is not None
+    for lines in (outcome.metrics, outcome.steps):
+        assert sorted(line["step"] for line in lines if is_step(line)) == list(range(after + 1, steps + 1))
 
 
 @pytest.mark.promise("1 partition invariance")
 def test_run_goes_on_without_a_host_that_stands_still_and_what_it_says_later_is_fenced(ring: Cluster) -> None:
     """For longer than its lease; when it goes on its late messages change nothing, and it is a member again."""
     job = job_of(ring)
-    follower = follow(ring, job)
+    follower = followed(ring, job)
     follower.wait_for_steps(5)
     ring.signal("c", signal.SIGSTOP)
     try:
-        follower.wait_for(lambda outcome: bool(of_kind(outcome, "recovery")))
+        follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
     finally:
         ring.signal("c", signal.SIGCONT)
     outcome = follower.wait()
-    assert outcome.is_done, outcome.message
-    wanted = reference_of(ring, job, outcome)
-    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
-    assert [line["step"] for line in outcome.metrics if is_step(line)] == list(range(1, 25))
+    assert_trained(ring, job, outcome)
+    assert [line["step"] for line in outcome.of_kind("evaluation")] == [8, 16, 24]
+    (recovery,) = outcome.of_kind("recovery")
+    assert recovery["lost"] == ["c"] and recovery["step"] % 4 == 0 and recovery["seconds"] > 0
+    later = [line for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]]
+    assert {line["placement_number"] for line in later} == {1}
     ring.wait_idle("c")
-
-
-@pytest.mark.thorough
-def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
-    """Its rows are nowhere else, and nothing is to be waited for; the run can be resumed."""
-    follower = follow(ring, job_of(ring, recovery__wait_s=0.0))
-    follower.wait_for_steps(5)
-    ring.signal("b", signal.SIGKILL)
-    outcome = follower.wait()
-    ring.wait_exit("b")
-    assert not outcome.is_done
-    assert "b owns rows, which no other node has; start it again and --resume the run" in outcome.message
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -108,13 +87,12 @@ def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
 def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed(ring: Cluster, owner: str) -> None:
     """As one process that trains on what is left; its books say who was left out, and that the run is shorter."""
     job = job_of(ring, recovery__owners="skip")
-    follower = follow(ring, job)
+    follower = followed(ring, job)
     follower.wait_for_steps(9)
     ring.signal(owner, signal.SIGKILL)
     outcome = follower.wait()
-    ring.wait_exit(owner)
     assert outcome.is_done, outcome.message
-    (recovery,) = of_kind(outcome, "recovery")
+    (recovery,) = outcome.of_kind("recovery")
     assert recovery["left_out"] == [owner] and outcome.plan is not None
     after, step = outcome.plan, recovery["step"]
     before = Plan(with_owner_back(after.course, 24), after.placements)
@@ -126,3 +104,139 @@ def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed(ring: Cluster, 
     assert recovery["num_steps"] < 24
     assert step in [manifest.step for manifest in outcome.checkpoints], "what is from before it needs the owner"
     assert outcome.report["training"]["left_out"] == [owner]
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("owner", ["a", "b"])
+@pytest.mark.sampled(1)
+def test_run_waits_for_an_owner_that_is_killed_and_goes_on_when_it_is_back(ring: Cluster, owner: str) -> None:
+    """With its blocks, and the head if it had it, from the copies; who was awaited was in the status."""
+    job = job_of(ring)
+    follower = followed(ring, job)
+    follower.wait_for_steps(9)
+    ring.signal(owner, signal.SIGKILL)
+    follower.wait_for(lambda outcome: any("the run waits for node" in note for note in outcome.notes))
+    status = ring.coordinator.run_status()
+    assert status.phase == "waiting" and list(status.awaited) == [owner] and status.awaited_s > 0
+    assert f"{owner} owns rows, which no other node has" in status.awaited_why
+    ring.wait_exit(owner)
+    ring.start(owner)
+    outcome = follower.wait()
+    assert_trained(ring, job, outcome)
+    (recovery,) = outcome.of_kind("recovery")
+    assert recovery["lost"] == recovery["back"] == [owner] and recovery["step"] % 4 == 0
+    assert outcome.plan is not None and outcome.plan.placements[-1].slices == slices_of(RING)
+    assert [line["step"] for line in outcome.of_kind("evaluation")] == [8, 16, 24]
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.sampled(1)
+def test_run_is_resumed_where_a_host_is_gone_or_has_lost_its_disk(ring: Cluster, is_gone: bool) -> None:
+    """Its blocks come from the copies at the next host: where it was, or in a placement without it."""
+    job = job_of(ring)
+    follower = followed(ring, job)
+    follower.wait_for(lambda outcome: len(outcome.checkpoints) >= 1)
+    follower.driver.drain("stopped by the user")
+    stopped = follower.wait()
+    assert stopped.error == "InterruptedRunError" and stopped.plan is not None
+    ring.wait_idle(*ring.names)
+    resume = Resume(plan=stopped.plan, manifests=tuple(reversed(stopped.checkpoints[-2:])))
+    if is_gone:
+        ring.signal("c", signal.SIGKILL)
+        ring.wait_exit("c")
+        ring.wait_lost("c")
+    shutil.rmtree(ring.folder / "state" / "c")
+    outcome = ring.follow(job, resume, num_nodes=0, join_s=0.5 if is_gone else START_S).wait()
+    assert outcome.resumed_at == resume.manifests[0].step
+    assert_trained(ring, job, outcome, after=outcome.resumed_at)
+    assert outcome.plan is not None
+    last = outcome.plan.placements[-1]
+    has_c = "c" in [piece.node for piece in last.slices]
+    assert (has_c, last.placement_number) == ((False, 1) if is_gone else (True, 0))
+
+
+def measured(profile: Profile, names: str) -> Profile:
+    """The profile of these nodes as if they were on machines of their own, whose links were measured."""
+    links = (
+        LinkFacts(source=source, target=target, rate_bytes_per_s=1e9, latency_s=1e-4)
+        for source, target in itertools.permutations(names, 2)
+    )
+    return Profile(nodes=tuple(node for node in profile.nodes if node.node in names), links=tuple(links))
+
+
+def pays(patch: pytest.MonkeyPatch) -> None:
+    """Let the planner find that the ring pays, as soon as all of its nodes are there."""
+
+    def replanned(part: Plan, job: Job, profile: Profile, **_: object) -> PlacementProposal | None:
+        found = dataclasses.replace(part.placement, slices=slices_of(RING))
+        is_there = {piece.node for piece in found.slices} <= profile.by_name.keys()
+        pays = is_there and found.slices != part.placement.slices
+        return PlacementProposal(found, "the ring of the test", 1000.0, 1.0, 5.0) if pays else None
+
+    patch.setattr(migration, "replanned", replanned)
+
+
+class Hold:
+    """Keeps the grants of a run back, so that it has not ended when a node has come.
+
+    Args:
+        follower: of the run.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._moving = follower.driver._require_moving()
+        self._lock, self._held, self._is_open = threading.Lock(), list[Any](), False
+        self._grant = self._moving.grant
+        self._moving.grant = self._keep  # type: ignore[method-assign]
+
+    def _keep(self, turns: Any) -> None:
+        with self._lock:
+            if self._is_open or not turns:
+                self._grant(turns)
+            else:
+                self._held.append(turns)
+
+    def let_go(self) -> None:
+        """Grant what was kept back, and whatever follows."""
+        with self._lock:
+            self._is_open = True
+            for turns in self._held:
+                self._grant(turns)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("was_lost", [True, False])
+def test_node_that_comes_in_mid_run_takes_blocks(
+    ring: Cluster, monkeypatch: pytest.MonkeyPatch, was_lost: bool
+) -> None:
+    """A host that was killed, or a new one that the run has not known: the run moves to it where that pays."""
+    pays(monkeypatch)
+    changes = {"train__max_steps": 96, "train__eval_every": 0, "train__checkpoint_every": 48}
+    job = job_of(ring, **changes, runtime__wait_s=300.0)
+    plan = ring.plan_on(job, RING if was_lost else (("a", 0, 2), ("b", 2, 4)))
+    profile = Profile.from_json(ring.planned(job).profile)
+    if not was_lost:
+        ring.signal("c", signal.SIGTERM)
+        ring.wait_exit("c")
+    follower = ring.follow(job, plan=plan, profile=measured(profile, "abc" if was_lost else "ab"))
+    follower.wait_for_steps(5)
+    if was_lost:
+        ring.signal("c", signal.SIGKILL)
+        follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+        ring.wait_exit("c")
+    hold = Hold(follower)
+    ring.start("c")
+    follower.wait_for(lambda outcome: any("node c may get blocks of this run" in note for note in outcome.notes))
+    hold.let_go()
+    outcome = follower.wait()
+    assert_trained(ring, job, outcome)
+    assert [line["lost"] for line in outcome.of_kind("recovery")] == [["c"]] * was_lost
+    (move,) = [line for line in outcome.of_kind("move") if not line.get("problem")]
+    assert move["step"] > 0 and "c" in move["fetched_bytes"]
+    assert outcome.report["nodes"]["c"]["actions"] > 0 and outcome.report["nodes"]["c"]["blocks"] == [1, 3]
+    assert outcome.plan is not None
+    middle, last = outcome.plan.placements[-2:]
+    assert "c" not in [piece.node for piece in middle.hosts] and last.slices == slices_of(RING)
+    trace = json.loads(outcome.files["trace.json"])
+    assert "c" in [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]

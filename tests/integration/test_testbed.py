@@ -217,13 +217,6 @@ def start_and_wait(folder: Path, command: str) -> subprocess.Popen[str]:
     return process
 
 
-def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
-    """Send a signal; gives exit code and output."""
-    process.send_signal(number)
-    output = process.communicate(timeout=START_S)[0]
-    return process.returncode, output
-
-
 def test_killed_testbed_is_removed_by_clean(here: Capabilities, tmp_path: Path) -> None:
     """``kill -9`` leaves agents, namespaces and groups; the next one says so, and ``clean`` ends and removes all."""
     assert here.mounts is not None
@@ -256,20 +249,22 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def test_testbed_that_is_told_to_end_removes_itself(here: Capabilities, tmp_path: Path) -> None:
-    """SIGTERM goes to the command under test, whose exit code is the testbed's."""
-    process = start_and_wait(tmp_path, "exec sleep 300")
-    code, output = end(process, signal.SIGTERM)
-    assert code == 143, output
-    assert left_behind(here) == []
-
-
-def test_interrupt_is_left_to_the_command(tmp_path: Path) -> None:
-    """A command that goes on after Ctrl-C, to save its state, is waited for."""
-    process = start_and_wait(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; exit 5")
+def test_testbed_leaves_interrupts_to_its_command_and_removes_itself_when_it_is_told_to_end(
+    here: Capabilities, tmp_path: Path
+) -> None:
+    """A command that goes on after Ctrl-C is waited for; SIGTERM goes to the command, whose code is the testbed's."""
+    until_go = f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; touch {tmp_path}/went; exec sleep 300"
+    process = start_and_wait(tmp_path, until_go)
     process.send_signal(signal.SIGINT)
     (tmp_path / "go").touch()
-    assert (process.wait(START_S), process.communicate()[0].count("error")) == (5, 0)
+    deadline_s = time.monotonic() + START_S
+    while not (tmp_path / "went").exists():
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=START_S)[0]
+    assert (process.returncode, output.count("error")) == (143, 0), output
+    assert left_behind(here) == []
 
 
 # ---- a ring --------------------------------------------------------------------------------------

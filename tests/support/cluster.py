@@ -22,15 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.server import CoordinatorServer
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.failpoints import VARIABLE
+from tests.support.moves import Slices, moving, slices_of
 from tests.support.processes import source_environment
 from tests.support.quick_template import COMMAND
 
@@ -59,6 +62,10 @@ class Outcome:
     message: str = ""
     is_done: bool = False
     wall_s: float = 0.0
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind in the run's books."""
+        return [line for line in self.metrics if line.get("kind") == kind]
 
 
 class Follower:
@@ -183,17 +190,15 @@ def _plan_part(value: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
-class Cluster:
-    """A coordinator and its agents.
+class Nodes:
+    """Agents of one ring, with a model and rows.
 
     Args:
         folder: for the model, the data and the agents' logs.
         owners: names of the nodes with data; they share the rows.
         hosts: names of further nodes.
         more: further arguments of the command line, by node.
-        keeper: of the coordinator's trust; None = all is plain text.
         failpoints: folder of the orders to the agents, each under its name; None = they have no failpoints.
-        lease_s: of the coordinator.
     """
 
     def __init__(
@@ -203,9 +208,7 @@ class Cluster:
         owners: Sequence[str],
         hosts: Sequence[str] = (),
         more: Mapping[str, Sequence[str]] | None = None,
-        keeper: TrustKeeper | None = None,
         failpoints: Path | None = None,
-        lease_s: float = LEASE_S,
     ) -> None:
         self.folder = folder
         self._environment = {VARIABLE: str(failpoints)} if failpoints else {}
@@ -218,53 +221,24 @@ class Cluster:
         self.agents: dict[str, ForkedAgent] = {}
         self.ports = {name: free_port() for name in self.names}
         self.advertised = {name: self.ports[name] for name in self.names}
-        self._server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s, keeper=keeper)
 
-    @property
-    def address(self) -> str:
-        """Where the coordinator listens."""
-        return self._server.address
-
-    @property
-    def coordinator(self) -> Any:
-        """The coordinator itself."""
-        return self._server.coordinator
-
-    # ---- agents -----------------------------------------------------------------------------------
-
-    def start(self, *names: str) -> None:
-        """Start these agents, all by default, and wait until they have joined."""
-        names = names or self.names
-        before = self._instances()
-        measured.recall(self._state(name) for name in names)
-        for name in names:
-            self.agents[name] = self._spawn(name)
-        deadline_s = time.monotonic() + START_S
-        while not set(names) <= {name for name, instance in self._instances().items() if before.get(name) != instance}:
-            for name in names:
-                assert self.agents[name].poll() is None, f"{name} ended: {self.log(name)}"
-            assert time.monotonic() < deadline_s, f"not all of {names} joined"
-            time.sleep(0.02)
-
-    def _instances(self) -> dict[str, str]:
-        """Which process each living node is: one that was killed lives on until its lease ends."""
-        return {member.node: member.instance for member in self.coordinator.living()}
-
-    def _spawn(self, name: str) -> ForkedAgent:
-        arguments = ["--coordinator", self.address, "--name", name]
+    def spawn(self, name: str, coordinator: str, *options: str) -> None:
+        """Start an agent."""
+        arguments = ["--coordinator", coordinator, "--name", name, *options]
         arguments += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
-        arguments += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
-        arguments += ["--state", str(self._state(name))]
+        arguments += ["--threads", "1", "--memory", "1GiB", *self.more.get(name, ())]
+        arguments += ["--state", str(self.state(name))]
         if name in self.owners:
             share = f"{self.owners.index(name)}/{len(self.owners)}"
             arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
         log = self.folder / f"{name}.log"
         agent = TEMPLATE.get().start(arguments, log=log, environment=self._environment)
         AGENTS.add(agent)
-        leaks.KEPT.add(agent.pid)  # it is the cluster's, which may outlive the test that started it
-        return agent
+        leaks.KEPT.add(agent.pid)  # it may outlive the test that started it
+        self.agents[name] = agent
 
-    def _state(self, name: str) -> Path:
+    def state(self, name: str) -> Path:
+        """The folder of an agent."""
         return self.folder / "state" / name
 
     def log(self, name: str) -> str:
@@ -289,13 +263,6 @@ class Cluster:
             AGENTS.discard(agent)
             leaks.KEPT.discard(agent.pid)
 
-    def wait_lost(self, name: str) -> None:
-        """Wait until an agent that was killed is no living member any more."""
-        deadline_s = time.monotonic() + START_S
-        while name in self._instances():
-            assert time.monotonic() < deadline_s, f"{name} is still a member"
-            time.sleep(0.02)
-
     def close(self) -> None:
         """Stop all agents."""
         for agent in self.agents.values():
@@ -303,19 +270,7 @@ class Cluster:
             agent.send_signal(signal.SIGTERM)
         for name in list(self.agents):
             self.wait_exit(name)
-        measured.keep(map(self._state, self.names))
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Serve and have all agents joined; stop them in the end."""
-        with self._server:
-            try:
-                self.start()
-                yield
-            finally:
-                self.close()
-
-    # ---- runs -------------------------------------------------------------------------------------
+        measured.keep(map(self.state, self.names))
 
     def job(self, **overrides: object) -> Job:
         """A small job in float64; keys have ``__`` instead of a dot."""
@@ -341,16 +296,98 @@ class Cluster:
 
         return Job(model=Model(path=str(self.model))).with_overrides(values)
 
-    def follow(self, job: Job, resume: Resume | None = None) -> Follower:
-        """Start a run on the living nodes, or go on with one."""
-        driver = self.coordinator.run(
-            RunRequest(job=job, plan_only=False, num_nodes=len(self.agents), join_s=START_S, resume=resume)
-        )
-        return Follower(driver)
 
-    def run(self, job: Job) -> Outcome:
-        """Run a job to its end."""
-        return self.follow(job).wait()
+class Cluster(Nodes):
+    """A coordinator in this process, and its agents.
+
+    Args:
+        folder: for the model, the data and the agents' logs.
+        keeper: of the coordinator's trust; None = all is plain text.
+        lease_s: of the coordinator.
+        nodes: further arguments of ``Nodes``.
+    """
+
+    def __init__(
+        self, folder: Path, *, keeper: TrustKeeper | None = None, lease_s: float = LEASE_S, **nodes: Any
+    ) -> None:
+        super().__init__(folder, **nodes)
+        self._planned: dict[str, Outcome] = {}
+        self._server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s, keeper=keeper)
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens."""
+        return self._server.address
+
+    @property
+    def coordinator(self) -> Any:
+        """The coordinator itself."""
+        return self._server.coordinator
+
+    # ---- agents -----------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        """Start these agents, all by default, and wait until they have joined."""
+        names = names or self.names
+        before = self._instances()
+        measured.recall(self.state(name) for name in names)
+        for name in names:
+            self.spawn(name, self.address, "--watch-parent")
+        deadline_s = time.monotonic() + START_S
+        while not set(names) <= {name for name, instance in self._instances().items() if before.get(name) != instance}:
+            for name in names:
+                assert self.agents[name].poll() is None, f"{name} ended: {self.log(name)}"
+            assert time.monotonic() < deadline_s, f"not all of {names} joined"
+            time.sleep(0.02)
+
+    def _instances(self) -> dict[str, str]:
+        """Which process each living node is: one that was killed lives on until its lease ends."""
+        return {member.node: member.instance for member in self.coordinator.living()}
+
+    def wait_lost(self, name: str) -> None:
+        """Wait until an agent that was killed is no living member any more."""
+        deadline_s = time.monotonic() + START_S
+        while name in self._instances():
+            assert time.monotonic() < deadline_s, f"{name} is still a member"
+            time.sleep(0.02)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Serve and have all agents joined; stop them in the end."""
+        with self._server:
+            try:
+                self.start()
+                yield
+            finally:
+                self.close()
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def planned(self, job: Job) -> Outcome:
+        """What the planner makes of a job, without a run; it is asked once for each job."""
+        key = job.to_toml()
+        if key not in self._planned:
+            asked = RunRequest(job=job, plan_only=True, num_nodes=len(self.agents), join_s=START_S)
+            self._planned[key] = Follower(self.coordinator.run(asked)).wait()
+        return self._planned[key]
+
+    def plan_on(self, job: Job, slices: Slices, *later: tuple[int, Slices]) -> Plan:
+        """The course that the planner makes of a job on these slices, and on later ones from some turns on."""
+        plan = self.planned(job).plan
+        assert plan is not None, self.planned(job).message
+        return moving(Plan.of(plan.course, Placement(slices=slices_of(slices))), *later)
+
+    def follow(self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None, **more: Any) -> Follower:
+        """Start a run on the living nodes, by a plan if one is given, or go on with one; ``more`` is of the request."""
+        given = GivenPlan(plan=plan) if plan is not None else None
+        asked = {"num_nodes": len(self.agents), "join_s": START_S, **more}
+        return Follower(self.coordinator.run(RunRequest(job=job, resume=resume, plan=given, **asked)))
+
+    def run(self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None) -> Outcome:
+        """Run a job to its end, which is a good one."""
+        outcome = self.follow(job, resume, plan=plan).wait()
+        assert outcome.is_done, outcome.message
+        return outcome
 
     def states(self) -> dict[str, str]:
         """The state of every member."""
@@ -362,6 +399,18 @@ class Cluster:
         while any(self.states().get(name) != "idle" for name in names):
             assert time.monotonic() < deadline_s, f"not idle: {self.states()}"
             time.sleep(0.02)
+
+    def revive(self) -> None:
+        """Start again whoever has ended, let go on who stands still, and wait until all are idle."""
+        for name in self.names:
+            agent = self.agents.get(name)
+            if agent is not None:
+                agent.send_signal(signal.SIGCONT)
+                if agent.poll() is None:
+                    continue
+                self.wait_exit(name)
+            self.start(name)
+        self.wait_idle(*self.names)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support import leaks
 from tests.support.cluster import free_port
-from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
+from tests.support.failpoints import VARIABLE, Order
 from tests.support.processes import RUN_S, start_ringtune
 
 NAME = "coordinator"
@@ -90,11 +90,6 @@ class DyingCoordinator:
         partial = self.orders / f".{NAME}"
         partial.write_text(str(Order.parse(text)))
         partial.replace(self.orders / NAME)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has reached the place of the order."""
-        return (self.orders / f"{NAME}{DONE_SUFFIX}").exists()
 
     def kill(self) -> None:
         """Kill it now; it comes back."""

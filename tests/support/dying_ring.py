@@ -6,7 +6,6 @@ For tests and ``tests.bench.coordinator_death``.
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 
 from coordinator.client.connection import Connection
-from coordinator.client.local_nodes import ForkedAgent
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.saved_run import read_run_file
 from coordinator.client.submit import Client
@@ -26,22 +24,28 @@ from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.errors import RingTuneError
-from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
-from tests.support import leaks, measured, tiny
-from tests.support.cluster import AGENTS, START_S, TEMPLATE, free_port
+from tests.support import measured
+from tests.support.cluster import LEASE_S, START_S, TEMPLATE, Nodes
 from tests.support.dying_coordinator import NAME, DyingCoordinator, dying_coordinator
-from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
+from tests.support.failpoints import DONE_SUFFIX, Order
 from tests.support.killing import difference, steps_of_metrics, trained
 from tests.support.moves import moving, slices_of
-from tests.support.processes import RUN_S, run_ringtune, start_ringtune
+from tests.support.processes import RUN_S, start_ringtune
+from tests.support.typed import run_here
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d")
 NAMES = (*OWNERS, *HOSTS)
 FIRST = (("a", 0, 1), ("c", 1, 3), ("d", 3, 4))
 SECOND = (("a", 0, 2), ("d", 2, 3), ("c", 3, 4))
 STEPS, TURN = 24, 4
-LEASE_S = 6.0
+JOB: dict[str, Any] = {
+    "train__local_iterations": TURN,
+    "train__max_steps": STEPS,
+    "train__checkpoint_every": 8,
+    "train__eval_every": 8,
+    "recovery__copies": "auto",
+}
 _POLL_S = 0.02
 
 
@@ -97,39 +101,16 @@ class DyingRing:
 
     def __init__(self, folder: Path, coordinator: DyingCoordinator, *, moves: bool = False, **changes: Any) -> None:
         self._folder, self.coordinator = folder, coordinator
-        self._model = tiny.write_model(folder / "model", num_blocks=4)
-        self._train = tiny.write_rows(folder / "train.csv", 60, seed=1)
-        self._eval = tiny.write_rows(folder / "eval.csv", 22, seed=2)
-        self._ports = {name: free_port() for name in NAMES}
-        self._agents: dict[str, ForkedAgent] = {}
+        self._nodes = Nodes(folder / "ring", owners=OWNERS, hosts=HOSTS, failpoints=coordinator.orders)
         self._num_runs = 0
-        self.job = self._job(**changes)
-        measured.recall(map(self._state, NAMES))
+        self.job = self._nodes.job(**JOB | changes)
+        self._steps = list(range(1, (self.job.train.max_steps or STEPS) + 1))
+        measured.recall(map(self._nodes.state, NAMES))
         for name in NAMES:
-            self._start(name)
+            self._nodes.spawn(name, coordinator.address)
         self.wait_idle()
         self._plan = self._make_plan(moves=moves)
         self.wanted = self._whole()
-
-    def _job(self, **changes: Any) -> Job:
-        values = {
-            "model.dtype": "float64",
-            "wire.dtype": "float64",
-            "train.learning_rate": 0.01,
-            "train.batch_size": 8,
-            "train.microbatches": 2,
-            "train.max_length": 16,
-            "train.local_iterations": TURN,
-            "train.max_steps": STEPS,
-            "train.checkpoint_every": 8,
-            "train.eval_every": 8,
-            "train.dropout": 0.0,
-            "unfreeze.every_steps": 3,
-            "runtime.lease_s": LEASE_S,
-            "runtime.wait_s": 60.0,
-            **{key.replace("__", "."): value for key, value in changes.items()},
-        }
-        return Job(model=Model(path=str(self._model))).with_overrides(values)
 
     def _make_plan(self, *, moves: bool) -> Plan:
         with Client(self.coordinator.address) as client:
@@ -143,21 +124,6 @@ class DyingRing:
 
     # ---- nodes ------------------------------------------------------------------------------------
 
-    def _state(self, name: str) -> Path:
-        return self._folder / "nodes" / name
-
-    def _start(self, name: str) -> None:
-        arguments = ["--coordinator", self.coordinator.address, "--name", name, "--threads", "1", "--memory", "1GiB"]
-        arguments += ["--bind", f"127.0.0.1:{self._ports[name]}", "--state", str(self._state(name))]
-        if name in OWNERS:
-            share = f"{OWNERS.index(name)}/{len(OWNERS)}"
-            arguments += ["--data", str(self._train), "--eval-data", str(self._eval), "--share", share]
-        orders = {VARIABLE: str(self.coordinator.orders)}
-        agent = TEMPLATE.get().start(arguments, log=self._folder / f"{name}.log", environment=orders)
-        AGENTS.add(agent)
-        leaks.KEPT.add(agent.pid)
-        self._agents[name] = agent
-
     def wait_idle(self) -> None:
         """Wait until all nodes are members, and none works on a run."""
         deadline_s = time.monotonic() + START_S
@@ -166,23 +132,9 @@ class DyingRing:
                 assert time.monotonic() < deadline_s, [(entry.joined.node, entry.state) for entry in client.nodes()]
                 time.sleep(_POLL_S)
 
-    def _end(self, name: str, number: signal.Signals) -> None:
-        agent = self._agents.pop(name)
-        agent.send_signal(number)
-        try:
-            assert agent.wait(START_S) is not None, f"{name} does not end"
-        finally:
-            agent.send_signal(signal.SIGKILL)
-            agent.wait(START_S)
-            agent.close_input()
-            AGENTS.discard(agent)
-            leaks.KEPT.discard(agent.pid)
-
     def close(self) -> None:
         """End all nodes."""
-        for name in list(self._agents):
-            self._end(name, signal.SIGTERM)
-        measured.keep(map(self._state, NAMES))
+        self._nodes.close()
 
     # ---- runs -------------------------------------------------------------------------------------
 
@@ -227,7 +179,7 @@ class DyingRing:
             moment=f"{node}: {order}" if node else order,
             deaths=self.coordinator.num_deaths - deaths,
             difference=float("inf") if error else difference(out, self.wanted),
-            has_right_steps=not error and steps_of_metrics(out) == list(range(1, STEPS + 1)),
+            has_right_steps=not error and steps_of_metrics(out) == self._steps,
             from_step=going_on[-1] if going_on else -1 if begins_anew else -2,
             wall_s=time.monotonic() - began_s,
             error=error,
@@ -236,19 +188,17 @@ class DyingRing:
     def wait_given_up(self) -> None:
         """Wait until every node has given its run up, because its coordinator was silent for 12 leases."""
         deadline_s = time.monotonic() + START_S + 12 * LEASE_S
-        while not all(
-            f"has not answered for {12 * LEASE_S:g} s" in (self._folder / f"{name}.log").read_text() for name in NAMES
-        ):
+        while not all(f"has not answered for {12 * LEASE_S:g} s" in self._nodes.log(name) for name in NAMES):
             assert time.monotonic() < deadline_s, "a node still waits for its coordinator"
             time.sleep(_POLL_S)
 
     def forget_turns(self) -> None:
         """Wait until every node has put the last turns on its disk, and take them away."""
         deadline_s = time.monotonic() + START_S + 12 * LEASE_S
-        while not all("saved the ends of steps" in (self._folder / f"{name}.log").read_text() for name in NAMES):
+        while not all("saved the ends of steps" in self._nodes.log(name) for name in NAMES):
             assert time.monotonic() < deadline_s, "a node has not saved its last turns"
             time.sleep(_POLL_S)
-        for path in self._folder.glob("nodes/*/r*/copy-*"):
+        for path in self._nodes.folder.glob("state/*/r*/copy-*"):
             path.unlink()
 
     def submitter_trial(self, event: str, *, with_coordinator: bool = False) -> Trial:
@@ -274,7 +224,7 @@ class DyingRing:
         try:
             self._wait_over(deaths + with_coordinator)
             run_id = read_run_file(out / "run.json")["run_id"]
-            done = run_ringtune("fetch", run_id, "--out", fetched, *where)
+            done = run_here(TEMPLATE.get, "fetch", run_id, "--out", fetched, *where)
             error = done.stderr
         except RingTuneError as failure:
             error = f"{type(failure).__name__}: {failure}"
@@ -282,7 +232,7 @@ class DyingRing:
             moment=f"submitter: {event}",
             deaths=self.coordinator.num_deaths - deaths,
             difference=float("inf") if error else difference(fetched, self.wanted),
-            has_right_steps=not error and steps_of_metrics(fetched) == list(range(1, STEPS + 1)),
+            has_right_steps=not error and steps_of_metrics(fetched) == self._steps,
             from_step=-2,
             wall_s=time.monotonic() - began_s,
             error=error,
@@ -317,12 +267,12 @@ class DyingRing:
 
     def _replace(self, node: str, deaths: int, done: threading.Event) -> None:
         """Start a node again that is killed, once the coordinator was killed too."""
-        self._agents[node].wait(RUN_S)
+        self._nodes.agents[node].wait(RUN_S)
         deadline_s = time.monotonic() + RUN_S
         while self.coordinator.num_deaths == deaths and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-        self._end(node, signal.SIGKILL)
-        self._start(node)
+        self._nodes.wait_exit(node)
+        self._nodes.spawn(node, self.coordinator.address)
         done.set()
 
 

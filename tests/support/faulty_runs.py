@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.planner.given_plan import GivenPlan
-from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import is_step
 from ringtune.errors import PeerLostError
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
-from ringtune.schedule.plan import Plan
 from tests.support import failpoints
-from tests.support.cluster import START_S, Cluster, Follower, Outcome
+from tests.support.cluster import Cluster, Follower, Outcome
 from tests.support.failpoints import DONE_SUFFIX, Failure, Order
-from tests.support.moves import Slices, moving, slices_of
+from tests.support.moves import Slices, moving
 from tests.support.results import largest_difference, reference_of, trained
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d", "e")
@@ -100,22 +97,17 @@ class FaultyRing:
             "recovery__wait_s": 0.0,  # a trial looks at runs that end, too, and resumes them
         }
         self.job: Job = cluster.job(**{**wanted, **changes})
-        asked = RunRequest(job=self.job, plan_only=True, num_nodes=len(cluster.names), join_s=START_S)
-        plan = Follower(cluster.coordinator.run(asked)).wait().plan
-        assert plan is not None
-        still = Plan.of(plan.course, type(plan.placement)(slices=slices_of(RING)))
+        still = cluster.plan_on(self.job, RING)
         self._plans = {
             moves: one.with_copies(True) for moves, one in ((False, still), (True, moving(still, (3, ELSEWHERE))))
         }
-        whole = self._follow(moves=False).wait()
-        assert whole.is_done, whole.message
+        whole = cluster.run(self.job, plan=self._plans[False])
         self._wanted, self._books = trained(whole), _books(whole)
         reference = reference_of(cluster, self.job, whole)
         assert largest_difference(self._wanted, reference.adapter() | reference.head()) < 1e-9
 
     def _follow(self, *, moves: bool) -> Follower:
-        request = RunRequest(job=self.job, join_s=START_S, plan=GivenPlan(plan=self._plans[moves]))
-        return Follower(self.cluster.coordinator.run(request))
+        return self.cluster.follow(self.job, plan=self._plans[moves])
 
     def _order(self, fault: Fault) -> None:
         path = self._orders / fault.victim
@@ -152,9 +144,9 @@ class FaultyRing:
         for fault in faults:
             (self._orders / fault.victim).unlink(missing_ok=True)
         ended = f"{outcome.error}: {outcome.message}" if outcome.error else ""
-        recoveries = [line for line in outcome.metrics if line.get("kind") == "recovery"]
+        recoveries = outcome.of_kind("recovery")
         books = _books(outcome)
-        self._revive()
+        self.cluster.revive()
         if not outcome.is_done:
             outcome, books = self._resume(outcome, moves=moves)
         went_on_unix_s = follower.seen_unix_s.get("recovery", ended_unix_s if ended else failed_unix_s)
@@ -180,16 +172,6 @@ class FaultyRing:
                 self.cluster.signal(fault.victim, signal.SIGCONT)
                 stopped.remove(fault)
 
-    def _revive(self) -> None:
-        """Start again whoever has ended, let go on who stands still, and wait until all are idle."""
-        for name in self.cluster.names:
-            agent = self.cluster.agents[name]
-            agent.send_signal(signal.SIGCONT)
-            if agent.poll() is not None:
-                self.cluster.wait_exit(name)
-                self.cluster.start(name)
-        self.cluster.wait_idle(*self.cluster.names)
-
     def _resume(self, stopped: Outcome, *, moves: bool) -> tuple[Outcome, list[tuple[str, int]]]:
         manifests = tuple(reversed(stopped.checkpoints[-2:]))
         if not manifests or stopped.plan is None:
@@ -203,7 +185,7 @@ class FaultyRing:
 def _books(outcome: Outcome) -> list[tuple[str, int]]:
     """Kind and step of each line of the books that a run has once, in order."""
     steps = [("step", line["step"]) for line in outcome.metrics if is_step(line)]
-    evaluations = [("evaluation", line["step"]) for line in outcome.metrics if line.get("kind") == "evaluation"]
+    evaluations = [("evaluation", line["step"]) for line in outcome.of_kind("evaluation")]
     return sorted(steps + evaluations)
 
 

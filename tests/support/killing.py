@@ -25,7 +25,8 @@ from tests.support.typed import run_here
 NODES = ("node-0", "node-1", "node-2")
 LAUNCHER = "launcher"
 VICTIMS = (LAUNCHER, *NODES)
-JOB = """
+STEPS = 36
+JOB = f"""
 [model]
 path = "model"
 dtype = "float64"
@@ -38,9 +39,9 @@ batch_size = 8
 microbatches = 2
 max_length = 16
 local_iterations = 2
-max_steps = 60
+max_steps = {STEPS}
 checkpoint_every = 6
-eval_every = 20
+eval_every = 12
 learning_rate = 1e-2
 dropout = 0.1
 [unfreeze]
@@ -240,7 +241,7 @@ def resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], killed: Killed
         resumed_at=int(going_on[0].split()[-1]) if going_on else -1,
         resume_code=resume_code,
         difference=difference(out, wanted) if is_whole else float("inf"),
-        steps_are_right=is_whole and steps_of_metrics(out) == list(range(1, 61)),
+        steps_are_right=is_whole and steps_of_metrics(out) == list(range(1, STEPS + 1)),
         was_finished=was_finished,
         errors=again.errors() if resume_code else "",
     )

@@ -109,6 +109,7 @@ def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -
         "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
         "hosted_bytes": hosted.hosted_bytes,
         "is_finite": bool(torch.isfinite(output).all()),
+        "modules": sorted(sys.modules),
     }
 
 

@@ -1,4 +1,4 @@
-"""A TCP tap between two processes: passes bytes on, keeps a copy, and may slow them down or hold them back."""
+"""A TCP tap between two processes: passes bytes on, keeps a copy, and may slow them down."""
 
 from __future__ import annotations
 
@@ -40,16 +40,11 @@ class Tap:
     Attributes:
         flows: every connection so far.
         cut_at_bytes: break a connection when the opener has got so many bytes; 0 = never.
-        hears: whether bytes of the openers pass; cleared they are held back, and nobody is told.
-        speaks: the same of bytes for the openers.
     """
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
         self.flows: list[Connection] = []
         self.cut_at_bytes = 0
-        self.hears, self.speaks = threading.Event(), threading.Event()
-        self.hears.set()
-        self.speaks.set()
         self._target_port = target_port
         self._delay_s = delay_s
         self._random = random.Random(5)
@@ -60,8 +55,6 @@ class Tap:
 
     def close(self) -> None:
         """End every connection, and take no other."""
-        self.hears.set()
-        self.speaks.set()
         self._end(self._listener)
         self.cut()
 
@@ -101,7 +94,6 @@ class Tap:
                 copy += piece
                 if self._delay_s:
                     time.sleep(self._random.uniform(0, self._delay_s))
-                (self.hears if flow.sent is copy else self.speaks).wait()
                 target.sendall(piece)
                 if flow.received is copy and 0 < self.cut_at_bytes <= len(copy):
                     break

@@ -117,7 +117,6 @@ _SPECS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", "num_hidden_layers", {**_LLAMA, "no_rope_layer_interval": 2}),
 }
 MODEL_TYPES = tuple(_SPECS)
-TEXT_FAMILIES = tuple(name for name in _SPECS if name != "vit")
 PLUGGED = ("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
 DECODERS = ("gpt2", "llama", "mistral", *PLUGGED)
 

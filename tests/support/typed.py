@@ -12,22 +12,36 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
 from coordinator.client import local_nodes
-from coordinator.client.local_nodes import AgentTemplate
+from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from ringtune import cli
 
 
-def run_here(template: Callable[[], AgentTemplate], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run ``ringtune`` to its end in this process; ``template`` gives what its local nodes are forked from."""
+def run_here(
+    template: Callable[[], AgentTemplate], *arguments: object, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``ringtune`` to its end in this process.
+
+    Args:
+        template: gives what its local nodes are forked from.
+        arguments: what is typed.
+        variables: of the environment of its local nodes.
+    """
     output, errors = io.StringIO(), io.StringIO()
     typed = tuple(map(str, arguments))
-    with lent(template()), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), typing(typed):
+    with (
+        lent(template(), variables),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        typing(typed),
+    ):
         code = exit_code()
     return subprocess.CompletedProcess(typed, code, output.getvalue(), errors.getvalue())
 
@@ -35,8 +49,8 @@ def run_here(template: Callable[[], AgentTemplate], *arguments: object) -> subpr
 class Lent:
     """Stands in for a command's template, and passes everything on to one that stays."""
 
-    def __init__(self, template: AgentTemplate) -> None:
-        self._template = template
+    def __init__(self, template: AgentTemplate, variables: Mapping[str, str]) -> None:
+        self._template, self._variables = template, variables
 
     def __enter__(self) -> Lent:
         return self
@@ -46,16 +60,20 @@ class Lent:
     ) -> None:
         return
 
+    def start(self, arguments: Sequence[str], *, log: Path) -> ForkedAgent:
+        """Fork an agent with the variables."""
+        return self._template.start(arguments, log=log, environment=self._variables)
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._template, name)
 
 
 @contextlib.contextmanager
-def lent(template: AgentTemplate) -> Iterator[None]:
-    """Let commands of this process fork their local nodes from this template."""
+def lent(template: AgentTemplate, variables: Mapping[str, str] = types.MappingProxyType({})) -> Iterator[None]:
+    """Let commands of this process fork their local nodes from this template, with these variables."""
 
     def made(log: Path, environment: Mapping[str, str]) -> Lent:
-        return Lent(template)
+        return Lent(template, variables)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_nodes, "AgentTemplate", made)

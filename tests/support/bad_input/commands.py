@@ -219,6 +219,7 @@ def _others() -> list[Case]:
         command_case("coordinator at a bad address", "coordinator", "--bind", "here", code=2, says=("--bind", "here")),
         command_case("coordinator at a taken port", "coordinator", "--bind", "{coordinator}", code=3, says=("port",)),
         command_case("coordinator --lease 0", "coordinator", "--lease", "0", code=2, says=("--lease", "0.1")),
+        command_case("node of another machine", "node", "--coordinator", "10.0.0.1:7000", code=2, says=("--insecure",)),
         command_case(
             "node with a bad name", "node", "--coordinator", "{coordinator}", "--name", "A b", code=2, says=("A b",)
         ),
