@@ -96,7 +96,7 @@ class Draft:
         """The course with VeLoRA in every block that can have it; the course itself where none can."""
         return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
 
-    def with_offload(self, course: Course) -> Course:
+    def with_helper_settings(self, course: Course) -> Course:
         """Copy a course with how helpers fit, as if they fitted each block that may train; without helpers as it is."""
         if course.offload is not None or not self.helper_of:
             return course
