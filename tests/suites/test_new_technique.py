@@ -145,6 +145,7 @@ NOTES = Technique(
     check_plan=check_plan,
     timing_mismatch=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
     course_lines=lambda course: [f"notes of {course.num_steps} steps"] if course.seed == SEED else [],
+    course_notes=lambda course: ["ink fades"] if course.seed == SEED else [],
     plan_lines=lambda plan: [f"notes on {', '.join(plan.nodes)}"] if is_used(plan) else [],
     notes=lambda plan, nodes: [f"notes of {len(nodes)} nodes stay"] if is_used(plan) else [],
     turn_rule=lambda plan, items_ahead: OneTurn() if is_used(plan) else None,
@@ -266,9 +267,15 @@ def test_new_technique_is_planned_and_shown_where_a_job_asks_for_it() -> None:
     """Its part of the placement, its lines and its note; a run without it does not mention it."""
     found, without = planned(job(train__seed=SEED), nodes()), planned(job(), nodes())
     assert (found.plan.placement.credits, without.plan.placement.credits) == (1, CREDITS)
-    for line in ("notes on a, b", f"notes of {found.plan.course.num_steps} steps", "notes of 2 nodes stay"):
+    lines = (
+        "notes on a, b",
+        f"notes of {found.plan.course.num_steps} steps",
+        "note: ink fades",
+        "notes of 2 nodes stay",
+    )
+    for line in lines:
         assert line in told(found)
-    assert "notes" not in told(without)
+    assert "notes" not in told(without) and "ink" not in told(without)
 
 
 def test_plan_goes_without_a_new_technique_that_it_can_not_have() -> None:
