@@ -22,6 +22,7 @@ from ringtune.machine.process import exit_error
 from ringtune.models.adapter_support import merge_refusal
 from ringtune.models.result_files import of_user
 from ringtune.schedule.course import COLLABORATION
+from ringtune.texts import listed
 
 MERGE_S: Final = 3600.0
 """Deadline, in seconds, of reading, merging and writing a model."""
@@ -94,11 +95,11 @@ def require_user(run: SavedRun, user: str) -> None:
             )
         return
     if user and user not in run.users:
-        raise UsageError(f"{run.folder} has no user {user!r}; give --user with one of {_listed(run.users)}")
+        raise UsageError(f"{run.folder} has no user {user!r}; give --user with one of {listed(run.users, _MAX_NAMED)}")
     if not user and not _adds_up(run):
         raise UsageError(
             f"in {run.folder} each user's adapters were trained alone, for that user's rows; give --user with one of "
-            f"{_listed(run.users)}"
+            f"{listed(run.users, _MAX_NAMED)}"
         )
     if not user:
         job_of_sum(run.job, run.users)
@@ -137,8 +138,3 @@ def adapter_of(run: SavedRun, user: str) -> Iterator[SavedRun]:
 
 def _adds_up(run: SavedRun) -> bool:
     return run.plan.course.helper_settings.users == COLLABORATION
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more

@@ -51,6 +51,7 @@ from ringtune.models.family import (
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.tables import RowAccount, is_conll
 from ringtune.storage.text_files import form_suffix, read_text
+from ringtune.texts import listed
 
 MAX_QUESTIONS: Final = 5
 
@@ -344,8 +345,7 @@ def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Mo
 
 def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:
     names = [repr(name) for name in table.columns if name not in columns.values()] if table else []
-    more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
-    return [f"Columns not used: {', '.join(names[:_SHOWN_COLUMNS])}{more}."] if names else []
+    return [f"Columns not used: {listed(names, _SHOWN_COLUMNS)}."] if names else []
 
 
 def written(path: Path, folder: Path) -> str:

@@ -60,6 +60,7 @@ from ringtune.storage.durable import (
     rename_durably,
     storage_errors,
 )
+from ringtune.texts import listed
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -116,9 +117,7 @@ def fetched_folder(
         if not is_same:
             say(f"the files of the earlier run are in {aside}")
         elif others := _others(aside, out, written):
-            more = f" and {len(others) - _MAX_NAMED} more" * (len(others) > _MAX_NAMED)
-            named = ", ".join(others[:_MAX_NAMED]) + more
-            say(f"files that were changed after the run wrote them are in {aside}: {named}")
+            say(f"files that were changed after the run wrote them are in {aside}: {listed(others, _MAX_NAMED)}")
 
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:

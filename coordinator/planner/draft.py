@@ -95,8 +95,11 @@ class Draft:
         """The course with VeLoRA in every block that can have it; the course itself without a ``velora``."""
         return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
 
-    def with_offload(self, course: Course) -> Course:
-        """Copy a course as if helpers with these settings fitted every trainable block; unchanged without helpers."""
+    def with_helper_settings(self, course: Course) -> Course:
+        """Copy a course as if helpers fitted every trainable block.
+
+        Unchanged without helpers, or with settings of helpers that change no result.
+        """
         if course.offload is not None or not self.helper_of:
             return course
         blocks = itertools.starmap(Range, course.trainable.ranges_within(0, course.num_blocks))

@@ -7,27 +7,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.planner.judge import paid_after, score_pass_s, score_passes
 from coordinator.planner.local_search import applied, moves
 from coordinator.planner.memory import MemoryCaps, extra_share, planned_saving
+from coordinator.planner.operations import (
+    OperationsReason,
+    balance_line,
+    explain_operations,
+    operations_reason_lines,
+)
 from coordinator.planner.phases import PhasesReason, phases_lines
 from coordinator.planner.replicas import ReplicasReason, replicas_lines
 from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.search import Candidate, block_s, plan_of, slices_of
 from coordinator.planner.search import Choice as SearchChoice
 from coordinator.planner.step_time import Ring, job_s, step_times
-from ringtune.costs.action_costs import CourseCosts, all_full, done_of, total
 from ringtune.costs.model_facts import dropout_token_bytes
 from ringtune.costs.profile import Profile
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.schedule.operation_tables import Choice, Policy
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.techniques.activation_checkpointing import AUTO, NONE, SlicePolicy
 from ringtune.techniques.frozen_weights import reason_line
 from ringtune.techniques.offload import HelpersReason, helper_reason_lines
-from ringtune.techniques.operations import expected_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,144 +150,6 @@ def _slice_text(each: SliceReason) -> str:
     if each.projected_bytes:
         text += f"; VeLoRA would do ({format_bytes(each.projected_bytes)}): a section [velora] lets auto choose it"
     return text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeCounts:
-    """Number of micro-batches of a batch for which each subnet of a node may be full, and forward-only.
-
-    Attributes:
-        forward_share: seconds of a forward over those of a full operation on this node.
-    """
-
-    node: str
-    full: float
-    forward_only: float
-    forward_share: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperationsReason:
-    """Predicted cost of operations, as shares of a step in which every operation is full.
-
-    Attributes:
-        policy: that chooses them; empty if tables are given.
-        is_assumed: whether the run will choose the tables.
-        counts: of each host in ring order; empty if tables are given.
-        compute: seconds of blocks.
-        sent: bytes between blocks.
-        score_passes: how often scores are gathered.
-        score_s: seconds of each pass, by the simulator.
-        paid_after: steps after which one pass is repaid, by the formula; None if never.
-    """
-
-    policy: str
-    is_assumed: bool
-    microbatches: int
-    counts: tuple[NodeCounts, ...]
-    compute: float
-    sent: float
-    paper_compute: float
-    paper_sent: float
-    score_passes: int = 0
-    score_s: float = 0.0
-    paid_after: int | None = None
-
-
-def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> OperationsReason | None:
-    """Explain the operations of a plan by the last steps of its first owner, where most blocks train.
-
-    None if all operations are full.
-    """
-    course = plan.course
-    if not course.may_skip or not course.num_steps:
-        return None
-    soonest = plan.soonest()
-    with_table = soonest if course.operations else soonest.decided((), expected_table(soonest.course))
-    costs = CourseCosts.of(plan, profile)
-    turn = _last_steps(soonest)
-    done, full = (
-        total(each for item in items(one.course, turn) for each in done_of(one, item, costs).values())
-        for one in (with_table, all_full(soonest))
-    )
-    choice = course.choice if course.operations is None else None
-    passes = score_passes(course)
-    pass_s = score_pass_s(plan, profile, optimizer=optimizer) if passes else 0.0
-    return OperationsReason(
-        score_passes=passes,
-        score_s=pass_s,
-        paid_after=paid_after(plan, profile, pass_s, optimizer=optimizer) if passes else None,
-        policy=choice.policy if choice and not choice.tables else "",
-        is_assumed=course.operations is None,
-        microbatches=course.microbatches,
-        counts=_counts(plan, choice) if choice else (),
-        compute=done.work_s / full.work_s if full.work_s else 1.0,
-        sent=done.sent_bytes / full.sent_bytes if full.sent_bytes else 1.0,
-        paper_compute=done.paper_compute / full.paper_compute,
-        paper_sent=done.paper_sent / full.paper_sent,
-    )
-
-
-def _last_steps(plan: Plan) -> Turn:
-    """Return a turn at the end of the run with at most the number of batches that the first owner has."""
-    course, owner = plan.course, plan.course.owners[0]
-    steps = min(course.num_steps, -(-owner.train_rows // course.batch_size))
-    return Turn(
-        index=0,
-        kind=StepKind.TRAIN,
-        owner=owner.node,
-        round=0,
-        first_seq=0,
-        num_items=steps,
-        first_step=course.num_steps - steps,
-        first_batch=0,
-    )
-
-
-def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
-    if not choice.capacities:
-        return ()
-    rows, found = plan.course.batch_size / plan.course.microbatches, []
-    for host in plan.placement.hosts:
-        each = choice.capacity(host.start)
-        both = each.forward + each.backward
-        found.append(
-            NodeCounts(
-                node=host.node,
-                full=each.full / both / rows,
-                forward_only=each.forward_only / each.forward / rows if each.forward else 0.0,
-                forward_share=each.forward / both,
-            )
-        )
-    return tuple(found)
-
-
-def reason_lines(found: OperationsReason, seconds: Callable[[float], str] = format_seconds) -> list[str]:
-    """Write the explanation as lines; ``seconds`` formats times."""
-    assumed = ", assumed until the run has chosen" if found.is_assumed else ""
-    lines = [
-        f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
-        f"({found.paper_compute:.0%} and {found.paper_sent:.0%} by the paper's count)"
-    ]
-    if found.policy and Policy(found.policy).is_pruning:
-        share = found.counts[0].full / found.microbatches
-        lines.append(f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches")
-        return lines + _score_lines(found, seconds)
-    lines += [
-        f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
-        f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
-        for each in found.counts
-    ]
-    return lines + _score_lines(found, seconds)
-
-
-def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> list[str]:
-    if not found.score_passes:
-        return []
-    paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
-    passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
-    takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
-    return [f"    scores come on top of all steps: {takes} and {paid} by the formula"]
 
 
 _DEPTHS_OF_TRIALS = 12
@@ -584,8 +447,8 @@ def explanation_text(found: Explanation) -> list[str]:
         f"{found.wire_dtype} on the wire"
     )
     lines += [found.frozen] if found.frozen else []
-    lines += reason_lines(found.operations, seconds) if found.operations is not None else []
-    lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
+    lines += operations_reason_lines(found.operations, seconds) if found.operations is not None else []
+    lines += [balance_line(*found.equal, seconds)] if found.equal is not None else []
     lines += phases_lines(found.phases, seconds) if found.phases is not None else []
     if found.replicas is not None:
         lines += replicas_lines(found.replicas, seconds)
@@ -633,9 +496,3 @@ def _second_name(found: Explanation) -> str:
 def _times(one: Runner, seconds: Callable[[float], str]) -> str:
     judged = "" if one.simulated_s is None else f", {seconds(one.simulated_s)} by the simulator"
     return f"{seconds(one.job_s)} by the formula{judged}"
-
-
-def _balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:
-    more = own_s / equal_s - 1 if equal_s else 0.0
-    says = f"takes {more:.1%} longer" if more > 5e-4 else f"gains {-more:.1%}" if more < -5e-4 else "gains nothing"
-    return f"    operations.balance {says}: {seconds(own_s)} for all steps, {seconds(equal_s)} with equal counts"

@@ -27,7 +27,7 @@ from coordinator.planner.draft import (
 from coordinator.planner.helpers import unhelped_note, with_helpers
 from coordinator.planner.limits import Effort, free_microbatches
 from coordinator.planner.memory import MemoryCaps
-from coordinator.planner.operations import settled, with_operations
+from coordinator.planner.operations import settled, with_fitting_operations
 from coordinator.planner.phases import PhasesReason, choose_phases
 from coordinator.planner.planned import Planned, with_copies, with_techniques
 from coordinator.planner.replicas import choose_replicas
@@ -337,7 +337,7 @@ def _placed(
         StorageError: no split fits the disks; names a node with needed and free bytes.
     """
     model = next(iter(facts.values())).model
-    drafts, left_out = _with_fitting_operations(job, choices, model, profile)
+    drafts, left_out = with_fitting_operations(job, choices, model, profile)
     choice = None
     if any(_caps(job, draft, facts).may_fit() for draft in drafts):
         choice = choose_plan(
@@ -404,29 +404,6 @@ def _judged_again(
     best, costs = judged(job)
     equal = judged(job.with_overrides({"operations.balance": False}))[0] if job.operations.balance else None
     return Settled(best=best, costs=costs, equal=equal)
-
-
-def _with_fitting_operations(
-    job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile
-) -> tuple[list[Draft], tuple[str, ...]]:
-    """Give drafts the operations of their job; drop those with a number of micro-batches that does not fit.
-
-    Returns:
-        The drafts, and the reason for each dropped number of micro-batches.
-
-    Raises:
-        JobError: no draft is left, because of the counts.
-        PlanError: no draft is left, because of given tables.
-    """
-    found, errors = [], dict[int, JobError | PlanError]()
-    for draft in drafts:
-        try:
-            found.append(with_operations(job, draft, model, profile))
-        except (JobError, PlanError) as error:
-            errors.setdefault(draft.course.microbatches, error)
-    if not found:
-        raise next(iter(errors.values()))
-    return found, tuple(f"{count} micro-batches were not tried: {error}" for count, error in errors.items())
 
 
 def planned_as(

@@ -157,8 +157,8 @@ class MemoryCaps:
         self.optimizer = optimizer
         self.dtype = dtype
         self._owners = {owner.node for owner in draft.course.owners}
-        self._course = draft.with_offload(draft.course)
-        self._projected = draft.with_offload(draft.projected_course)
+        self._course = draft.with_helper_settings(draft.course)
+        self._projected = draft.with_helper_settings(draft.projected_course)
         self._sizes = {
             name: Sizes.at(self._projected, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
         }

@@ -1,31 +1,35 @@
 """Operations of a course: given tables, or the rules by which the run chooses some.
 
-Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Choices that depend on a subnet's
-host (``operations.balance``, ``operations.by_slice``) are settled once the slices are known. All else is independent of
-the slices, so another placement trains the same weights.
+Before a ring is found, all blocks count as alike, with the mean costs of the nodes. ``operations.balance`` and
+``operations.by_slice`` depend on a subnet's host and are settled once the slices are known. All else of a choice is
+independent of the slices, so no other placement trains other weights.
+
+What operations save, and what their scores take, is explained here too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.action_costs import CourseCosts
+from coordinator.planner.judge import paid_after, score_pass_s, score_passes
+from ringtune.costs.action_costs import CourseCosts, all_full, done_of, total
 from ringtune.costs.model_facts import job_subnets
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job
-from ringtune.quantities import format_bytes
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.actions import Op
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockCapacity, Choice, Policy, packed_length
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind
-from ringtune.techniques.operations import choosers_of, given_tables, kept_subnets, whole
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.techniques.operations import choosers_of, expected_table, given_tables, kept_subnets, whole
 from ringtune.transport.endpoints import MAX_MESSAGE_BYTES
 
 _MEAN = "mean"
@@ -50,6 +54,29 @@ def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile)
     hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
     choice = _choice(job, course, model, hosts, {_MEAN: mean})
     return dataclasses.replace(draft, course=_checked(dataclasses.replace(course, choice=choice)))
+
+
+def with_fitting_operations(
+    job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile
+) -> tuple[list[Draft], tuple[str, ...]]:
+    """Give drafts the operations of their job; drop those with a number of micro-batches that does not fit.
+
+    Returns:
+        The drafts, and the reason for each dropped number of micro-batches.
+
+    Raises:
+        JobError: no draft is left, because of the counts.
+        PlanError: no draft is left, because of given tables.
+    """
+    found, errors = [], dict[int, JobError | PlanError]()
+    for draft in drafts:
+        try:
+            found.append(with_operations(job, draft, model, profile))
+        except (JobError, PlanError) as error:
+            errors.setdefault(draft.course.microbatches, error)
+    if not found:
+        raise next(iter(errors.values()))
+    return found, tuple(f"{count} micro-batches were not tried: {error}" for count, error in errors.items())
 
 
 def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
@@ -238,3 +265,148 @@ def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, floa
 def _mean(costs: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     forward_s, backward_s = zip(*costs.values(), strict=True)
     return sum(forward_s) / len(costs), sum(backward_s) / len(costs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCounts:
+    """Number of micro-batches of a batch for which each subnet of a node may be full, and forward-only.
+
+    Attributes:
+        forward_share: seconds of a forward over those of a full operation on this node.
+    """
+
+    node: str
+    full: float
+    forward_only: float
+    forward_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationsReason:
+    """Predicted cost of operations, as shares of a step in which every operation is full.
+
+    Attributes:
+        policy: that chooses them; empty if tables are given.
+        is_assumed: whether the run will choose the tables.
+        counts: of each host in ring order; empty if tables are given.
+        compute: seconds of blocks.
+        sent: bytes between blocks.
+        score_passes: how often scores are gathered.
+        score_s: seconds of each pass, by the simulator.
+        paid_after: steps after which one pass is repaid, by the formula; None if never.
+    """
+
+    policy: str
+    is_assumed: bool
+    microbatches: int
+    counts: tuple[NodeCounts, ...]
+    compute: float
+    sent: float
+    paper_compute: float
+    paper_sent: float
+    score_passes: int = 0
+    score_s: float = 0.0
+    paid_after: int | None = None
+
+
+def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> OperationsReason | None:
+    """Explain the operations of a plan by the last steps of its first owner, where most blocks train.
+
+    None if all operations are full.
+    """
+    course = plan.course
+    if not course.may_skip or not course.num_steps:
+        return None
+    soonest = plan.soonest()
+    with_table = soonest if course.operations else soonest.decided((), expected_table(soonest.course))
+    costs = CourseCosts.of(plan, profile)
+    turn = _last_steps(soonest)
+    done, full = (
+        total(each for item in items(one.course, turn) for each in done_of(one, item, costs).values())
+        for one in (with_table, all_full(soonest))
+    )
+    choice = course.choice if course.operations is None else None
+    passes = score_passes(course)
+    pass_s = score_pass_s(plan, profile, optimizer=optimizer) if passes else 0.0
+    return OperationsReason(
+        score_passes=passes,
+        score_s=pass_s,
+        paid_after=paid_after(plan, profile, pass_s, optimizer=optimizer) if passes else None,
+        policy=choice.policy if choice and not choice.tables else "",
+        is_assumed=course.operations is None,
+        microbatches=course.microbatches,
+        counts=_counts(plan, choice) if choice else (),
+        compute=done.work_s / full.work_s if full.work_s else 1.0,
+        sent=done.sent_bytes / full.sent_bytes if full.sent_bytes else 1.0,
+        paper_compute=done.paper_compute / full.paper_compute,
+        paper_sent=done.paper_sent / full.paper_sent,
+    )
+
+
+def _last_steps(plan: Plan) -> Turn:
+    """Return a turn at the end of the run with at most the number of batches that the first owner has."""
+    course, owner = plan.course, plan.course.owners[0]
+    steps = min(course.num_steps, -(-owner.train_rows // course.batch_size))
+    return Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=owner.node,
+        round=0,
+        first_seq=0,
+        num_items=steps,
+        first_step=course.num_steps - steps,
+        first_batch=0,
+    )
+
+
+def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
+    if not choice.capacities:
+        return ()
+    rows, found = plan.course.batch_size / plan.course.microbatches, []
+    for host in plan.placement.hosts:
+        each = choice.capacity(host.start)
+        both = each.forward + each.backward
+        found.append(
+            NodeCounts(
+                node=host.node,
+                full=each.full / both / rows,
+                forward_only=each.forward_only / each.forward / rows if each.forward else 0.0,
+                forward_share=each.forward / both,
+            )
+        )
+    return tuple(found)
+
+
+def operations_reason_lines(found: OperationsReason, seconds: Callable[[float], str] = format_seconds) -> list[str]:
+    """Write the explanation as lines; ``seconds`` formats times."""
+    assumed = ", assumed until the run has chosen" if found.is_assumed else ""
+    lines = [
+        f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
+        f"({found.paper_compute:.0%} and {found.paper_sent:.0%} by the paper's count)"
+    ]
+    if found.policy and Policy(found.policy).is_pruning:
+        share = found.counts[0].full / found.microbatches
+        lines.append(f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches")
+        return lines + _score_lines(found, seconds)
+    lines += [
+        f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
+        f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
+        for each in found.counts
+    ]
+    return lines + _score_lines(found, seconds)
+
+
+def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> list[str]:
+    if not found.score_passes:
+        return []
+    paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
+    passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
+    takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
+    return [f"    scores come on top of all steps: {takes} and {paid} by the formula"]
+
+
+def balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:
+    """Say what unequal counts gain, from the seconds of all steps with the nodes' own counts and with equal ones."""
+    more = own_s / equal_s - 1 if equal_s else 0.0
+    says = f"takes {more:.1%} longer" if more > 5e-4 else f"gains {-more:.1%}" if more < -5e-4 else "gains nothing"
+    return f"    operations.balance {says}: {seconds(own_s)} for all steps, {seconds(equal_s)} with equal counts"

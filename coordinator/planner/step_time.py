@@ -363,17 +363,14 @@ def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
 
 
 Exchange = Callable[[Sequence[int], int], float]
-"""(nodes of a stage, blocks) -> seconds in which they exchange the gradients of so many blocks."""
+"""(nodes of a stage, number of blocks) -> seconds in which they exchange the gradients of these blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """A stage of a layout.
 
-    Attributes:
-        nodes: indices of its hosts.
-        shares: micro-batches of a step that each of them takes.
-        count: blocks.
+    ``nodes`` are indices of its hosts, ``shares`` the micro-batches of a step of each.
     """
 
     nodes: tuple[int, ...]
@@ -385,7 +382,7 @@ Layout = tuple[Stage, ...]
 
 
 def layout_step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exchange) -> float:
-    """Seconds of a step that trains ``depth`` blocks: its busiest host or link, the way of a micro-batch, exchanges.
+    """Seconds of a step that trains ``depth`` blocks: busiest host or link, a micro-batch's way, exchange of gradients.
 
     While the first and the last micro-batch of a step are on their way, the busiest host waits for the other stages.
     """
@@ -408,9 +405,9 @@ def layout_step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exch
 
 
 def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
-    """Deal micro-batches to hosts so that the last one is done soonest: each to the host that is done with it first.
+    """Deal micro-batches to hosts, each to the host that would finish it first.
 
-    Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; with 6 they are 4 and 2.
+    Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; 6 are 4 and 2.
     """
     found = [0] * len(times_s)
     for _ in range(count):
@@ -425,7 +422,7 @@ def _micro_s(costs: RingCosts, node: int, frozen: int, trained: int) -> float:
 
 
 def _bottom_wires_s(costs: RingCosts, layout: Layout) -> float:
-    """Seconds that the mean owner's uplink is taken by the hidden states of a step that go to other nodes."""
+    """Seconds that the mean owner's uplink takes for the hidden states of a step to other nodes."""
     bottom = layout[0]
     found = 0.0
     for owner in costs.owners:

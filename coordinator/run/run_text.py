@@ -27,7 +27,8 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.turns import Evaluations, RowUse, row_uses
-from ringtune.techniques.full_parameters import lone_groups, mixing_iterations
+from ringtune.techniques import TECHNIQUES
+from ringtune.texts import listed
 
 STEP_KIND = "train"
 
@@ -312,7 +313,7 @@ def training_notes(course: Course) -> list[str]:
     if idle:
         remedy = "train longer, or lower train.local_iterations"
         steps = f"{course.num_steps} step{'s' * (course.num_steps > 1)}"
-        found.append(f"no turn in {steps}, so no row is used: {_names(idle)}; {remedy}")
+        found.append(f"no turn in {steps}, so no row is used: {listed(idle, 5)}; {remedy}")
     elif any(use.used_rows < use.rows for use in uses):
         found.append("not every row is used; train.epochs = 1 would use each about once")
     lost = [(one.owner.node, one.turns) for one in course.left_out]
@@ -327,23 +328,6 @@ def training_notes(course: Course) -> list[str]:
     if small:
         sizes = ", ".join(f"{use.owner} {use.rows}" for use in small)
         found.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
-    found += _group_notes(course)
+    found += [note for technique in TECHNIQUES for note in technique.course_notes(course)]
     found += look_alike_lines(course.labels)
     return found
-
-
-def _group_notes(course: Course) -> list[str]:
-    """Warn of owners that train some of the groups only, because turns and sweeps have a common period."""
-    lone = lone_groups(course)
-    if not lone:
-        return []
-    period, steps = course.method.period(course), mixing_iterations(course)
-    remedy = f"; train.local_iterations = {steps} would mix them" if steps else ""
-    return [
-        f"turns of {course.local_iterations} steps and sweeps of {period} have a common period, so that rows of "
-        f"{_names([*lone])} train some of the groups only{remedy}"
-    ]
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

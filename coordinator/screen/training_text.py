@@ -19,6 +19,7 @@ from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload import rows_by_user
 from ringtune.techniques.operations import expected_table
+from ringtune.texts import listed
 
 _MAX_OWNERS = 8
 _MAX_CLASSES = 8
@@ -67,8 +68,8 @@ def _times(least: int, most: int) -> str:
 def _classes(labels: tuple[str, ...]) -> str:
     """List the first names; those with spaces at an end or invisible characters in quotes."""
     shown = [label if label == label.strip() and label.isprintable() and label else repr(label) for label in labels]
-    cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown[:_MAX_CLASSES]]
-    return ", ".join(cut) + (f" and {len(shown) - _MAX_CLASSES} more" if len(shown) > _MAX_CLASSES else "")
+    cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown]
+    return listed(cut, _MAX_CLASSES)
 
 
 _MAX_GROUPS = 8
@@ -143,14 +144,9 @@ def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
     if not plan.course.user_sets:
         return []
     users = plan.course.user_sets
-    own = [f"{kind.config}: {_named([user for user in users if user in kind.users])}" for kind in kinds]
+    own = [f"{kind.config}: {listed([user for user in users if user in kind.users], _MAX_NAMED)}" for kind in kinds]
     own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
     return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
-
-
-def _named(users: Sequence[str]) -> str:
-    more = f" and {len(users) - _MAX_NAMED} more" if len(users) > _MAX_NAMED else ""
-    return f"{', '.join(users[:_MAX_NAMED])}{more}"
 
 
 def _result(plan: Plan) -> str:

@@ -86,7 +86,7 @@ class Agent:
         return active.run_id if active else ""
 
     def current(self) -> ActiveRun | None:
-        """Return the prepared or active run; None if there is none."""
+        """Return the prepared or active run, if any."""
         return self._active
 
     def preload(self) -> None:

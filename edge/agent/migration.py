@@ -360,7 +360,7 @@ class ModelHolder(Protocol):
     models: Any
 
     def current(self) -> ActiveRun | None:
-        """Return the prepared or active run; None if there is none."""
+        """Return the prepared or active run, if any."""
 
     def job_of(self, run_id: str, job_toml: str) -> Job:
         """Read a job, with the model's folder on this machine."""

@@ -99,7 +99,8 @@ class NodeExecutor:
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = ScoreCollector(self._hosted.skeleton, self._course)
-        self.offloading = OffloadRunner(plan, node, self._hosted)
+        self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=torch.device(device))
+        self.offloading = OffloadRunner(plan, node, self._hosted, self._flows)
         self._replica = Replica(plan, node, self._hosted)
         self._parcels = Parcels(self._hosted, self.offloading, self._replica)
         self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
@@ -109,7 +110,6 @@ class NodeExecutor:
         self._settle = settle_of(self.device)
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
-        self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=self.device)
         self.techniques = build_techniques(plan, node, self._flows)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
@@ -118,7 +118,7 @@ class NodeExecutor:
             Op.SKIP: lambda action, entry: (),
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
-            Op.SHIP: self._ship,
+            Op.SHIP: self.offloading.ship,
             Op.FIT: self.offloading.fit,
             Op.UPDATE: self._update,
         }
@@ -237,7 +237,7 @@ class NodeExecutor:
         hidden, mask, context = flow.block_inputs(action, self._hosted.blocks)
         if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
             self._versions.use(item.seq)
-        with self.offloading.recording(action, entry, flow):
+        with self.offloading.recording(action, entry):
             graph, flow.hidden = self._forwards.run(action, entry, hidden, mask, context)
         flow.graphs[action.start, action.stop] = graph
         return ()
@@ -273,7 +273,7 @@ class NodeExecutor:
         graph, flow.grad = flow.graphs.pop((action.start, action.stop), None), self._flows.whole_grad(action)
         if graph is None or flow.grad is None:
             raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
-        with self.offloading.recording(action, entry, flow):
+        with self.offloading.recording(action, entry):
             flow.grad = graph.backward(flow.grad)
         self._scoring.reduce(entry.item, action)
         if not entry.item.kind.has_update:
@@ -281,11 +281,6 @@ class NodeExecutor:
                 parameter.grad = None
         elif action.start == EMBEDDING:
             self._owner(action)[0].add_up_rows()
-        self._flows.drop_if_empty(action)
-        return ()
-
-    def _ship(self, action: Action, entry: OpenItem) -> Values:
-        self.offloading.ship(action, self._flows.of(action))
         self._flows.drop_if_empty(action)
         return ()
 

@@ -12,7 +12,7 @@ from edge.model.optimizer_state import StateFile
 from edge.model.skeleton import Skeleton
 from edge.model.slice import Empty
 from edge.model.tensor_files import DTYPE_NAMES
-from edge.runtime.micro_batches import MicroBatch, OpenItem
+from edge.runtime.micro_batches import MicroBatches, OpenItem
 from edge.runtime.node_model import HostedModel
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
 from edge.techniques.offload.pairs import PairsByKind, PairWire, from_file, to_file
@@ -36,8 +36,8 @@ from ringtune.techniques.offload import RowsOfUser, rows_of_users
 class OffloadRunner:
     """Pairs and weights of one node in one run."""
 
-    def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
-        self._course, self._hosted = plan.course, hosted
+    def __init__(self, plan: Plan, node: str, hosted: HostedModel, flows: MicroBatches) -> None:
+        self._course, self._hosted, self._flows = plan.course, hosted, flows
         self._helpers = plan.placement.helpers_of(node)
         wire, seed = plan.course.helper_settings.pairs, plan.course.seed
         self._wire = PairWire(wire, hosted.captures.inputs if hosted.captures else {}, seed=seed)
@@ -94,7 +94,7 @@ class OffloadRunner:
         return self._course.helper_settings.users == COLLABORATION
 
     @contextlib.contextmanager
-    def recording(self, action: Action, entry: OpenItem, flow: MicroBatch) -> Iterator[None]:
+    def recording(self, action: Action, entry: OpenItem) -> Iterator[None]:
         """Record pairs of a micro-batch inside the context, which is a forward with a graph, or a backward.
 
         A backward records the pairs of recomputed blocks.
@@ -104,17 +104,19 @@ class OffloadRunner:
         if captures is None or not blocks or not entry.item.kind.has_update:
             yield
             return
+        flow = self._flows.of(action)
         with captures.recording(flow.pairs.get(blocks[0]), self._rows(action, entry)) as pairs:
             yield
         flow.pairs.update(dict.fromkeys(blocks, pairs))
 
-    def ship(self, action: Action, flow: MicroBatch) -> None:
+    def ship(self, action: Action, entry: OpenItem) -> tuple[()]:
         """Pack the pairs of some blocks for their helper, and drop the recorded ones.
 
         Raises:
             PlanError: nothing was recorded for them.
         """
         found: dict[str, torch.Tensor] = {}
+        flow = self._flows.of(action)
         for block in range(action.start, action.stop):
             recorded: PairsByKind | None = flow.pairs.pop(block, None)
             if recorded is None:
@@ -122,6 +124,8 @@ class OffloadRunner:
             found |= recorded.take(block, block + 1)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
         self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
+        self._flows.drop_if_empty(action)
+        return ()
 
     def install(self, action: Action, item: Item) -> bool:
         """Install a helper's weights in place of an update; return False for an update of this node's own blocks.

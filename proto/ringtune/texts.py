@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Final, TextIO
 
 MAX_CHARACTERS: Final = 4000
@@ -38,6 +38,11 @@ def printable(text: str, *, most: int = MAX_CHARACTERS) -> str:
 def shown(name: str) -> str:
     """Quote a name from another machine for a message, on one line."""
     return repr(printable(name, most=MAX_NAME))
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """List names, of many the first ones: ``a, b and 3 more``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class RepeatCounter:

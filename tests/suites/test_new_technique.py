@@ -23,12 +23,15 @@ from coordinator.planner.planned import Planned
 from coordinator.run.report import RunLedger
 from coordinator.screen.plan_text import plan_text
 from edge.techniques.base import Handler, MicroBatches, OpenItem
+from ringtune.costs.model_facts import check_job as check_job_of_model
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.engine.events import SetTimer
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import Dimensions, Widths
 from ringtune.run_control import events as rd
-from ringtune.run_control.continuation import job_digest
+from ringtune.run_control.continuation import equal_keys, job_digest
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
@@ -55,6 +58,12 @@ def check_job(wanted: Job) -> None:
     """Momentum can't be noted."""
     if wanted.train.seed == SEED and wanted.train.optimizer == "momentum":
         raise JobError("notes and momentum can't go together; change the optimizer")
+
+
+def check_model(wanted: Job, dimensions: Dimensions, widths: Widths) -> None:
+    """Nobody can note heads that are no even number."""
+    if wanted.train.seed == SEED and dimensions.num_heads % 2:
+        raise JobError(f"notes are of pairs of heads, the model has {dimensions.num_heads}")
 
 
 def courses(wanted: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
@@ -123,7 +132,9 @@ class OneTurn:
 NOTES = Technique(
     name="notes",
     later_keys={"train.seed": SEED},
+    equal_values={"data.label": ("label", "l")},
     check_job=check_job,
+    check_model=check_model,
     courses=courses,
     smaller_settings=smaller_settings,
     placed=placed,
@@ -134,10 +145,12 @@ NOTES = Technique(
     check_plan=check_plan,
     timing_mismatch=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
     course_lines=lambda course: [f"notes of {course.num_steps} steps"] if course.seed == SEED else [],
+    course_notes=lambda course: ["ink fades"] if course.seed == SEED else [],
     plan_lines=lambda plan: [f"notes on {', '.join(plan.nodes)}"] if is_used(plan) else [],
     notes=lambda plan, nodes: [f"notes of {len(nodes)} nodes stay"] if is_used(plan) else [],
     turn_rule=lambda plan, items_ahead: OneTurn() if is_used(plan) else None,
     totals={"notes": operator.add, "longest_note": max},
+    report=lambda plan, steps: {"noted_steps": steps} if is_used(plan) else {},
 )
 
 
@@ -224,6 +237,23 @@ def test_new_technique_refuses_a_job() -> None:
     assert job(train__seed=8, train__optimizer="momentum").train.optimizer == "momentum"
 
 
+def test_new_technique_refuses_a_job_for_a_model() -> None:
+    """In its words, once the model's dimensions are known."""
+    config = {"model_type": "bert", **{key: spec.default for key, spec in FAMILIES["bert"].config_keys.items()}}
+    odd = config | {"num_attention_heads": 3}
+    check_job_of_model(job(train__seed=SEED), config)
+    check_job_of_model(job(), odd)
+    with pytest.raises(JobError, match="notes are of pairs of heads, the model has 3"):
+        check_job_of_model(job(train__seed=SEED), odd)
+
+
+def test_values_of_a_new_technique_that_give_the_same_bits_may_change() -> None:
+    """A run continues with any of them, with no other."""
+    jobs = {value: job(train__seed=SEED, data__label=value) for value in ("label", "l", "other")}
+    assert equal_keys(jobs["label"], jobs["l"]) == ("data.label",)
+    assert equal_keys(jobs["label"], jobs["other"]) == ()
+
+
 def test_key_of_a_new_technique_changes_no_digest_of_earlier_jobs() -> None:
     """The value that stands for the behaviour before counts for nothing, another does."""
     digests = {seed: job_digest(job(train__seed=seed)) for seed in (SEED, 8)}
@@ -237,9 +267,15 @@ def test_new_technique_is_planned_and_shown_where_a_job_asks_for_it() -> None:
     """Its part of the placement, its lines and its note; a run without it does not mention it."""
     found, without = planned(job(train__seed=SEED), nodes()), planned(job(), nodes())
     assert (found.plan.placement.credits, without.plan.placement.credits) == (1, CREDITS)
-    for line in ("notes on a, b", f"notes of {found.plan.course.num_steps} steps", "notes of 2 nodes stay"):
+    lines = (
+        "notes on a, b",
+        f"notes of {found.plan.course.num_steps} steps",
+        "note: ink fades",
+        "notes of 2 nodes stay",
+    )
+    for line in lines:
         assert line in told(found)
-    assert "notes" not in told(without)
+    assert "notes" not in told(without) and "ink" not in told(without)
 
 
 def test_plan_goes_without_a_new_technique_that_it_can_not_have() -> None:
@@ -389,3 +425,13 @@ def test_totals_of_a_new_technique_are_joined_over_placements() -> None:
     report = ledger.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["nodes"]
     assert (report["a"]["notes"], report["a"]["longest_note"]) == (7, 20)
     assert "notes" not in report["b"]
+
+
+def test_report_has_the_entries_of_a_new_technique_where_a_plan_uses_it() -> None:
+    """With the steps that are done."""
+    plain = plan_by_hand([("a", 0, 4)], ["a"], num_steps=4)
+    noted_report, plain_report = (
+        RunLedger(plan, job()).report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+        for plan in (noted(plain), plain)
+    )
+    assert noted_report["noted_steps"] == 0 and "noted_steps" not in plain_report

@@ -12,6 +12,7 @@ from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.course import Course
 from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.units import unit_name
+from ringtune.texts import listed
 
 _NAMES: Final[Mapping[str, str]] = {
     Payload.HIDDEN: "hidden state",
@@ -110,7 +111,6 @@ def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
 
 def _rows_in_words(course: Course, item: Item, micro: int | None) -> str:
     rows = sorted(rows_of(course, item, micro))
-    more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
     part = "" if micro is None or micro < 0 else f"micro-batch {micro}, "
     name = "evaluation" if item.kind is StepKind.EVALUATE else "training"
-    return f"{part}{name} rows {', '.join(map(str, rows[:_MAX_ROWS]))}{more}, counted from 0"
+    return f"{part}{name} rows {listed([*map(str, rows)], _MAX_ROWS)}, counted from 0"

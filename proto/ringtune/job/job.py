@@ -62,6 +62,7 @@ from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, Memory
 from ringtune.techniques.full_parameters import HiftSettings, with_adapter, without_default
 from ringtune.techniques.offload import OFF, OffloadSettings
 from ringtune.techniques.operations import OperationsSettings, with_table_read
+from ringtune.texts import listed
 
 __all__ = [
     "Adapter",
@@ -414,10 +415,9 @@ def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
     if not users or not job.offload.chosen_adapters:
         return (Kind(0, job.adapter.config, tuple(users)),)
     if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):
-        more = f" and {len(users) - _MAX_NAMED} more" if len(users) > _MAX_NAMED else ""
         raise JobError(
             f"offload.adapters.{odd[0]}: no user of this run has the name {odd[0]!r}; its users are "
-            f"{', '.join(users[:_MAX_NAMED])}{more}"
+            f"{listed(users, _MAX_NAMED)}"
         )
     found: list[tuple[str, list[str]]] = [(job.adapter.config, [])]
     for user in users:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ringtune.texts import listed
+
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -128,9 +130,9 @@ def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str
     busy = {node: load for node, load in sorted(loads.items()) if load > BUSY * max(1.0, own)}
     if not busy:
         return ""
-    named = ", ".join([*busy][:5]) + (f" and {len(busy) - 5} more" if len(busy) > 5 else "")
     many = f"{max(busy.values()):.1f} threads for each core"
-    return f"busy {when}: {named} ({many}); their times, and predictions from them, are not those of an idle machine"
+    named = f"{listed([*busy], 5)} ({many})"
+    return f"busy {when}: {named}; their times, and predictions from them, are not those of an idle machine"
 
 
 OWN_LIBRARY_BYTES: Final = 192 << 20

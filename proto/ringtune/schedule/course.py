@@ -164,7 +164,7 @@ class Offload(HelperSettings):
 
     @property
     def helper_settings(self) -> HelperSettings:
-        """The settings of helpers, without their blocks."""
+        """The settings without the blocks."""
         return HelperSettings(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(HelperSettings)})
 
     def lag(self, unit: int) -> int:

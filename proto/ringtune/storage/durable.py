@@ -38,6 +38,7 @@ from typing import BinaryIO, ClassVar, Final
 from ringtune import __version__
 from ringtune.errors import BusyError, StorageError, UsageError
 from ringtune.storage.strict import parse_json
+from ringtune.texts import listed
 
 PARTIAL_SUFFIX = ".tmp"
 _REMOVE_S = 5.0
@@ -266,10 +267,9 @@ def require_free(folder: Path, kind: str) -> None:
         others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
     if not others or is_claimed(folder, kind):
         return
-    named = ", ".join(others[:_MAX_NAMED]) + (f" and {len(others) - _MAX_NAMED} more" * (len(others) > _MAX_NAMED))
     raise UsageError(
-        f"{folder} is not the folder of a {kind}: it holds {named}, which must not be overwritten; give a folder of "
-        f"its own, such as {folder / kind}"
+        f"{folder} is not the folder of a {kind}: it holds {listed(others, _MAX_NAMED)}, which nothing may write over; "
+        f"give a folder of its own, such as {folder / kind}"
     )
 
 

@@ -6,7 +6,7 @@ record in the order of that list. A field that a record leaves out has no effect
     a job is read, compared      check_job, check_model, later_keys, equal_values
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
     a plan or times are given    check_plan, timing_mismatch
-    a plan is shown              course_lines, plan_lines, notes
+    a plan is shown              course_lines, course_notes, plan_lines, notes
     turns are granted            turn_rule
     a run is reported            totals, report
 
@@ -137,6 +137,7 @@ class Technique:
         check_plan: refuses a given plan with other settings of the technique than the job's; raises ``PlanError``.
         timing_mismatch: how the timing of a node, by its facts, differs from the course; empty if it does not.
         course_lines: lines of a text about training.
+        course_notes: warnings about training.
         plan_lines: lines of a plan's text.
         notes: warnings before the run, from a plan and the facts of its nodes.
         turn_rule: decisions about the turns of a placement; the number is the minimum of items between a turn and a
@@ -161,6 +162,7 @@ class Technique:
     check_plan: Callable[[Any, Plan], object] = _nothing
     timing_mismatch: Callable[[Course, Any], str] = _no_word
     course_lines: Callable[[Course], Sequence[str]] = _nothing
+    course_notes: Callable[[Course], Sequence[str]] = _nothing
     plan_lines: Callable[[Plan], Sequence[str]] = _nothing
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
     turn_rule: Callable[[Plan, int], TurnRule | None] = _no_rule

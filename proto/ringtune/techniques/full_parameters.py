@@ -27,6 +27,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weights
 from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Copies, Technique
+from ringtune.texts import listed
 
 MAX_UNITS = MAX_BLOCKS + 2
 """Limit of units in a group: all blocks, embedding and head."""
@@ -202,6 +203,19 @@ def copies(plan: Plan) -> Iterator[Copies]:
         yield Copies("embedding and head", owners, "let one node own all rows (data.owners = 1)")
 
 
+def course_notes(course: Course) -> list[str]:
+    """Warn of owners that train some of the groups only, because turns and sweeps have a common period."""
+    lone = lone_groups(course)
+    if not lone:
+        return []
+    period, steps = course.method.period(course), mixing_iterations(course)
+    remedy = f"; train.local_iterations = {steps} would mix them" if steps else ""
+    return [
+        f"turns of {course.local_iterations} steps keep step with sweeps of {period}, so that rows of "
+        f"{listed([*lone], 5)} train some of the groups only{remedy}"
+    ]
+
+
 TECHNIQUE: Final = Technique(
     name="full_parameters",
     equal_values={"hift.state": (MEMORY, DISK)},
@@ -209,4 +223,5 @@ TECHNIQUE: Final = Technique(
     check_model=lambda job, dimensions, _: check_group(job.hift, dimensions.num_blocks),
     smaller_settings=lambda job: smaller_settings(job.hift),
     copies=copies,
+    course_notes=course_notes,
 )

@@ -180,11 +180,7 @@ def _problem(job: Any) -> str:
 
 
 def check_user_column(data: Data, settings: OffloadSettings, *, task: str) -> None:
-    """Refuse a column of users where rows have no columns, or where nobody has adapters of their own.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse ``data.user`` where rows have no columns, or users have no adapters of their own; raises ``JobError``."""
     if not data.user:
         return
     if not data.user.strip():
@@ -277,10 +273,10 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
 
 
 def check_plan(job: Any, plan: Plan) -> None:
-    """Refuse a given plan with other helpers than its job names; where the job lets the planner choose, any will do.
+    """Refuse a given plan with other helpers than its job names; with ``auto`` any helpers are accepted.
 
     Raises:
-        PlanError: says who helps whom in the plan and in the job.
+        PlanError: names the helpers of plan and job, or their settings.
     """
     wish = job.offload
     if wish.mode == AUTO:
