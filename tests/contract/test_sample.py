@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.sample import in_sample
+from tests.support.sample import in_sample, leave_thorough_out
 
 
 class _Item:
@@ -46,3 +46,13 @@ def test_sample_leaves_out_what_is_thorough_unless_it_is_asked_for_alone() -> No
     assert in_sample([thorough]) == {thorough.nodeid}
     for case in _cases(3, of=20):
         assert in_sample([case]) == {case.nodeid}
+
+
+def test_thorough_cases_are_not_made_beside_others() -> None:
+    """A test that has no other cases keeps them, so that it can be asked for by its name."""
+    thorough = [pytest.param(case, marks=pytest.mark.thorough) for case in range(3)]
+    cases: list[Any] = [*thorough, 3, pytest.param(4, marks=pytest.mark.promise("1 partition invariance"))]
+    kept, alone = cases[3:], list(thorough)
+    leave_thorough_out(cases)
+    leave_thorough_out(alone)
+    assert (cases, alone) == (kept, thorough)

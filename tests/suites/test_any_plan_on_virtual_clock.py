@@ -35,7 +35,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> list[AnyRun]:
     """The runs of a kind, made once for all laws."""
     kind, block = request.param
@@ -48,6 +48,7 @@ def cases_of(*left_out: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("runs", cases, indirect=True, scope="module")
 
 
+of_all_kinds = cases_of()
 in_one_placement = cases_of("moves")
 without_a_cache = cases_of("moves", "cache")
 """What is kept in a cache is not there after a checkpoint, so the rest of a run is not that of the whole."""
@@ -64,6 +65,7 @@ def item_of(one: AnyRun) -> Iterator[tuple[Item, Plan]]:
 
 
 @pytest.mark.promise("2 right version")
+@of_all_kinds
 def test_any_plan_and_any_delays_carry_out_a_valid_table(runs: list[AnyRun]) -> None:
     """The run ends, every forward saw its version, and in each placement just its own turns were carried out."""
     for one in runs:
@@ -77,6 +79,7 @@ def test_any_plan_and_any_delays_carry_out_a_valid_table(runs: list[AnyRun]) -> 
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.promise("5 timing changes nothing")
+@of_all_kinds
 def test_order_of_weight_changes_and_decisions_are_equal_for_any_delays(runs: list[AnyRun]) -> None:
     """Gradients are added up and applied in one order at each unit, so that weights have equal bits."""
     for one in runs:
@@ -103,6 +106,7 @@ def decisions(result: RingResult) -> list[list[rd.Command]]:
 
 
 @pytest.mark.promise("3 frozen means free")
+@of_all_kinds
 def test_nothing_below_what_trains_keeps_a_graph_or_gets_a_gradient(runs: list[AnyRun]) -> None:
     """As the rule of the method says it of each step, whoever hosts the blocks."""
     for one in runs:
