@@ -56,6 +56,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every case of every test, and those that take long")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make no thorough case that nobody asks for: laws alone have thousands, and each process collects all tests."""
+    config = metafunc.config
+    if not config.getoption("--all") and not any("[" in argument for argument in config.args):
+        from tests.support.sample import leave_thorough_out
+
+        for mark in metafunc.definition.iter_markers("parametrize"):
+            leave_thorough_out(*mark.args[1:2])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draw the sample; in one of several processes, take the files in the order in which they are given out."""
     if not config.getoption("--all"):

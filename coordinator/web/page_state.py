@@ -407,7 +407,7 @@ class PageState:
                 step = read_object(event.checkpoint_json, "a checkpoint").get("step")
                 self.tell(EventLine("checkpoint", f"saved after step {step}", at_unix_s))
             case "resumed_json":
-                step = int(read_object(event.resumed_json, "where the run goes on").get("step", 0))
+                step = int(read_object(event.resumed_json, "the step where the run continues").get("step", 0))
                 self.tell(EventLine("note", f"goes on after step {step}", at_unix_s))
             case "note":
                 self.tell(EventLine("note", event.note, at_unix_s))

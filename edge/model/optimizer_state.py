@@ -320,7 +320,7 @@ class StateFile:
         info = self.infos[name]
         if source.data.size_bytes != info.nbytes:
             raise IntegrityError(
-                f"{name} came with {source.data.size_bytes:,} bytes, its state has {info.nbytes:,}; copy it again"
+                f"{name} arrived with {source.data.size_bytes:,} bytes, its state has {info.nbytes:,}; copy it again"
             )
         with self._opened("r+b") as file, storage_errors(self.path):
             self._check(file)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cases import cases
 from tests.support.promises import PROMISES, TESTS, held_promises
-from tests.support.sample import in_sample
+from tests.support.sample import in_sample, leave_thorough_out
 
 
 class _Item:
@@ -95,3 +95,13 @@ def test_promises_are_those_that_pytest_sees(held: dict[str, list[str]], request
         seen.setdefault(name, sorted(mark.args[0] for mark in item.iter_markers("promise")))
     read = {name: sorted(promise for promise, names in held.items() if name in names) for name in seen}
     assert read == seen
+
+
+def test_thorough_cases_are_not_made_beside_others() -> None:
+    """A test that has no other cases keeps them, so that it can be asked for by its name."""
+    thorough = [pytest.param(case, marks=pytest.mark.thorough) for case in range(3)]
+    mixed: list[Any] = [*thorough, 3, pytest.param(4, marks=pytest.mark.promise("1 partition invariance"))]
+    kept, alone = mixed[3:], list(thorough)
+    leave_thorough_out(mixed)
+    leave_thorough_out(alone)
+    assert (mixed, alone) == (kept, thorough)

@@ -56,7 +56,7 @@ def test_drained_run_goes_on_with_the_same_bits(feature: Feature, drain_at_s: fl
     assert same_bits(rest.tensors, run.tensors)
 
 
-@each([*SHAPE, *PIPEADAPTER])
+@each(SHAPE)
 def test_run_that_is_made_longer_equals_the_longer_run(feature: Feature) -> None:
     """From the checkpoint at its end: as if it had had two steps more from the start."""
     steps, values = (

@@ -1,13 +1,21 @@
-"""What must hold for every plan and every timing, on a virtual clock."""
+"""Single facts of the ring on a virtual clock; what holds for every plan is in ``test_any_plan_on_virtual_clock``."""
 
 from __future__ import annotations
+
+import random
+from collections import Counter
 
 import pytest
 
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.schedule.versions import trained
 from sim.ring import Message, VirtualRing
-from tests.support.plans import make_plan
+from tests.features.plans import AnyRun, PlanKind, hift_plan, run
+from tests.support.plans import changed, make_plan
 
 FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]
 
@@ -79,3 +87,42 @@ def test_ring_evaluation_counts_every_owner_once_per_evaluation() -> None:
     # 9 rows in batches of 4: micro-batches 2 + 2 + 1, each head counts 1 here; two owners
     assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == [(4, 10.0), (8, 10.0)]
     assert sum(turn.kind is StepKind.EVALUATE for turn in turn_sequence(plan.course)) == 4
+
+
+def test_hift_sends_each_gradient_of_a_unit_once_to_every_other_owner() -> None:
+    """Over links that the plan has; no head is handed over."""
+    for seed in range(6):
+        one = AnyRun(PlanKind(name="hift", plan=hift_plan), seed)
+        plan, result = one.plan, one.result
+        others = len(plan.course.owners) - 1
+        expected: Counter[tuple[int, int]] = Counter()
+        for item in (item for turn in turn_sequence(plan.course) for item in items(plan.course, turn)):
+            units = trained(plan.course, item.kind, item.step) if item.kind is StepKind.TRAIN else Units(0)
+            expected += Counter({(item.seq, unit): others for unit in (EMBEDDING, plan.course.head) if unit in units})
+        found = Counter((each.key.seq, each.key.boundary) for each in result.messages if each.payload == "u")
+        assert found == expected, seed
+        assert not any(each.payload == Payload.HEAD for each in result.messages)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_hift_a_gradient_that_never_comes_is_named() -> None:
+    """A host that owns data too says which gradient it waits for, and from whom."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], method=Hift(order="top2down"), num_steps=4)
+
+    def lost(message: Message) -> bool:
+        return message.payload == Payload.UNIT_GRAD
+
+    result = VirtualRing(plan, wait_s=50.0, drop=lost).run()
+    assert result.finish is not None and result.finish.error == "DeadlineError"
+    assert "the gradient of the head of step 0 (train), from node a" in result.finish.message
+
+
+def test_replicas_share_the_micro_batches_as_their_shares_say() -> None:
+    """Shares 2 and 1 of six micro-batches are four and two; each host sends its gradients once a step."""
+    plan = make_plan([("a", 0, 4)], ["c"], num_blocks=4, microbatches=6, batch_size=6, num_steps=4, method="all")
+    plan = changed(plan, slices=(Slice(node="a", start=0, stop=4, share=2), Slice(node="b", start=0, stop=4)))
+    result = run(plan, random.Random(0))
+    forwards = {node: sum(one.op is Op.FORWARD for one in order) for node, order in result.order.items()}
+    assert (forwards["a"], forwards["b"]) == (4 * 4, 4 * 2)
+    sent = [one for order in result.order.values() for one in order if one.payload == Payload.REPLICA_GRAD]
+    assert len(sent) == 4 * 2 * 2

@@ -14,7 +14,7 @@ import pytest
 from ringtune.errors import JobError, PlanError
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT
 from tests.features.feature import Feature, carry_out, each_technique
-from tests.features.operations import SUBNETS, subnets, with_codes
+from tests.features.operations import OTHER_CODES, SUBNETS, subnets, with_codes
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import distance, make_carrier
 
@@ -33,7 +33,7 @@ def test_every_code_of_a_table_counts(feature: Feature) -> None:
     """Negative control: with forward-only taken for full or for skipped, or nothing skipped, the result is another."""
     short = with_table(feature, feature.case)
     found = carry_out(short, short.plan_on("one")).tensors
-    for old, new in ((FORWARD_ONLY, FULL), (FORWARD_ONLY, SHORTCUT), (SHORTCUT, FULL)):
+    for old, new in OTHER_CODES:
         other = with_table(feature, with_codes(feature.case, old, new))
         assert distance(carry_out(other, other.plan_on("one")).tensors, found) > 1e-4, (old, new)
 

@@ -21,8 +21,6 @@ def run(
     seed: int,
     *,
     start: StartPoint | None = None,
-    drain_at_s: float | None = None,
-    patience_evals: int = 0,
 ) -> RingResult:
     """Run with random delays."""
     rng = random.Random(seed)
@@ -33,8 +31,6 @@ def run(
         message_s=lambda source, target, payload: rng.random(),
         control_s=lambda node: rng.random(),
         start=start,
-        drain_at_s=drain_at_s,
-        patience_evals=patience_evals,
     ).run()
 
 

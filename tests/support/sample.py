@@ -14,8 +14,15 @@ from collections.abc import Iterable
 import pytest
 
 
+def leave_thorough_out(cases: object = ()) -> None:
+    """Take thorough cases out of a list of parameters; a list of nothing else stays."""
+    if isinstance(cases, list):
+        kept = [case for case in cases if all(mark.name != "thorough" for mark in getattr(case, "marks", ()))]
+        cases[:] = kept or cases
+
+
 def in_sample(items: Iterable[pytest.Item]) -> set[str]:
-    """Ids of the tests to carry out: a case that is asked for by its name is always among them."""
+    """Ids of the tests to carry out: a test that is asked for by its name is always among them."""
     cases: dict[tuple[str, int], list[str]] = defaultdict(list)
     kept: set[str] = set()
     left_out: set[str] = set()

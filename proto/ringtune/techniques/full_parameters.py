@@ -211,7 +211,7 @@ def course_notes(course: Course) -> list[str]:
     period, steps = course.method.period(course), mixing_iterations(course)
     remedy = f"; train.local_iterations = {steps} would mix them" if steps else ""
     return [
-        f"turns of {course.local_iterations} steps keep step with sweeps of {period}, so that rows of "
+        f"turns of {course.local_iterations} steps and sweeps of {period} have a common period, so that rows of "
         f"{listed([*lone], 5)} train some of the groups only{remedy}"
     ]
 

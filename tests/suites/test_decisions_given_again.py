@@ -1,31 +1,40 @@
-"""A run that decides by its losses when blocks begin to train can be repeated bit for bit with what it decided.
+"""A run that decides something by its losses or scores is repeated bit for bit by a plan with what it decided.
 
-That it equals one process with these steps, in any timing and after a resume, is among the laws.
+That any split, timing and resumption decides the same, and trains what one process does, is among the laws.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.methods import RingAda
+from ringtune.schedule.operation_tables import Score
+from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import helped
-from tests.features.feature import Feature, carry_out, run_of
+from tests.features.feature import Feature, carry_out
 from tests.features.methods import UNFREEZING, decided
+from tests.features.operations import CHOICES
+from tests.support.choosing import make_choice
 from tests.support.plans import changed
 from tests.support.resumed import same_bits
 
 BY_LOSSES = [feature for feature in UNFREEZING if "by-losses" in feature.name]
 
 
-@pytest.mark.parametrize("feature", BY_LOSSES, ids=lambda feature: feature.name)
-@pytest.mark.sampled(1)
-def test_decided_steps_that_are_given_train_the_same_bits(feature: Feature) -> None:
-    """The form ``at`` with those steps gives the very weights."""
-    run = run_of(feature, "three")
-    settled = changed(run.plan, method=RingAda(every_steps=0, at=decided(run)))
-    assert same_bits(carry_out(feature, settled, 2).tensors, run.tensors)
+def test_choice_of_once_trains_what_its_table_does_in_a_plan() -> None:
+    """Of real scores, which a turn of their own gathers."""
+    feature = CHOICES[0]
+    once = make_choice(subnets=2, backward_score=Score.TAYLOR.value)
+    chosen = carry_out(feature, changed(feature.plan_on("two"), choice=once))
+    (table,) = chosen.logged(rd.LogOperations)
+    assert StepKind.SCORE in {entry.turn.kind for entry in chosen.logged(rd.LogTurn)}
+    fixed = dataclasses.replace(feature, ring=lambda plan, carrier: {})
+    plan = changed(feature.plan_on("two"), choice=None, operations=table.operations)
+    assert same_bits(carry_out(fixed, plan).tensors, chosen.tensors)
 
 
 @pytest.mark.thorough
