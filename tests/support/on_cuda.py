@@ -26,7 +26,6 @@ _PROCESSOR_ONLY: Final = {
     "test_executor_in_float32_equals_with_the_same_micro_batches": _MASKS,
     "test_executor_under_engines_equals_one_process": _MASKS,
     "test_head_gets_the_tokens_that_it_reads": _SHAPES,
-    "test_language_tied_or_not_equals_one_process": _ANGLES,
     "test_scores_of_nodes_equal_one_process[mistral": _ANGLES,
 }
 """Beginnings of tests' names, and why a GPU cannot be compared there."""

@@ -127,7 +127,7 @@ def test_state_of_an_active_unit_stays_mapped_and_can_be_saved(tmp_path: Path) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="procfs says what is resident")
 def test_state_on_disk_is_resident_one_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three equal tensors that are updated, no more than two moments of one have pages at the end of an update."""
+    """Of three equal tensors that are updated, no more than the two moments of one have pages when it is done."""
     wide = 1 << 17
     units = {0: {f"0.{index}": torch.nn.Parameter(torch.ones(wide)) for index in range(3)}}
     module: Any = optimizers_module

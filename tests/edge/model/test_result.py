@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ FILES = {"adapter_config.json", "adapter.safetensors", "head_config.json", "mode
 
 def _saving(model_folder: Path, folder: Path, adapter: str) -> tuple[ring.HandRing, dict[str, dict[str, torch.Tensor]]]:
     """A ring whose owner has a private block; and sets of two users for the others, at the node that hosts them."""
-    values = {"adapter__config": adapter, "train__max_steps": 1, "privacy__private_blocks": 1}
+    values: dict[str, Any] = {"adapter__config": adapter, "train__max_steps": 1, "privacy__private_blocks": 1}
     hand = ring.make_ring(model_folder, folder, {"b": (1, 4)}, **values)
     like = adapter_weights(hand.nodes["b"]._hosted.skeleton, range(1, 4))
     return hand, {
@@ -226,7 +227,7 @@ def test_loading_gives_the_evaluation_of_the_trained_ring(
     Also with private blocks, which had been of the slices; norms are the base model's own.
     """
     trained, folder = saved(adapter)
-    more = {"privacy__private_blocks": 1} if slices is PRIVATE else {}
+    more: dict[str, Any] = {"privacy__private_blocks": 1} if slices is PRIVATE else {}
     hand = loaded(make(model_folder, tmp_path, slices, adapter, train__max_steps=1, **more), folder)
     hand.plan = changed(hand.plan, num_steps=0)
     hand.train()
@@ -235,7 +236,7 @@ def test_loading_gives_the_evaluation_of_the_trained_ring(
 
 def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_path: Path) -> None:
     """Blocks that every owner runs itself get the saved values at each owner, and one of them hands them in."""
-    values: dict[str, object] = {"privacy__private_blocks": 1, "train__method": "all", "train__max_steps": 1}
+    values: dict[str, Any] = {"privacy__private_blocks": 1, "train__method": "all", "train__max_steps": 1}
     hand = make(model_folder, tmp_path, PRIVATE, **values).train()
     assert hand.nodes["a"].adapter_files(with_head=False) == {}
     private = load(bytes(hand.nodes["a"].adapter_files(with_head=False, with_private=True)["adapter.safetensors"]))
@@ -252,7 +253,7 @@ def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_pa
 @pytest.mark.sampled(1)
 def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, config: str) -> None:
     """What one ring saved another ring with other initial values saves again, bit for bit."""
-    values: dict[str, object] = {"model__dtype": "float32", "wire__dtype": "float32"}
+    values: dict[str, Any] = {"model__dtype": "float32", "wire__dtype": "float32"}
     values |= {"train__method": "all", "train__max_steps": 1}
     hand = make(model_folder, tmp_path, SPLITS[0], config, **values).train()
     folder = write(hand, tmp_path / "adapter", names_of("sequence-classification", config))

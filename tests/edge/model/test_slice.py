@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def _executor(model_folder: Path, folder: Path, node: str, **overrides: object) 
 @pytest.mark.sampled(2)
 def test_slice_starts_from_the_values_of_one_process(model_folder: Path, tmp_path: Path, config: str) -> None:
     """Adapters and head before the first step are bit-equal to the library's for the same seed, on every node."""
-    values = {"model__dtype": "float32", "adapter__config": config, "train__seed": 7}
+    values: dict[str, Any] = {"model__dtype": "float32", "adapter__config": config, "train__seed": 7}
     hand = ring.make_ring(model_folder, tmp_path, SLICES, **values)
     got = hand.tensors()
     whole = reference.Trained(model=reference.whole_model(hand.job, hand.plan, model_folder))

@@ -215,7 +215,7 @@ def test_executor_tells_a_head_on_the_disk_from_one_that_was_handed_over(trained
     owner = trained.nodes["a"]
     bias = head_of(owner)
     shard = bytes(owner.shard({"node": "a"}, with_head=True))
-    damaged = shard.replace(bias.numpy().tobytes(), torch.full_like(bias, torch.inf).numpy().tobytes())
+    damaged = shard.replace(bias.cpu().numpy().tobytes(), torch.full_like(bias, torch.inf).cpu().numpy().tobytes())
     assert damaged != shard
     with pytest.raises(DivergedError, match=r"the head in the shard has param/.* not finite"):
         owner.load_shard(Pieces.of(damaged), {"node": "a"}, with_head=True)

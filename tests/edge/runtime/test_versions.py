@@ -64,16 +64,6 @@ def test_versions_gradient_is_that_of_the_weights_of_the_forward() -> None:
     assert block.w.item() == pytest.approx(2.4 - 0.6)
 
 
-def test_versions_update_in_place_would_break_the_graph() -> None:
-    """Why the store exists: without it autograd refuses the second backward."""
-    block, optimizer, _ = make()
-    first, second = block.forward(), block.forward()
-    torch.autograd.backward(first)
-    optimizer.update([0], RATE)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.backward(second)
-
-
 def test_versions_one_item_at_a_time_needs_no_copy() -> None:
     """The very tensor is updated, step after step."""
     block, optimizer, store = make()
