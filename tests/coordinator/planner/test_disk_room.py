@@ -12,7 +12,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import StorageError
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helpers_by_host
-from tests.coordinator.planner.test_full_parameters import board, wanted
+from tests.coordinator.planner.test_full_parameters import board, made, wanted
 from tests.coordinator.planner.test_helper_needed import job_of, of_users
 from tests.coordinator.planner.test_helpers import PAIRS
 from tests.support.planner_rings import MIB
@@ -26,16 +26,16 @@ def test_plan_of_state_without_room_on_the_disk_is_refused_with_both_numbers() -
     node = board("a")
     job = wanted(hift__state="disk", train__checkpoint_every=0)
     enough = 12 * BLOCK + COPIES
-    assert make_plan(job, {"a": dataclasses.replace(node, state_free_bytes=enough)}).plan
+    assert made(job, dataclasses.replace(node, state_free_bytes=enough)).plan
     with pytest.raises(StorageError) as refused:
-        make_plan(job, {"a": dataclasses.replace(node, state_free_bytes=200 * MIB)})
+        made(job, dataclasses.replace(node, state_free_bytes=200 * MIB))
     with pytest.raises(StorageError):
-        make_plan(job, {"a": dataclasses.replace(node, state_free_bytes=enough - 1)})
+        made(job, dataclasses.replace(node, state_free_bytes=enough - 1))
     assert str(refused.value) == (
         "node a needs 255 MiB in its folder for state for blocks [0, 12) (255 MiB of optimizer state) but "
         "200 MiB are free there; make room, or start it with --state on another disk, or set hift.state = 'memory'"
     )
-    assert make_plan(wanted(train__checkpoint_every=0), {"a": dataclasses.replace(node, state_free_bytes=0)}).plan
+    assert made(wanted(train__checkpoint_every=0), dataclasses.replace(node, state_free_bytes=0)).plan
 
 
 def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
@@ -44,7 +44,7 @@ def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
     job = wanted(hift__state="disk", train__checkpoint_every=10)
     message = r"for embedding and head \(92\.1 MiB of optimizer state and 414 MiB of checkpoints\) but 300 MiB are free"
     with pytest.raises(StorageError, match=message) as refused:
-        make_plan(job, {"a": node})
+        made(job, node)
     assert "checkpoint_every = 0" in str(refused.value)
     assert "hift.state = 'memory'" not in str(refused.value)
 
@@ -83,15 +83,15 @@ def test_plan_of_helpers_without_room_for_their_checkpoints_is_refused(mode: Any
 def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:
     """It is as fast as the other, but has room for the state of three blocks only."""
     small = dataclasses.replace(board("b", rows=0), state_free_bytes=3 * BLOCK)
-    plan = make_plan(wanted(hift__state="disk", train__checkpoint_every=0), {"a": board("a"), "b": small}).plan
+    plan = made(wanted(hift__state="disk", train__checkpoint_every=0), board("a"), small).plan
     assert plan.slice_of("b").num_blocks <= 3
-    assert make_plan(wanted(train__checkpoint_every=0), {"a": board("a"), "b": small}).plan.slice_of("b").num_blocks > 3
+    assert made(wanted(train__checkpoint_every=0), board("a"), small).plan.slice_of("b").num_blocks > 3
 
 
 def test_run_that_goes_on_needs_room_for_state_only() -> None:
     """Its checkpoints lie on the disk already."""
     job = wanted(hift__state="disk", train__checkpoint_every=10)
-    plan = make_plan(job, {"a": board("a")}).plan
+    plan = made(job, board("a")).plan
     keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=12 * BLOCK + COPIES)})
     with pytest.raises(StorageError, match=r"node a needs 255 MiB .* but 100 MiB are free"):
         keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=100 * MIB)})
@@ -107,9 +107,9 @@ def test_nodes_that_share_a_disk_share_its_room() -> None:
             name: dataclasses.replace(board(name), state_free_bytes=free_bytes, state_disk=disk) for name, disk in found
         }
 
-    assert make_plan(job, nodes(12 * BLOCK + 2 * COPIES)).plan.slice_of("b").num_blocks
+    assert made(job, *nodes(12 * BLOCK + 2 * COPIES).values()).plan.slice_of("b").num_blocks
     with pytest.raises(StorageError, match=r"a, b share a disk and together need 347 MiB .* but 330 MiB") as refused:
-        make_plan(job, nodes(330 * MIB))
+        made(job, *nodes(330 * MIB).values())
     assert str(refused.value).endswith("or set hift.state = 'memory'")
     for apart in ("xy", [""] * 2):
-        assert make_plan(job, nodes(330 * MIB, apart)).plan  # type: ignore[arg-type]
+        assert made(job, *nodes(330 * MIB, apart).values()).plan  # type: ignore[arg-type]

@@ -288,16 +288,6 @@ def test_run_corrects_the_profile_by_its_own_actions(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "profile.json").read_text())["schema"] == 3
 
 
-def test_run_without_a_profile_asks_nodes_to_measure_beside_their_neighbours(tmp_path: Path) -> None:
-    """Both are on this machine and will compute at the same time; a run takes a second for it, not four."""
-    with FakeCluster("a", "b") as cluster:
-        with Client(cluster.server.address) as client:
-            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None)
-        asked = [agent.inspected for agent in cluster.agents.values()]
-    assert [(one.measure, one.neighbours, one.fresh) for one in asked] == [(True, 1, False)] * 2
-    assert all(0 < one.measure_s <= 1 for one in asked)
-
-
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [

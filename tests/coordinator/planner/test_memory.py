@@ -25,7 +25,7 @@ from tests.support.planner_rings import class_ring, device, draft_for, random_co
 from tests.support.plans import random_operations
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
     """For any ring, role, depth, method and number of private blocks the bytes are those of the whole plan."""
     rng = random.Random(seed)
@@ -59,8 +59,7 @@ def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
             assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted
 
 
-@pytest.mark.parametrize("kind", ["table", "random", "two-stage"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["table", "random", "two-stage"] * 2)))
 def test_memory_caps_with_operations_are_never_too_small(seed: int, kind: str) -> None:
     """Before a ring is chosen any slice may be passed by, so that more may wait; graphs count as in the whole plan."""
     rng = random.Random(seed)
@@ -258,7 +257,7 @@ def test_a_node_with_the_lowest_block_keeps_its_small_graph() -> None:
     assert below.total_bytes > profile.nodes[0].memory_bytes
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_step_time_with_auto_is_near_the_simulated_one(seed: int) -> None:
     """Formula and virtual clock know the same of blocks that run again and of projections."""
     rng = random.Random(seed)

@@ -20,12 +20,12 @@ from tests.support.moves import moving
 
 def own_weights() -> Job:
     """The blocks' own weights train, so that what was trained is as large as the blocks."""
-    return job_of(adapter__config="full", placement__replicas="never")
+    return job_of(adapter__config="full", placement__replicas="never", train__max_steps=120)
 
 
 def facts_of(job: Job) -> dict[str, NodeFacts]:
     """Two boards without limits."""
-    found, _ = boards((1, 1))
+    found, _ = boards((1, 1), num_blocks=12)
     return found
 
 

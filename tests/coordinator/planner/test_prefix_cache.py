@@ -19,7 +19,7 @@ from ringtune.job.job import Job, parse_job
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
-from tests.support.planner_rings import MIB, device
+from tests.support.planner_rings import MIB, QUICK, device
 
 
 def wanted(changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
@@ -35,7 +35,7 @@ def facts(**changes: Any) -> dict[str, NodeFacts]:
 
 def planned(changes: Mapping[str, Any] = MappingProxyType({}), nodes: dict[str, NodeFacts] | None = None) -> Planned:
     """Plan without links, so that slices are even."""
-    return make_plan(wanted(changes), nodes or facts())
+    return make_plan(wanted(changes), nodes or facts(), effort=QUICK)
 
 
 def test_plan_has_the_cache_that_the_job_asks_for_and_says_what_it_costs() -> None:
@@ -46,14 +46,10 @@ def test_plan_has_the_cache_that_the_job_asks_for_and_says_what_it_costs() -> No
     (line,) = cache_lines(found.plan)
     assert "kept at b: " in line and "of the forwards of blocks" in line
     assert planned(nodes={"a": facts()["a"]}).note == ""
+    exact = planned({"model.dtype": "float64"}).plan.placement.cache
+    assert exact is not None and exact.dtype == "float64", "the very numbers are kept too"
     without = planned({"cache.prefix": "off"})
     assert (without.plan.placement.cache, without.note, cache_lines(without.plan)) == (None, "", [])
-
-
-def test_cache_keeps_the_type_of_the_computation() -> None:
-    """In float64 the very numbers are kept too."""
-    cache = planned({"model.dtype": "float64"}).plan.placement.cache
-    assert cache is not None and cache.dtype == "float64"
 
 
 @pytest.mark.parametrize(

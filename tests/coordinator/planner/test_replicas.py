@@ -21,7 +21,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.plan import Plan
-from tests.support.planner_rings import MIB, device
+from tests.support.planner_rings import MIB, QUICK, device
 
 JOB = """
 [model]
@@ -31,7 +31,7 @@ method = "ringada"
 batch_size = 32
 microbatches = 4
 max_length = 64
-max_steps = 120
+max_steps = 40
 local_iterations = 10
 [unfreeze]
 every_steps = 10
@@ -39,14 +39,14 @@ every_steps = 10
 
 
 def job_of(**changes: object) -> Job:
-    """120 steps of four micro-batches, one more block every ten steps."""
+    """40 steps of four micro-batches, one more block every ten steps."""
     return parse_job(JOB, source="test").with_overrides(
         {name.replace("__", "."): value for name, value in changes.items()}
     )
 
 
 def boards(
-    speeds: tuple[float, ...], *, rate: float = 125e6, num_blocks: int = 12, **changes: Any
+    speeds: tuple[float, ...], *, rate: float = 125e6, num_blocks: int = 4, **changes: Any
 ) -> tuple[dict[str, NodeFacts], Any]:
     """Boards with one block's forward in 18 ms over their speed, and links of 1 Gbit/s; the first has all rows."""
     found = {}
@@ -67,7 +67,7 @@ def boards(
 def planned(job: Job, speeds: tuple[float, ...], **changes: Any) -> Planned:
     """Plan a job for such boards; once."""
     facts, links = boards(speeds, **changes)
-    return make_plan(job, facts, links=links)
+    return make_plan(job, facts, links=links, effort=QUICK)
 
 
 def test_replicas_are_taken_where_boards_hold_the_model() -> None:
@@ -80,6 +80,8 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert best_s is not None and best_s <= 0.98 * ring_s
     again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs, optimizer="adamw")
     assert again_s == pytest.approx(best_s)
+    text = "\n".join(explanation_text(explain(found.choice, relative=False, plan=found.plan, replicas=found.replicas)))
+    assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
 
 
 @pytest.mark.thorough
@@ -100,46 +102,21 @@ def test_replicas_are_not_taken_where_the_job_says_never() -> None:
 
 
 def test_replicas_are_not_taken_over_slow_links() -> None:
-    """Gradients of adapters and hidden states at 1 MB/s take longer than the ring's filling and draining."""
-    found = planned(job_of(), (1, 1, 1, 1), rate=1e6)
+    """Gradients of adapters and hidden states at 1 MB/s take longer than the ring's filling and draining.
+
+    Nor where a step has one micro-batch; the explanation says why each block has one host.
+    """
+    found = planned(job_of(), (1, 1), rate=1e6)
     assert found.replicas is not None and not found.replicas.is_taken
     assert not found.plan.placement.has_replicas
-
-
-@pytest.mark.thorough
-def test_replicas_do_not_pass_a_memory_budget() -> None:
-    """Boards with room for half of the blocks get stages of two, and every one of them holds what it is given."""
-    roomy = planned(job_of(), (1, 1, 1, 1))
-    most = max(roomy.memory_bytes.values())
-    tight = planned(job_of(), (1, 1, 1, 1), memory_bytes=int(0.8 * most))
-    assert max(tight.memory_bytes.values()) <= 0.8 * most
-    if tight.plan.placement.has_replicas:
-        assert tight.plan.placement != roomy.plan.placement
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+    for changes, reason in (
         ({"train__method": "pipeadapter"}, "several versions of weights"),
         ({"train__microbatches": 1}, "one micro-batch"),
         ({"memory__activations": "auto"}, "memory.activations"),
-    ],
-)
-def test_replicas_are_refused_by_name(changes: dict[str, Any], reason: str) -> None:
-    """The explanation says why each block has one host."""
-    found = planned(job_of(**changes), (1, 1))
-    assert found.replicas is not None and reason in found.replicas.why_not
-    assert found.choice is not None
-    text = "\n".join(explanation_text(explain(found.choice, relative=False, replicas=found.replicas)))
-    assert f"each block has one host: {found.replicas.why_not}" in text
-
-
-def test_explanation_names_the_hosts_of_each_stage() -> None:
-    """What was taken, with the time of all steps, and what it was preferred to."""
-    found = planned(job_of(), (1, 1, 1, 1))
-    assert found.choice is not None
-    text = "\n".join(explanation_text(explain(found.choice, relative=False, plan=found.plan, replicas=found.replicas)))
-    assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
+    ):
+        found = planned(job_of(**changes), (1, 1))
+        assert found.replicas is not None and reason in found.replicas.why_not
+        assert replicas_lines(found.replicas, str) == [f"  each block has one host: {found.replicas.why_not}"]
 
 
 def test_faster_hosts_take_more_micro_batches() -> None:
@@ -185,9 +162,9 @@ def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: py
 
     The few that it judges well are the best of all.
     """
-    few = planned(job_of(), (1, 1, 1, 1), num_blocks=6).replicas
+    few = planned(job_of(), (1, 1, 1, 1)).replicas
     monkeypatch.setattr(replicas, "_FINALISTS", 100)
-    found = planned.__wrapped__(job_of(), (1, 1, 1, 1), num_blocks=6).replicas
+    found = planned.__wrapped__(job_of(), (1, 1, 1, 1)).replicas
     assert few is not None and found is not None
     texts = [text for text, _ in found.judged]
     assert len(set(texts)) == len(texts) == found.num_rough == few.num_rough > len(few.judged)
@@ -206,24 +183,9 @@ def test_explanation_tells_of_a_few_layouts() -> None:
 
 
 @pytest.mark.thorough
-def test_many_nodes_are_planned_in_time() -> None:
-    """Ten boards of three speeds: layouts are spread by speed, not enumerated."""
-    found = planned(job_of(train__batch_size=64, train__microbatches=16), (1, 1, 1, 1, 2, 2, 2, 4, 4, 4))
-    assert found.replicas is not None and found.replicas.judged
-
-
-def test_memory_budget_of_one_board_leaves_it_fewer_blocks() -> None:
-    """A board that holds three blocks only is no replica of those that hold all."""
-    facts, links = boards((1, 1, 1, 1), num_blocks=6)
-    facts["n3"] = dataclasses.replace(facts["n3"], memory_bytes=120 * MIB)
-    found = make_plan(job_of(), facts, links=links)
-    assert found.memory_bytes.get("n3", 0) <= 120 * MIB
-
-
-@pytest.mark.thorough
 def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts share no more blocks than a message has room for, four here; nothing is refused for it."""
-    facts, links = boards((1, 1, 1, 1))
+    facts, links = boards((1, 1, 1, 1), num_blocks=12)
     usual = make_plan(job_of(), facts, links=links).plan.placement
     assert [len(stage) * stage[0].num_blocks for stage in usual.stages] == [4 * 12]
     monkeypatch.setattr(blobs, "MAX_BLOB_BYTES", 4 * facts["n0"].model.adapter_block_bytes)
@@ -248,7 +210,7 @@ def test_small_board_among_equally_fast_ones_does_not_stand_for_them(small: str)
     """Whichever of the boards has little memory, the others share blocks, and what is said of memory is true."""
     facts, links = boards((1, 1, 1, 1), num_blocks=6)
     facts[small] = dataclasses.replace(facts[small], memory_bytes=60 * MIB)
-    found = make_plan(job_of(train__microbatches=6, train__batch_size=36), facts, links=links)
+    found = make_plan(job_of(train__microbatches=6, train__batch_size=36), facts, links=links, effort=QUICK)
     assert found.replicas is not None and found.replicas.is_taken
     stages = found.plan.placement.stages
     assert max(len(stage) for stage in stages) == 3
@@ -259,31 +221,31 @@ GPU, BOARD = "cuda NVIDIA T4 sm_75, torch 2.11.0+cu130", "cpu aarch64 NEON, torc
 
 
 @pytest.mark.parametrize("speeds", [(1, 1, 1, 1), (4, 4, 1, 1, 1, 1, 1, 1)])
-@pytest.mark.parametrize("rare", [1, 2])
-def test_hosts_of_a_stage_are_of_one_numeric_class(speeds: tuple[float, ...], rare: int) -> None:
+def test_hosts_of_a_stage_are_of_one_numeric_class(speeds: tuple[float, ...]) -> None:
     """Copies have to be equal in every bit: a laptop with a GPU stands alone, two of them may be replicas."""
     facts, links = boards(speeds)
     profile = Profile(nodes=tuple(facts.values()), links=links)
     draft = job_draft(job_of(), profile.nodes, profile.nodes[0].model)
     costs = ring_costs(draft, profile, optimizer="adamw")
-    classes = [GPU] * rare + [BOARD] * (len(speeds) - rare)
-    layouts = [one for _, one in ranked_layouts(costs, lambda *_: 0.0, classes=classes)]
-    stages = [{classes[node] for node in stage.nodes} for layout in layouts for stage in layout]
-    assert all(len(stage) == 1 for stage in stages)
-    shared = [stage.nodes for layout in layouts for stage in layout if len(stage.nodes) > 1]
-    assert {classes[node] for nodes in shared for node in nodes} == ({GPU, BOARD} if rare > 1 else {BOARD})
+    for rare in (1, 2):
+        classes = [GPU] * rare + [BOARD] * (len(speeds) - rare)
+        layouts = [one for _, one in ranked_layouts(costs, lambda *_: 0.0, classes=classes)]
+        stages = [{classes[node] for node in stage.nodes} for layout in layouts for stage in layout]
+        assert all(len(stage) == 1 for stage in stages)
+        shared = [stage.nodes for layout in layouts for stage in layout if len(stage.nodes) > 1]
+        assert {classes[node] for nodes in shared for node in nodes} == ({GPU, BOARD} if rare > 1 else {BOARD})
 
 
 def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
     """The planner says why, with each node's class; a plan that was made before names nodes, blocks and remedies."""
-    facts, links = boards((1, 1), num_blocks=6)
-    plan = make_plan(job_of(), facts, links=links).plan
+    facts, links = boards((1, 1))
+    plan = planned(job_of(), (1, 1)).plan
     assert plan.placement.has_replicas
     unlike = {name: dataclasses.replace(one, numerics=GPU if name == "n0" else BOARD) for name, one in facts.items()}
-    found = make_plan(job_of(), unlike, links=links)
+    found = make_plan(job_of(), unlike, links=links, effort=QUICK)
     assert found.replicas is not None and not found.plan.placement.has_replicas
     assert f"n0: {GPU}; n1: {BOARD}" in found.replicas.why_not
     with pytest.raises(PlanError) as caught:
         refuse_if_full(job_of(), plan, unlike)
-    for part in (f"n0 ({GPU})", f"n1 ({BOARD})", "blocks [0, 6)", "--device cpu", "placement.replicas = 'never'"):
+    for part in (f"n0 ({GPU})", f"n1 ({BOARD})", "blocks [0, 4)", "--device cpu", "placement.replicas = 'never'"):
         assert part in str(caught.value)

@@ -83,11 +83,11 @@ def local(costs: RingCosts, fits: Fits, *, evaluations: int, seed: int = 0) -> L
 
 
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_local_search_finds_the_best_of_all_rings(seed: int) -> None:
     """Where there are more rings than evaluations, it climbs to the best of all, or both find that nothing fits."""
     rng = random.Random(seed)
-    costs, fits = random_instance(rng, *rng.choice([(4, 8), (5, 6), (5, 7)]))
+    costs, fits = random_instance(rng, *rng.choice([(4, 8), (5, 6)]))
     found = local(costs, fits, evaluations=700)
     assert not found.is_complete
     assert found.value_s == pytest.approx(best_of_all(costs, fits), rel=1e-9)
@@ -165,31 +165,23 @@ def test_split_is_proportional_to_speed(costs: list[float], blocks: int, counts:
     assert split_blocks(costs, start=0, stop=blocks) == counts
 
 
-def test_split_ignores_noise_of_measurement() -> None:
-    """Equal nodes whose times differ by a tenth get equal slices."""
+def test_split_ignores_noise_and_begins_behind_private_blocks_where_there_is_room() -> None:
+    """A tenth is noise. Who has room for one block gets one, however fast it is; where nothing fits there is no split.
+
+    An owner without room for its head hosts nothing.
+    """
     assert split_blocks([1.0, 1.1, 0.95, 1.05], start=0, stop=12) == (3, 3, 3, 3)
-
-
-def test_split_starts_after_private_blocks() -> None:
-    """Only the shared blocks are counted."""
     assert split_blocks([1.0, 1.0], start=2, stop=6) == (2, 2)
+    rooms: list[tuple[Callable[[int, int], int], tuple[int, ...] | None]] = [
+        (lambda index, first: first + (6 if index else 1), (1, 5)),
+        (lambda index, first: first + 2, None),
+        (lambda index, first: 6 if index else -1, None),
+    ]
+    for longest, counts in rooms:
+        assert split_blocks([1.0, 1.0], start=0, stop=6, longest=longest) == counts
 
 
-def test_split_moves_blocks_to_who_has_room() -> None:
-    """A node with room for one block gets one, however fast it is."""
-    assert split_blocks([1.0, 1.0], start=0, stop=6, longest=lambda index, first: first + (1 if index == 0 else 6)) == (
-        1,
-        5,
-    )
-
-
-def test_split_is_none_if_nothing_fits() -> None:
-    """Two nodes with room for two blocks each can't host six; an owner without room for its head hosts nothing."""
-    assert split_blocks([1.0, 1.0], start=0, stop=6, longest=lambda index, first: first + 2) is None
-    assert split_blocks([1.0, 1.0], start=0, stop=6, longest=lambda index, first: 6 if index else -1) is None
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     costs=st.lists(st.integers(1, 8), min_size=1, max_size=4),
     blocks=st.integers(1, 7),

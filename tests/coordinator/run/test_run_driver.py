@@ -53,10 +53,13 @@ def test_run_plan_only_prepares_nobody() -> None:
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         came = client.run(RunRequest(job=job(), plan_only=True), progress=Progress(), folder=None)
         logs = [agent.log for agent in cluster.agents.values()]
+        asked = [agent.inspected for agent in cluster.agents.values()]
     assert came.plan is not None
     assert [(piece.node, piece.start, piece.stop) for piece in came.plan.placement.slices] == [("a", 0, 2), ("b", 2, 4)]
     assert set(came.memory) == {"a", "b"}
     assert logs == [["inspect", "inspect", "release"]] * 2
+    assert [(one.measure, one.neighbours, one.fresh) for one in asked] == [(True, 1, False)] * 2, "beside each other"
+    assert all(0 < one.measure_s <= 1 for one in asked), "a run takes a second for it"
 
 
 def test_run_takes_nodes_with_data_first() -> None:
