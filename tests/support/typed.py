@@ -25,9 +25,15 @@ from ringtune import cli
 
 def run_here(template: Callable[[], AgentTemplate], *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run ``ringtune`` to its end in this process; ``template`` gives what its local nodes are forked from."""
+    with lent(template()):
+        return run_alone(*arguments)
+
+
+def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ``ringtune`` to its end in this process, without local nodes."""
     output, errors = io.StringIO(), io.StringIO()
     typed = tuple(map(str, arguments))
-    with lent(template()), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), typing(typed):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), typing(typed):
         code = exit_code()
     return subprocess.CompletedProcess(typed, code, output.getvalue(), errors.getvalue())
 

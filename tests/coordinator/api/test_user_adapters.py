@@ -41,6 +41,7 @@ def test_export_of_a_user_is_their_folder_and_names_nobody(tmp_path: Path, users
     assert not any(name in everything for name in (b"alice", b"bob", b"carol", b"secret-place"))
 
 
+@pytest.mark.usefixtures("merging_here")
 def test_export_of_collaboration_is_the_sum_of_all(tmp_path: Path) -> None:
     """One adapter of twice the rank, with the factors of both beside each other, and the figures of the run."""
     digests = export_run(run_of(tmp_path, "collaboration"), tmp_path / "out")
@@ -68,7 +69,6 @@ def test_evaluation_gets_the_folder_of_one_adapter(tmp_path: Path) -> None:
     assert not together.saved.exists()
 
 
-@pytest.mark.parametrize("command", ["export", "eval"])
 @pytest.mark.parametrize(
     ("users", "typed", "message"),
     [
@@ -79,15 +79,13 @@ def test_evaluation_gets_the_folder_of_one_adapter(tmp_path: Path) -> None:
         ("joint", ["--user", "alice"], "has no adapters of single users, all rows trained the same; leave --user out"),
     ],
 )
-def test_user_who_is_missing_or_unknown_is_refused(
-    tmp_path: Path, command: str, users: str, typed: list[str], message: str
-) -> None:
+def test_user_who_is_missing_or_unknown_is_refused(tmp_path: Path, users: str, typed: list[str], message: str) -> None:
     """One line that lists the users; nothing is begun."""
     run = write_run(tmp_path / "run") if users == "joint" else run_of(tmp_path, users)
-    out = ["--out", str(tmp_path / "out")] if command == "export" else ["--data", str(tmp_path / "none.csv")]
-    shown = CliRunner().invoke(cli.app, [command, str(run), *out, *typed])
-    assert shown.exit_code == UsageError.exit_code
-    assert message in shown.stderr and "Traceback" not in shown.stderr
+    for words in (["export", "--out", str(tmp_path / "out")], ["eval", "--data", str(tmp_path / "none.csv")]):
+        shown = CliRunner().invoke(cli.app, [*words, str(run), *typed])
+        assert shown.exit_code == UsageError.exit_code
+        assert message in shown.stderr and "Traceback" not in shown.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -28,9 +27,10 @@ from ringtune.errors import (
 )
 from ringtune.storage.durable import mark
 from tests.support.model_folder import write_model
+from tests.support.processes import source_environment
 from tests.support.saved_runs import write_run
+from tests.support.typed import run_alone
 
-REPOSITORY = Path(__file__).parents[3]
 COMMANDS = (
     "coordinator",
     "demo",
@@ -55,19 +55,6 @@ COMMANDS = (
     "what-if",
 )
 LIMIT_S = 120.0
-
-
-def ringtune(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
-    return subprocess.run(  # noqa: S603 - our own module
-        [sys.executable, "-m", "ringtune.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment,
-        check=False,
-    )
 
 
 def test_cli_help_lists_every_command() -> None:
@@ -96,69 +83,64 @@ def test_cli_help_loads_nothing_heavy() -> None:
         "CliRunner().invoke(cli.app, ['--help'])\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'grpc', 'numpy', 'transformers'}))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
     found = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=source_environment(),
+        check=True,
     )
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", ["", *sorted(cli.all_commands())])
-def test_cli_help_wraps_its_paragraphs_once(words: str) -> None:
+def test_cli_help_wraps_its_paragraphs_once() -> None:
     """In 80 columns a line ends where the next word has no room; a switch shows no type of a value."""
-    result = CliRunner().invoke(cli.app, [*words.split(), "--help"], env={"COLUMNS": "80"})
-    text = result.output.partition("╭")[0].splitlines()[2:]
-    assert result.exit_code == 0 and len(text) > 1
-    for line, following in pairwise(map(str.strip, text)):
-        assert not line or not following or len(line) + 1 + len(following.split()[0]) > 78, line
-    assert "<bool>" not in result.output
+    for words in ("", *cli.all_commands()):
+        result = CliRunner().invoke(cli.app, [*words.split(), "--help"], env={"COLUMNS": "80"})
+        text = result.output.partition("╭")[0].splitlines()[2:]
+        assert result.exit_code == 0 and len(text) > 1, words
+        for line, following in pairwise(map(str.strip, text)):
+            assert not line or not following or len(line) + 1 + len(following.split()[0]) > 78, (words, line)
+        assert "<bool>" not in result.output, words
 
 
-def test_cli_suggests_the_nearest_command() -> None:
-    """A misspelt command is a usage error that names the nearest one."""
-    result = ringtune("trian")
-    assert result.returncode == UsageError.exit_code
-    assert "train" in result.stderr
+def test_cli_error_has_one_line_and_its_exit_code() -> None:
+    """No traceback: what is wrong, where, and the exit code of its class; so it is as a process."""
+    command = [sys.executable, "-m", "ringtune.cli", "plan", "none.toml"]
+    process = subprocess.run(  # noqa: S603 - our own module
+        command, capture_output=True, text=True, timeout=LIMIT_S, env=source_environment(), check=False
+    )
+    here = run_alone("plan", "none.toml")
+    for result in (process, here):
+        assert result.returncode == JobError.exit_code
+        assert result.stderr.startswith("error: can't read the job file")
+        assert len(result.stderr.splitlines()) == 1
 
 
-def test_cli_error_has_one_line_and_its_exit_code(tmp_path: Path) -> None:
-    """No traceback: what is wrong, where, and the exit code of its class."""
-    result = ringtune("plan", str(tmp_path / "none.toml"))
-    assert result.returncode == JobError.exit_code
-    assert result.stderr.startswith("error: can't read the job file")
-    assert len(result.stderr.splitlines()) == 1
+def test_cli_json_error_is_a_line_on_standard_output() -> None:
+    """Machines get the class, the message and the exit code; also of what the parser refuses, with where the help is.
 
-
-def test_cli_json_error_is_a_line_on_standard_output(tmp_path: Path) -> None:
-    """Machines get the class, the message and the exit code."""
-    result = ringtune("plan", str(tmp_path / "none.toml"), "--json")
-    line = json.loads(result.stdout)
-    assert (line["event"], line["error"], line["exit_code"]) == ("error", "JobError", JobError.exit_code)
-    assert "none.toml" in line["message"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", "job.toml", "--sets", "3"),
-        ("plan", "job.toml", "--nodes", "x"),
-        ("trian",),
-        ("--bogus",),
-        ("--bogus", "plan", "job.toml"),
-    ],
-)
-def test_cli_wrong_options_are_errors_like_all_others(arguments: tuple[str, ...]) -> None:
-    """What the parser refuses has the same single line, exit code and line for machines, and says where the help is."""
-    result = ringtune(*arguments, "--json")
-    line = json.loads(result.stdout)
-    assert (result.returncode, line["error"], line["exit_code"]) == (2, "UsageError", UsageError.exit_code)
-    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
-    assert "--help'" in line["message"]
+    A misspelt command names the nearest one.
+    """
+    for arguments, error, says in (
+        (("plan", "none.toml"), JobError, "none.toml"),
+        (("plan", "job.toml", "--sets", "3"), UsageError, "--help'"),
+        (("plan", "job.toml", "--nodes", "x"), UsageError, "--help'"),
+        (("trian",), UsageError, "train"),
+        (("--bogus",), UsageError, "--help'"),
+        (("--bogus", "plan", "job.toml"), UsageError, "--help'"),
+    ):
+        result = run_alone(*arguments, "--json")
+        line = json.loads(result.stdout)
+        assert (line["event"], line["error"], line["exit_code"]) == ("error", error.__name__, error.exit_code)
+        assert says in line["message"] and result.returncode == error.exit_code, arguments
+        assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1, arguments
 
 
 def test_cli_without_arguments_shows_its_help() -> None:
     """Whoever types the bare name wants to know what there is."""
-    result = ringtune()
+    result = run_alone()
     assert "Usage" in result.stdout
     assert "error:" not in result.stderr
 

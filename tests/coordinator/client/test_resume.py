@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -59,12 +60,25 @@ def run(
         return client.run(RunRequest(job=JOB, resume=resume, **more), progress=notes or Progress(), folder=folder)
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    """The folder of a run as it was after step 6, with some lines of metrics more."""
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of 8 steps, of which tests get copies."""
+    out = tmp_path_factory.mktemp("whole") / "out"
     with FakeCluster("a", "b") as cluster:
         run(cluster, out)
+    return out
+
+
+@pytest.fixture
+def done(whole: Path, tmp_path: Path) -> Path:
+    """The folder of a finished run of 8 steps."""
+    return shutil.copytree(whole, tmp_path / "out")
+
+
+@pytest.fixture
+def stopped(done: Path) -> Path:
+    """The folder of a run as it was after step 6, with some lines of metrics more."""
+    out = done
     checkpoints = RunCheckpoints(out)
     (last, before), _ = checkpoints.read()
     shards = tuple(replace(shard, sha256=shard_digest(4)) for shard in before.shards)
@@ -230,14 +244,6 @@ def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Pat
     assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
 
 
-@pytest.fixture
-def done(tmp_path: Path) -> Path:
-    """The folder of a finished run of 8 steps."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path / "out")
-    return tmp_path / "out"
-
-
 def go_on(out: Path, wanted: Job, *, notes: Notes | None = None, **more: Any) -> FakeCluster:
     """Go on with a run, for another job."""
     resume = find_resume(out, wanted, (notes or Notes()).note)
@@ -361,12 +367,12 @@ def test_run_gets_longer_and_its_state_moves_at_once(tmp_path: Path) -> None:
     assert resume.plan == dataclasses.replace(plan, course=dataclasses.replace(plan.course, num_steps=40))
 
 
-@pytest.mark.parametrize(("was", "now"), [("memory", "drop"), ("drop", "disk")])
-def test_dropped_state_is_another_run(tmp_path: Path, was: str, now: str) -> None:
+def test_dropped_state_is_another_run(tmp_path: Path) -> None:
     """Forgetting moments changes the result, so the key is refused with both values."""
-    write_run(tmp_path / "run", *hift_run(was), 8)
-    with pytest.raises(JobError, match=rf"hift\.state was '{was}', now '{now}'"):
-        find_resume(tmp_path / "run", hift_run(now)[0], print)
+    for was, now in (("memory", "drop"), ("drop", "disk")):
+        write_run(tmp_path / was, *hift_run(was), 8)
+        with pytest.raises(JobError, match=rf"hift\.state was '{was}', now '{now}'"):
+            find_resume(tmp_path / was, hift_run(now)[0], print)
 
 
 def test_other_keys_stay_refused_where_state_moves(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,30 @@ def run(cluster: FakeCluster, out: Path, *, resume: Resume | None = None) -> Non
         client.run(RunRequest(job=JOB, resume=resume), progress=Progress(), folder=folder)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[int, tuple[int, ...]]]]:
+    """The folder of a run, and by node and step the decisions with which its turns were granted."""
+    out, granted = tmp_path_factory.mktemp("whole"), dict[str, dict[int, tuple[int, ...]]](a={}, b={})
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        granted[agent.node] |= {turn.first_step: turn.unfreeze_at for turn in turns if turn.kind is StepKind.TRAIN}
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
+    with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
+        run(cluster, out)
+    return out, granted
+
+
 @pytest.fixture
-def stopped(tmp_path: Path) -> Path:
+def stopped(whole: tuple[Path, object], tmp_path: Path) -> Path:
     """The folder of a run as it was after step 12, with lines of metrics of all 24 steps."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [10, 16, 22]
-    checkpoints = RunCheckpoints(tmp_path)
+    out = shutil.copytree(whole[0], tmp_path / "run")
+    assert json.loads((out / "report.json").read_text())["unfreeze_at"] == [10, 16, 22]
+    checkpoints = RunCheckpoints(out)
     assert checkpoints.steps() == (24, 12)
     checkpoints.path(24).unlink()
-    (tmp_path / "report.json").unlink()
-    return tmp_path
+    (out / "report.json").unlink()
+    return out
 
 
 def test_unfreezing_goes_on_with_the_decisions_of_the_whole_run(stopped: Path) -> None:
@@ -79,16 +93,11 @@ def test_unfreezing_is_shown_as_deep_as_it_can_get() -> None:
     assert "actions from step 16, depth 3:" in plan_text(settled, {}, at_step=16, measured=False)
 
 
-def test_unfreezing_reaches_every_node_with_its_turn(tmp_path: Path) -> None:
+def test_unfreezing_reaches_every_node_with_its_turn(
+    whole: tuple[Path, dict[str, dict[int, tuple[int, ...]]]],
+) -> None:
     """Each granted turn carries all decisions that hold for it, to every node the same."""
-    granted: dict[str, dict[int, tuple[int, ...]]] = {"a": {}, "b": {}}
-
-    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
-        granted[agent.node] |= {turn.first_step: turn.unfreeze_at for turn in turns if turn.kind is StepKind.TRAIN}
-        agent.stub.Report(agent.report(turns), timeout=CALL_S)
-
-    with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
-        run(cluster, tmp_path)
+    granted = whole[1]
     assert granted["a"] == granted["b"]
     assert {step: granted["a"][step] for step in (0, 8, 10, 14, 16, 22)} == {
         0: (),
