@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -52,17 +53,15 @@ def test_blame_believes_the_first_if_all_complain() -> None:
     assert suspicions.verdict(20.0) == complaint("a")
 
 
-@pytest.mark.parametrize("node", ["a", "b", "z"])
-def test_lost_node_that_only_helped_is_called_a_helper(node: str) -> None:
+def test_lost_node_that_only_helped_is_called_a_helper() -> None:
     """With what it did and the remedy; a host that helps another one is a lost host."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
     helpers = (Helper(node="b", start=0, stop=1), Helper(node="z", start=1, stop=2), Helper(node="z", start=2, stop=4))
-    found = with_role("it is lost", node, Plan.of(plan.course, dataclasses.replace(plan.placement, helpers=helpers)))
-    assert found == "it is lost" + (
-        "; helper z fits the adapters of a's blocks [1, 2), b's blocks [2, 4): start it again and --resume the run, or "
-        "train anew with another helper in [offload]"
-        if node == "z"
-        else ""
+    plan = Plan.of(plan.course, dataclasses.replace(plan.placement, helpers=helpers))
+    assert with_role("it is lost", "a", plan) == with_role("it is lost", "b", plan) == "it is lost"
+    assert with_role("it is lost", "z", plan) == (
+        "it is lost; helper z fits the adapters of a's blocks [1, 2), b's blocks [2, 4): start it again and --resume "
+        "the run, or train anew with another helper in [offload]"
     )
 
 
@@ -165,17 +164,18 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), HOSTILE)
-def test_report_with_figures_that_are_none_is_refused(spoil: Callable[[Any], object], message: str) -> None:
+def test_report_with_figures_that_are_none_is_refused() -> None:
     """Before anything counts on them; the error names the node and is short."""
-    reports = Reports(CheckpointManager("r", job(), None))
-    take(reports, number=1)
-    request = control_pb2.ReportRequest(node="a", number=2)
-    spoil(request)
     recorder: Any = _NoBooks()
-    with pytest.raises(IntegrityError, match=r"^node a reports ") as caught:
-        list(reports.take(request, recorder))
-    assert message in str(caught.value) and len(str(caught.value)) < 500 and str(caught.value).isprintable()
+    for spoil, message in HOSTILE:
+        reports = Reports(CheckpointManager("r", job(), None))
+        take(reports, number=1)
+        request = control_pb2.ReportRequest(node="a", number=2)
+        spoil(request)
+        with pytest.raises(IntegrityError, match=r"^node a reports ") as caught:
+            list(reports.take(request, recorder))
+        assert message in str(caught.value), message
+        assert len(str(caught.value)) < 500 and str(caught.value).isprintable(), message
 
 
 def test_report_of_granted_items_is_taken() -> None:
@@ -195,12 +195,12 @@ def test_report_of_granted_items_is_taken() -> None:
     assert [type(event) for event in reports.take(request, recorder)] == [rd.StepReported] * 2
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, -1, 1 << 70, 10**400, "7", None, True])
-def test_totals_that_are_no_figures_are_refused(value: Any) -> None:
+def test_totals_that_are_no_figures_are_refused() -> None:
     """An error of ours with the node, whatever a JSON number may be."""
     ledger = RunLedger(_NoBooks.plan, job())
     totals = {"peak_rss_bytes": 7, "hosted_bytes": 1, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
     ledger.add_totals("a", totals)
-    for name in totals:
+    values: tuple[Any, ...] = (math.inf, math.nan, -1, 1 << 70, 10**400, "7", None, True)
+    for name, value in itertools.product(totals, values):
         with pytest.raises(IntegrityError, match="the totals of node a are not readable"):
             ledger.add_totals("a", {**totals, name: value})
