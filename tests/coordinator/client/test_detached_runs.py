@@ -448,8 +448,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("after", ["job_toml", "plan_json", "checkpoint_json"])
-def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, in a folder that is new nothing does, and the next fetch gets all."""
     out, new = tmp_path / "out", tmp_path / "new"
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
@@ -458,14 +457,14 @@ def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pyte
         (out / "checkpoints/step-8.json").unlink()  # as of a run that was followed to an earlier step
         (out / "mine.txt").write_text("not of the run", encoding="utf-8")
         before = files_in(out)
-        with monkeypatch.context() as lost:
-            cut_off(client, lost, after=after)
-            with pytest.raises(ConnectionFailedError, match="is lost"):
-                fetch_run(client, record, out, replace=True)
-            with pytest.raises(ConnectionFailedError, match="is lost"):
-                fetch_run(client, record, new, replace=False)
-        assert files_in(out) == before
-        assert not new.exists()
+        for after in ("job_toml", "plan_json", "checkpoint_json"):
+            with monkeypatch.context() as lost:
+                cut_off(client, lost, after=after)
+                for folder, replace in ((out, True), (new, False)):
+                    with pytest.raises(ConnectionFailedError, match="is lost"):
+                        fetch_run(client, record, folder, replace=replace)
+            assert files_in(out) == before
+            assert not new.exists()
         with pytest.raises(UsageError, match="already holds a run"):
             fetch_run(client, record, out, replace=False)
         assert files_in(out) == before

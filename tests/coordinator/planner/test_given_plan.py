@@ -254,10 +254,7 @@ def test_given_times_replace_measured_ones_and_nothing_else() -> None:
         hardware="Made-up 3000",
     )
     assert found.by_name["a"] == expected
-
-
-def test_given_times_that_a_run_recorded_have_its_messages_in_them() -> None:
-    """What messages take from computing is not counted a second time in the next plan."""
+    # What messages take from computing is not counted a second time in the next plan
     live = {"a": facts("a", **NO_TIMES)}
     for was_recorded in (True, False):
         found = with_given_times(live, Profile(nodes=(measured("a", has_messages=was_recorded),)))

@@ -220,15 +220,12 @@ def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
     assert run.notes == []
 
 
-def test_resumed_run_is_watched_once_its_last_placement_holds() -> None:
+def test_run_is_watched_once_its_last_placement_holds() -> None:
     """Where another one is to come, the plan says when the run moves; after it a slow board is worth a move again."""
     plan = PLAN.extended(OTHER, first_turn=1)
     assert Run(plan=plan).replanning.pace is None
     assert Run(plan=plan, placement_number=1).replanning.pace is not None
-
-
-def test_run_is_watched_once_it_has_tried_all_moves_of_its_plan() -> None:
-    """Whether the last of them was made or failed: no other one is to come."""
+    # Whether the last of them was made or failed: no other one is to come
     plan = PLAN.extended(OTHER, first_turn=1).extended(PLAN.placement, first_turn=2)
     for last in (moved(2.0, plan.at(2)), moved(2.0, plan.at(1), placement_number=2, problem="node b has no room")):
         run = Run(plan=plan)

@@ -54,14 +54,11 @@ def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
 OPERATIONS = {"kind": "operations", "step": 6, "digest": "ab", "full": 12, "forward_only": 3, "shortcut": 5}
 
 
-def test_operations_line_of_an_empty_table_says_that_all_is_full() -> None:
+def test_lines_of_operations_and_scores() -> None:
     """A table that names no batch leaves every batch as it is."""
     nothing = {**OPERATIONS, "full": 0, "forward_only": 0, "shortcut": 0}
     assert operations_line(nothing) == "operations chosen after step 6: all full"
-
-
-def test_line_of_a_batch_that_is_scored_has_its_count() -> None:
-    """The lines of a turn differ, and say how many are to come."""
+    # The lines of a turn differ, and say how many are to come
     scored = {**step(0), "kind": "score", "batch": 3, "batches": 30}
     assert evaluating_line(scored) == "score after step 0: 3 of 30 batches, a"
 
@@ -145,15 +142,12 @@ def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any
     assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
 
 
-def test_plain_progress_names_the_units_of_a_group() -> None:
+def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None:
     """What a step of HiFT trained is no depth: of embedding and head it would be 0."""
     stream = io.StringIO()
     PlainProgress(stream).step({**step(8), "depth": 0, "trains": "embedding"})
     assert stream.getvalue() == "step 8/8: round 1, a, trains embedding, loss 0.5000\n"
-
-
-def test_plain_progress_shows_a_diverged_loss() -> None:
-    """A loss that is no number does not end the program."""
+    # A loss that is no number does not end the program
     stream = io.StringIO()
     progress = PlainProgress(stream)
     progress.step(step(8, loss=None))
@@ -161,7 +155,7 @@ def test_plain_progress_shows_a_diverged_loss() -> None:
     assert "loss -" in stream.getvalue()
 
 
-def test_live_progress_shows_nodes_and_bar() -> None:
+def test_live_progress_shows_nodes_and_bar_on_a_terminal() -> None:
     """On a terminal each node has a line with what it hosts and trains."""
     stream = io.StringIO()
     show(LiveProgress(Console(file=stream, force_terminal=True, width=120)))
@@ -169,6 +163,9 @@ def test_live_progress_shows_nodes_and_bar() -> None:
     assert "[2, 4)" in text
     assert "2 of 2" in text
     assert "8/8" in text
+    # Pipes and files get plain lines
+    assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
+    assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)
 
 
 def test_live_progress_ends_with_the_table_then_the_result() -> None:
@@ -190,12 +187,6 @@ def test_live_progress_ends_with_the_table_then_the_result() -> None:
     last = text[:result].rpartition("done")[2]
     assert "8/8" in last and "loss 0.2500" in last
     assert "0.0012" not in text and "0.7500" not in last
-
-
-def test_progress_is_plain_where_there_is_no_terminal() -> None:
-    """Pipes and files get plain lines."""
-    assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
-    assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)
 
 
 WAIT_S = 30.0
