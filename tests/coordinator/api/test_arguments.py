@@ -52,9 +52,9 @@ def test_job_is_read_from_a_file_a_mapping_and_keywords(here: Path) -> None:
         assert made.data.train == str(here / "rows.csv")
 
 
-@pytest.mark.parametrize(
-    ("job", "keys", "error", "text"),
-    [
+def test_job_that_is_wrong_is_refused_by_name() -> None:
+    """Errors are those of the tree, and name the key or the nearest one."""
+    rows: list[tuple[object, dict[str, object], type[Exception], str]] = [
         ("jobs/job.toml", {"train__round": 2}, JobError, "unknown key 'train.round'; did you mean 'rounds'?"),
         ("jobs/job.toml", {"rounds": 2}, UsageError, "no option 'rounds'; .* e.g. train__rounds"),
         ("jobs/job.toml", {"learning_rat": 2}, UsageError, "e.g. train__learning_rate"),
@@ -66,19 +66,15 @@ def test_job_is_read_from_a_file_a_mapping_and_keywords(here: Path) -> None:
         ({}, {}, JobError, "model"),
         (None, {}, UsageError, "give a job"),
         (None, {"train__rounds": 2}, JobError, "model"),
-    ],
-)
-def test_job_that_is_wrong_is_refused_by_name(
-    job: object, keys: dict[str, object], error: type[Exception], text: str
-) -> None:
-    """Errors are those of the tree, and name the key or the nearest one."""
-    with pytest.raises(error, match=text):
-        read_job(job, keys)  # type: ignore[arg-type]
+    ]
+    for job, keys, error, text in rows:
+        with pytest.raises(error, match=text):
+            read_job(job, keys)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
+def test_errors_of_functions_name_arguments_and_no_options() -> None:
+    """Nobody types options in a notebook; a command that is to be typed keeps its own."""
+    for said, told in [
         ("x.csv is not there; give --data FILE", "x.csv is not there; give data=FILE"),
         ("give --replace, or another --out", "give replace=, or another out="),
         ("in predict --column text=NAME", "in predict columns={'text': 'NAME'}"),
@@ -86,13 +82,10 @@ def test_job_that_is_wrong_is_refused_by_name(
         ("--local 2 is less; give --local 3", "local=2 is less; give local=3"),
         ("raise --join-s; see ringtune nodes --coordinator X", "raise join_s=; see ringtune nodes --coordinator X"),
         ("a--b is -- no option", "a--b is -- no option"),
-    ],
-)
-def test_errors_of_functions_name_arguments_and_no_options(said: str, told: str) -> None:
-    """Nobody types options in a notebook; a command that is to be typed keeps its own."""
-    with pytest.raises(DataError) as raised, python_words():
-        raise DataError(said)
-    assert str(raised.value) == told
+    ]:
+        with pytest.raises(DataError) as raised, python_words():
+            raise DataError(said)
+        assert str(raised.value) == told
 
 
 CALL_S = 30.0

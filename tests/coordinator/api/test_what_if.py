@@ -55,21 +55,19 @@ def test_what_if_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         ringtune.what_if("job.toml", {"bob.compute": 2})
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_plan_refuses_two_sorts_of_nodes() -> None:
+    """In the words of Python; as a command does, in its own."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"coordinator": "x:1", "profile": "p"}, "give one of coordinator= and profile="),
         ({"assume": 2, "profile": "p"}, "assume= and memory= are for nodes that are not there"),
         ({"coordinator": "x:1", "memory": "1GiB"}, "assume= and memory= are for nodes that are not there"),
         ({"nodes": 3}, "nodes= is for coordinator=.*assume=3"),
-    ],
-)
-def test_plan_refuses_two_sorts_of_nodes(options: dict[str, Any], text: str) -> None:
-    """In the words of Python; as a command does, in its own."""
-    with pytest.raises(UsageError, match=text):
-        ringtune.plan(model__path="m", **options)
-    with pytest.raises(UsageError, match=r"--"):
-        typed(ringtune.plan)(model__path="m", **options)
+    ]
+    for options, text in rows:
+        with pytest.raises(UsageError, match=text):
+            ringtune.plan(model__path="m", **options)
+        with pytest.raises(UsageError, match=r"--"):
+            typed(ringtune.plan)(model__path="m", **options)
 
 
 def test_evaluate_refuses_what_the_command_refuses(tmp_path: Path) -> None:

@@ -276,15 +276,16 @@ def test_rehearsal_that_fails_keeps_what_was_measured(error: RingTuneError, monk
     assert "as they were measured before it" in line and str(error) in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupts_ask_at_the_first_signal_and_raise_at_the_second(number: signal.Signals) -> None:
+def test_interrupts_ask_at_the_first_signal_and_raise_at_the_second() -> None:
     """The first one leaves the main thread alone."""
-    asked = threading.Event()
-    with Interrupts() as interrupts, interrupts.asking(asked.set):
-        os.kill(os.getpid(), number)
-        assert asked.wait(30.0)
-        with pytest.raises(KeyboardInterrupt):
+    rows: list[signal.Signals] = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    for number in rows:
+        asked = threading.Event()
+        with Interrupts() as interrupts, interrupts.asking(asked.set):
             os.kill(os.getpid(), number)
+            assert asked.wait(30.0)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
 
 
 def test_interrupts_raise_where_nothing_can_be_asked() -> None:

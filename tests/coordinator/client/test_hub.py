@@ -110,20 +110,18 @@ def test_commit_that_is_none_is_refused(tmp_path: Path, commit: str) -> None:
     assert not hub.asked and not tree(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_file_without_a_digest_is_refused() -> None:
+    """An ETag of any form is not asked for; the listing has to tell size and digest."""
+    rows: list[dict[str, Any]] = [
         {"blob_id": "../../../outside"},
         {"blob_id": None},
         {"size": None},
         {"size": -1},
         {"lfs": SimpleNamespace(sha256="x")},
-    ],
-)
-def test_file_without_a_digest_is_refused(changes: dict[str, Any]) -> None:
-    """An ETag of any form is not asked for; the listing has to tell size and digest."""
-    with pytest.raises(IntegrityError, match=r"no size and digest of config\.json"):
-        wanted_files([entry("config.json", **changes)])
+    ]
+    for changes in rows:
+        with pytest.raises(IntegrityError, match=r"no size and digest of config\.json"):
+            wanted_files([entry("config.json", **changes)])
 
 
 def test_fetching_ends_where_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,18 +209,16 @@ def test_resolve_gives_the_job_a_folder_and_leaves_the_file_as_it_is(
     assert job_here(file, {}).model.path == str(tmp_path / "gone")
 
 
-@pytest.mark.parametrize(
-    ("environment", "found"),
-    [
+def test_resolve_looks_where_the_library_does() -> None:
+    """The variables in the library's order."""
+    rows: list[tuple[dict[str, str], str]] = [
         ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
         ({"HF_HOME": "/b"}, "/b/hub"),
         ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
         ({}, str(Path.home() / ".cache/huggingface/hub")),
-    ],
-)
-def test_resolve_looks_where_the_library_does(environment: dict[str, str], found: str) -> None:
-    """The variables in the library's order."""
-    assert hub_cache(environment) == Path(found)
+    ]
+    for environment, found in rows:
+        assert hub_cache(environment) == Path(found)
 
 
 def test_download_without_a_network_ends_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,16 +121,16 @@ def test_choice_takes_the_number_of_microbatches_that_the_simulator_prefers() ->
     assert best.choice.best.job_s < one.best.job_s
 
 
-@pytest.mark.parametrize("method", ["ringada", "pipeadapter"])
-def test_choice_among_alike_nodes_tries_every_number_of_microbatches_in_even_slices(method: str) -> None:
+def test_choice_among_alike_nodes_tries_every_number_of_microbatches_in_even_slices() -> None:
     """Six alike nodes, six blocks: with 2 and 3 to choose from, it is the even plan of 3, and no slower than that."""
-    names = "abcdef"
-    nodes = tuple(device(name, num_blocks=6, tokens=TOKENS, rows=100 if name == "a" else 0) for name in names)
-    job, profile = wanted(train__method=method, train__batch_size=12), Profile(nodes=nodes)
-    both, three = (planned(job, profile, microbatches=numbers) for numbers in ((2, 3), (3,)))
-    assert both.choice is not None and both.choice.even
-    assert [(piece.node, piece.num_blocks) for piece in both.plan.placement.slices] == [(name, 1) for name in names]
-    assert both.plan == three.plan
+    for method in ["ringada", "pipeadapter"]:
+        names = "abcdef"
+        nodes = tuple(device(name, num_blocks=6, tokens=TOKENS, rows=100 if name == "a" else 0) for name in names)
+        job, profile = wanted(train__method=method, train__batch_size=12), Profile(nodes=nodes)
+        both, three = (planned(job, profile, microbatches=numbers) for numbers in ((2, 3), (3,)))
+        assert both.choice is not None and both.choice.even
+        assert [(piece.node, piece.num_blocks) for piece in both.plan.placement.slices] == [(name, 1) for name in names]
+        assert both.plan == three.plan
 
 
 def test_choice_takes_the_smaller_wire_type_where_links_are_slow() -> None:
@@ -270,15 +270,16 @@ def planned_within(effort: Effort, **options: tuple[int, ...]) -> Planned:
     return make_plan(wanted(), profile.by_name, links=profile.links, effort=effort, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("step_s", "microbatches"), [(61.0, ()), (20.0, (1, 2, 4)), (5.0, ())])
-def test_plan_that_is_cut_is_the_best_found_and_says_so(step_s: float, microbatches: tuple[int, ...]) -> None:
+def test_plan_that_is_cut_is_the_best_found_and_says_so() -> None:
     """Whenever the clock ends: the plan is whole, fits, and is marked, in words and in the explanation."""
-    made = planned_within(ticking(step_s), microbatches=microbatches)
-    assert made.choice is not None and made.choice.cut_after_s == 60.0
-    assert "planning was cut after 60 s (runtime.plan_s)" in made.note
-    why = explain(made.choice, relative=False)
-    assert why.cut_after_s == 60.0
-    assert any("cut after 60 s" in line for line in explanation_text(why))
+    rows: list[tuple[float, tuple[int, ...]]] = [(61.0, ()), (20.0, (1, 2, 4)), (5.0, ())]
+    for step_s, microbatches in rows:
+        made = planned_within(ticking(step_s), microbatches=microbatches)
+        assert made.choice is not None and made.choice.cut_after_s == 60.0
+        assert "planning was cut after 60 s (runtime.plan_s)" in made.note
+        why = explain(made.choice, relative=False)
+        assert why.cut_after_s == 60.0
+        assert any("cut after 60 s" in line for line in explanation_text(why))
 
 
 def test_cut_that_found_nothing_is_no_lack_of_memory() -> None:
@@ -427,20 +428,18 @@ def test_local_search_depends_on_its_seed_and_its_clock_only() -> None:
     assert found.evaluations <= 8 * 64
 
 
-@pytest.mark.parametrize(
-    ("costs", "blocks", "counts"),
-    [
+def test_split_is_proportional_to_speed() -> None:
+    """Twice as fast means twice as many blocks; what is left over goes to the lower blocks."""
+    rows: list[tuple[list[float], int, tuple[int, ...]]] = [
         ([1.0], 12, (12,)),
         ([1.0, 1.0, 1.0, 1.0], 6, (2, 2, 1, 1)),
         ([1.0, 2.0], 12, (8, 4)),
         ([2.0, 1.0, 1.0], 10, (2, 4, 4)),
         ([1.0, 1.0, 1.0], 2, (1, 1, 0)),
         ([1.0, 100.0], 6, (6, 0)),
-    ],
-)
-def test_split_is_proportional_to_speed(costs: list[float], blocks: int, counts: tuple[int, ...]) -> None:
-    """Twice as fast means twice as many blocks; what is left over goes to the lower blocks."""
-    assert split_blocks(costs, start=0, stop=blocks) == counts
+    ]
+    for costs, blocks, counts in rows:
+        assert split_blocks(costs, start=0, stop=blocks) == counts
 
 
 def test_split_ignores_noise_and_begins_behind_private_blocks_where_there_is_room() -> None:

@@ -95,13 +95,13 @@ def test_owner_without_blocks_is_searched_for_without_copies_of_others() -> None
     assert 0 < kept(12, 12) < kept(11, 12) == kept(6, 12)
 
 
-@pytest.mark.parametrize(("says", "has", "gets"), [("next", "none", True), ("none", "next", False)])
-def test_given_plan_gets_the_copies_that_the_job_says(says: str, has: str, gets: bool) -> None:
+def test_given_plan_gets_the_copies_that_the_job_says() -> None:
     """No result depends on them."""
-    given = GivenPlan(plan=planned(has).plan)
-    found = accept_plan(given, wanted(recovery__copies=says), facts())
-    assert found.plan.placement.copies is gets
-    assert found.memory_bytes == planned(says).memory_bytes
+    for says, has, gets in [("next", "none", True), ("none", "next", False)]:
+        given = GivenPlan(plan=planned(has).plan)
+        found = accept_plan(given, wanted(recovery__copies=says), facts())
+        assert found.plan.placement.copies is gets
+        assert found.memory_bytes == planned(says).memory_bytes
 
 
 def caching(changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
@@ -134,20 +134,18 @@ def test_plan_has_the_cache_that_the_job_asks_for_and_says_what_it_costs() -> No
     assert (without.plan.placement.cache, without.note, cache_lines(without.plan)) == (None, "", [])
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+def test_plan_goes_without_a_cache_where_it_would_save_nothing() -> None:
+    """The note has the reason."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"train.epochs": 1}, "no batch comes again"),
         ({"train.method": "all"}, "no batch comes again"),
         ({"cache.max_bytes": 1000}, "raise cache.max_bytes"),
         ({"operations.policy": "two-stage", "operations.compute": 0.5}, "operation tables"),
-    ],
-)
-def test_plan_goes_without_a_cache_where_it_would_save_nothing(changes: dict[str, Any], reason: str) -> None:
-    """The note has the reason."""
-    found = with_cache(changes)
-    assert found.plan.placement.cache is None
-    assert found.note.startswith("hidden states are not kept: ") and reason in found.note
+    ]
+    for changes, reason in rows:
+        found = with_cache(changes)
+        assert found.plan.placement.cache is None
+        assert found.note.startswith("hidden states are not kept: ") and reason in found.note
 
 
 def test_plan_goes_without_a_cache_where_a_disk_has_no_room() -> None:
@@ -174,17 +172,15 @@ def test_plan_file_has_the_cache_and_old_ones_have_none() -> None:
         type(plan.placement).from_json(bad)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_given_plan_keeps_nothing_that_the_job_does_not_ask_for() -> None:
+    """Hosts have hidden states of others' rows only where the job says so, and no more of them."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"cache.prefix": "off"}, "the job says cache.prefix = 'off'"),
         ({"cache.dtype": "bfloat16"}, "1,024 MiB of float32 at most; the job says 1,024 MiB of bfloat16 at most"),
         ({"cache.max_bytes": 1 << 20}, "the job says 1.0 MiB of float32 at most"),
-    ],
-)
-def test_given_plan_keeps_nothing_that_the_job_does_not_ask_for(changes: dict[str, Any], says: str) -> None:
-    """Hosts have hidden states of others' rows only where the job says so, and no more of them."""
-    given = GivenPlan(plan=with_cache().plan)
-    assert accept_plan(given, caching(), cache_facts()).plan == given.plan
-    with pytest.raises(PlanError, match=re.escape(says)):
-        accept_plan(given, caching(changes), cache_facts())
+    ]
+    for changes, says in rows:
+        given = GivenPlan(plan=with_cache().plan)
+        assert accept_plan(given, caching(), cache_facts()).plan == given.plan
+        with pytest.raises(PlanError, match=re.escape(says)):
+            accept_plan(given, caching(changes), cache_facts())

@@ -142,19 +142,19 @@ def ring_of(rng: random.Random, kinds: list[str], *, owners: int) -> Profile:
     return dataclasses.replace(profile, nodes=tuple(map(full, profile.nodes)))
 
 
-@pytest.mark.parametrize(("seed", "group_size"), [(0, 1), (1, 3), (2, 1), (3, 3)])
-def test_formula_of_hift_is_near_the_simulated_run(seed: int, group_size: int) -> None:
+def test_formula_of_hift_is_near_the_simulated_run() -> None:
     """A step of a sweep takes what its group lets it: the mean is within a quarter of the simulator's."""
-    rng = random.Random(seed)
-    profile = ring_of(rng, [rng.choice(sorted(CLASSES)) for _ in range(3)], owners=1)
-    draft = draft_of(profile, group_size=group_size)
-    costs = ring_costs(draft, profile, optimizer="adamw")
-    ring = Ring(nodes=(0, 1, 2), counts=(2, 2, 2))
-    plan = plan_of(draft, costs, ring)
-    simulated = predict(plan, profile).train_s
-    assert job_s(costs, ring) == pytest.approx(simulated, rel=0.25)
-    judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6)
-    assert judged == pytest.approx(simulated, rel=0.1)
+    for seed, group_size in [(0, 1), (1, 3), (2, 1), (3, 3)]:
+        rng = random.Random(seed)
+        profile = ring_of(rng, [rng.choice(sorted(CLASSES)) for _ in range(3)], owners=1)
+        draft = draft_of(profile, group_size=group_size)
+        costs = ring_costs(draft, profile, optimizer="adamw")
+        ring = Ring(nodes=(0, 1, 2), counts=(2, 2, 2))
+        plan = plan_of(draft, costs, ring)
+        simulated = predict(plan, profile).train_s
+        assert job_s(costs, ring) == pytest.approx(simulated, rel=0.25)
+        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6)
+        assert judged == pytest.approx(simulated, rel=0.1)
 
 
 def test_prediction_of_hift_counts_the_bytes_of_unit_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,12 +299,13 @@ def test_plan_of_merged_adapters_without_room_on_the_disk_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("mode", ["auto", {"a": "b"}])
-def test_plan_of_helpers_without_room_for_their_checkpoints_is_refused(mode: Any) -> None:
+def test_plan_of_helpers_without_room_for_their_checkpoints_is_refused() -> None:
     """A matrix of each user's own with moments is no small file; whoever helps, no disk has room."""
-    job = job_of(mode=mode, adapter__config="linear", train__checkpoint_every=1)
-    with pytest.raises(StorageError, match=r"of checkpoints\) but .* are free there"):
-        make_plan(job, of_users("a", "b", state_free_bytes=10))
+    rows: list[Any] = ["auto", {"a": "b"}]
+    for mode in rows:
+        job = job_of(mode=mode, adapter__config="linear", train__checkpoint_every=1)
+        with pytest.raises(StorageError, match=r"of checkpoints\) but .* are free there"):
+            make_plan(job, of_users("a", "b", state_free_bytes=10))
 
 
 def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:

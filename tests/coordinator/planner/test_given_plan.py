@@ -141,9 +141,9 @@ def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFact
     return lambda plan, wanted, nodes: (plan, job(**changes), nodes)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
+def test_given_plan_that_does_not_fit_is_refused() -> None:
+    """Names, rows, model, memory and every key of the job that the planner does not choose."""
+    rows: list[tuple[Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed], type[RingTuneError], str]] = [
         (other_rows, DataError, "node b has 11 training and 5 evaluation rows, the plan says 10 and 5"),
         (new_owner, DataError, "node b has 10 training and 5 evaluation rows, the plan says 0 and 0"),
         (lost_node, PlanError, "the plan is for the nodes a, b; b not among a, c"),
@@ -160,14 +160,10 @@ def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFact
             r"method = .*, the job says .* \(train\.method, \[unfreeze\]\); change it, or plan anew",
         ),
         (other_job(data__labels=["neg", "pos", "so"]), PlanError, r"labels = .* \(data.labels\)"),
-    ],
-)
-def test_given_plan_that_does_not_fit_is_refused(
-    change: Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed], error: type[RingTuneError], message: str
-) -> None:
-    """Names, rows, model, memory and every key of the job that the planner does not choose."""
-    with pytest.raises(error, match=message):
-        accept_plan(*change(given(), job(), two()))
+    ]
+    for change, error, message in rows:
+        with pytest.raises(error, match=message):
+            accept_plan(*change(given(), job(), two()))
 
 
 def test_members_of_a_local_ring_are_checked_before_any_is_started() -> None:

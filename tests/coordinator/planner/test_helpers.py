@@ -88,15 +88,15 @@ def test_auto_takes_a_helper_where_the_job_gets_faster() -> None:
     assert "fits adapters of weak's [0, 4)" in text
 
 
-@pytest.mark.parametrize("pairs", ["float32", "bfloat16"])
-def test_auto_refuses_low_rank_on_a_slow_link(pairs: str) -> None:
+def test_auto_refuses_low_rank_on_a_slow_link() -> None:
     """Both numbers stand beside the refusal, rounded pairs or not."""
-    found = planned(nodes(LOW_RANK_PARAMS, bytes_per_s=MEGABIT), offload__pairs=pairs)
-    assert not found.plan.placement.helpers and found.plan.course.offload is None
-    assert found.helping is not None
-    (trial,) = found.helping.trials
-    assert trial.with_s is not None and trial.without_s is not None and trial.with_s > trial.without_s
-    assert "without: it does not pay" in why(found)
+    for pairs in ["float32", "bfloat16"]:
+        found = planned(nodes(LOW_RANK_PARAMS, bytes_per_s=MEGABIT), offload__pairs=pairs)
+        assert not found.plan.placement.helpers and found.plan.course.offload is None
+        assert found.helping is not None
+        (trial,) = found.helping.trials
+        assert trial.with_s is not None and trial.without_s is not None and trial.with_s > trial.without_s
+        assert "without: it does not pay" in why(found)
 
 
 def test_auto_says_of_a_helper_what_it_lacks() -> None:

@@ -259,35 +259,42 @@ def min_bytes(wish: str) -> int:
     return max(planned_frozen(wish).memory_bytes.values())
 
 
-@pytest.mark.parametrize(("wish", "frozen"), [("float32", None), ("bfloat16", BF16), ("int8", INT8), ("auto", None)])
-def test_plan_holds_frozen_weights_as_the_job_says(wish: str, frozen: FrozenWeights | None) -> None:
+def test_plan_holds_frozen_weights_as_the_job_says() -> None:
     """With room for all, ``auto`` rounds nothing."""
-    assert planned_frozen(wish).plan.course.frozen == frozen
+    rows: list[tuple[str, FrozenWeights | None]] = [
+        ("float32", None),
+        ("bfloat16", BF16),
+        ("int8", INT8),
+        ("auto", None),
+    ]
+    for wish, frozen in rows:
+        assert planned_frozen(wish).plan.course.frozen == frozen
 
 
-@pytest.mark.parametrize(("fast", "native"), [("ab", True), ("a", False), ("", False)])
-def test_plan_multiplies_natively_only_where_every_node_does(fast: str, native: bool) -> None:
+def test_plan_multiplies_natively_only_where_every_node_does() -> None:
     """One node that widens lets all widen: no result depends on who hosts what."""
-    members = {name: dataclasses.replace(each, fast_bfloat16=name in fast) for name, each in large_nodes().items()}
-    course = make_plan(job(runtime__frozen="bfloat16"), members).plan.course
-    assert course.frozen == FrozenWeights(dtype="bfloat16", native=native)
+    for fast, native in [("ab", True), ("a", False), ("", False)]:
+        members = {name: dataclasses.replace(each, fast_bfloat16=name in fast) for name, each in large_nodes().items()}
+        course = make_plan(job(runtime__frozen="bfloat16"), members).plan.course
+        assert course.frozen == FrozenWeights(dtype="bfloat16", native=native)
 
 
-@pytest.mark.parametrize(("fits", "frozen"), [("float32", None), ("bfloat16", BF16), ("int8", INT8)])
-def test_auto_takes_the_first_type_that_fits(fits: str, frozen: FrozenWeights | None) -> None:
+def test_auto_takes_the_first_type_that_fits() -> None:
     """On nodes that have just enough for one type, it is taken; ``--explain`` says what the larger ones lack."""
-    found = planned_frozen("auto", min_bytes(fits))
-    assert found.plan.course.frozen == frozen
-    assert found.choice is not None
-    lines = explanation_text(explain(found.choice, relative=True))
-    told = [line for line in lines if line.startswith("  frozen weights in")]
-    assert len(told) == 1
-    if frozen is None:
-        assert told == ["  frozen weights in float32: they fit unrounded"]
-    else:
-        assert told[0].startswith(f"  frozen weights in {frozen}: in float32 node ")
-        assert "needs" in told[0] and "but has" in told[0]
-        assert ("in bfloat16 widened node" in told[0]) is (frozen == INT8)
+    rows: list[tuple[str, FrozenWeights | None]] = [("float32", None), ("bfloat16", BF16), ("int8", INT8)]
+    for fits, frozen in rows:
+        found = planned_frozen("auto", min_bytes(fits))
+        assert found.plan.course.frozen == frozen
+        assert found.choice is not None
+        lines = explanation_text(explain(found.choice, relative=True))
+        told = [line for line in lines if line.startswith("  frozen weights in")]
+        assert len(told) == 1
+        if frozen is None:
+            assert told == ["  frozen weights in float32: they fit unrounded"]
+        else:
+            assert told[0].startswith(f"  frozen weights in {frozen}: in float32 node ")
+            assert "needs" in told[0] and "but has" in told[0]
+            assert ("in bfloat16 widened node" in told[0]) is (frozen == INT8)
 
 
 def test_plan_says_how_frozen_weights_are_held() -> None:

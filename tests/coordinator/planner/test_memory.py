@@ -36,61 +36,61 @@ from tests.support.planner_rings import class_ring, device, draft_for, random_co
 from tests.support.plans import random_operations
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
+def test_memory_caps_equal_node_memory_for_every_slice() -> None:
     """For any ring, role, depth, method and number of private blocks the bytes are those of the whole plan."""
-    rng = random.Random(seed)
-    num_nodes = rng.randint(2, 5)
-    num_blocks = rng.randint(max(3, num_nodes), 9)
-    profile = class_ring(rng, random_kinds(rng, num_nodes), num_blocks=num_blocks, owners=rng.randint(1, num_nodes))
-    private = rng.choice([0, 0, 1])
-    draft = draft_for(
-        profile,
-        microbatches=rng.choice([1, 4]),
-        num_steps=rng.choice([40, 100, 700]),
-        every_steps=rng.choice([10, 40]),
-        private_blocks=private,
-        method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
-    )
-    facts = {
-        name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
-        for name, node in profile.by_name.items()
-    }
-    caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
-    for _ in range(30):
-        hosts = rng.sample(sorted(facts), rng.randint(1, min(num_nodes, num_blocks - private)))
-        counts = random_counts(rng, num_blocks - private, len(hosts))
-        slices, at = [], private
-        for name, count in zip(hosts, counts, strict=True):
-            slices.append(Slice(node=name, start=at, stop=at + count))
-            at += count
-        plan = draft.placed(slices)
-        for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
-            wanted = caps.estimate(plan, piece.node).total_bytes
-            assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted
+    for seed in range(8):
+        rng = random.Random(seed)
+        num_nodes = rng.randint(2, 5)
+        num_blocks = rng.randint(max(3, num_nodes), 9)
+        profile = class_ring(rng, random_kinds(rng, num_nodes), num_blocks=num_blocks, owners=rng.randint(1, num_nodes))
+        private = rng.choice([0, 0, 1])
+        draft = draft_for(
+            profile,
+            microbatches=rng.choice([1, 4]),
+            num_steps=rng.choice([40, 100, 700]),
+            every_steps=rng.choice([10, 40]),
+            private_blocks=private,
+            method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
+        )
+        facts = {
+            name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
+            for name, node in profile.by_name.items()
+        }
+        caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
+        for _ in range(30):
+            hosts = rng.sample(sorted(facts), rng.randint(1, min(num_nodes, num_blocks - private)))
+            counts = random_counts(rng, num_blocks - private, len(hosts))
+            slices, at = [], private
+            for name, count in zip(hosts, counts, strict=True):
+                slices.append(Slice(node=name, start=at, stop=at + count))
+                at += count
+            plan = draft.placed(slices)
+            for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
+                wanted = caps.estimate(plan, piece.node).total_bytes
+                assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted
 
 
-@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["table", "random", "two-stage"] * 2)))
-def test_memory_caps_with_operations_are_never_too_small(seed: int, kind: str) -> None:
+def test_memory_caps_with_operations_are_never_too_small() -> None:
     """Before a ring is chosen any slice may be passed by, so that more may wait; graphs count as in the whole plan."""
-    rng = random.Random(seed)
-    profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=6, owners=2)
-    draft = with_operations(draft_for(profile, microbatches=4, method="all"), rng, kind)
-    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
-    for _ in range(10):
-        hosts = rng.sample(sorted(profile.by_name), rng.randint(1, 3))
-        counts = random_counts(rng, 6, len(hosts))
-        stops = [sum(counts[: at + 1]) for at in range(len(counts))]
-        slices = [
-            Slice(node=name, start=stop - count, stop=stop)
-            for name, count, stop in zip(hosts, counts, stops, strict=True)
-        ]
-        plan = draft.placed(slices)
-        for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
-            wanted = caps.estimate(plan, piece.node)
-            found = caps.estimate_of(piece.node, piece.start, piece.stop, above)
-            assert found.total_bytes >= wanted.total_bytes
-            assert found.parts()["activations"] == wanted.parts()["activations"]
+    for seed, kind in list(enumerate(["table", "random", "two-stage"] * 2)):
+        rng = random.Random(seed)
+        profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=6, owners=2)
+        draft = with_operations(draft_for(profile, microbatches=4, method="all"), rng, kind)
+        caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+        for _ in range(10):
+            hosts = rng.sample(sorted(profile.by_name), rng.randint(1, 3))
+            counts = random_counts(rng, 6, len(hosts))
+            stops = [sum(counts[: at + 1]) for at in range(len(counts))]
+            slices = [
+                Slice(node=name, start=stop - count, stop=stop)
+                for name, count, stop in zip(hosts, counts, stops, strict=True)
+            ]
+            plan = draft.placed(slices)
+            for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
+                wanted = caps.estimate(plan, piece.node)
+                found = caps.estimate_of(piece.node, piece.start, piece.stop, above)
+                assert found.total_bytes >= wanted.total_bytes
+                assert found.parts()["activations"] == wanted.parts()["activations"]
 
 
 def test_memory_caps_let_a_node_host_more_where_tables_leave_graphs_out() -> None:
@@ -145,9 +145,9 @@ def chosen(memory_bytes: int, *, may_project: bool = False) -> SliceSaving:
     return slice_saving(AUTO, KEPT, needs, facts, may_project=may_project)
 
 
-@pytest.mark.parametrize(
-    ("memory_bytes", "may_project", "wanted"),
-    [
+def test_auto_takes_the_cheapest_way_that_fits() -> None:
+    """Everything, then projections where they may be, then as few of the lowest blocks as needed run again."""
+    rows: list[tuple[int, bool, SliceSaving]] = [
         (600, True, KEEPS_ALL),
         (599, False, SliceSaving(2, 4)),
         (520, False, SliceSaving(2, 4)),
@@ -157,13 +157,11 @@ def chosen(memory_bytes: int, *, may_project: bool = False) -> SliceSaving:
         (479, True, SliceSaving(2, 4, is_projected=True)),
         (160, False, SliceSaving(2, 8)),
         (150, True, SliceSaving(2, 8, is_projected=True)),
-    ],
-)
-def test_auto_takes_the_cheapest_way_that_fits(memory_bytes: int, *, may_project: bool, wanted: SliceSaving) -> None:
-    """Everything, then projections where they may be, then as few of the lowest blocks as needed run again."""
-    found = chosen(memory_bytes, may_project=may_project)
-    assert found == wanted
-    assert needs(found) <= memory_bytes
+    ]
+    for memory_bytes, may_project, wanted in rows:
+        found = chosen(memory_bytes, may_project=may_project)
+        assert found == wanted
+        assert needs(found) <= memory_bytes
 
 
 def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
@@ -183,20 +181,18 @@ def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
     assert chosen(99, may_project=True) == SliceSaving(2, 8, is_projected=True)
 
 
-@pytest.mark.parametrize(
-    ("activations", "wanted"),
-    [
+def test_other_words_hold_for_every_slice() -> None:
+    """Whether it fits or not."""
+    rows: list[tuple[str, SliceSaving]] = [
         (NONE, KEEPS_ALL),
         (VELORA, SliceSaving(2, 2, is_projected=True)),
         (RECOMPUTE, SliceSaving(2, 8)),
         (BOTH, SliceSaving(2, 8, is_projected=True)),
-    ],
-)
-def test_other_words_hold_for_every_slice(activations: str, wanted: SliceSaving) -> None:
-    """Whether it fits or not."""
-    assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
-    assert wanted.policy == activations
-    assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
+    ]
+    for activations, wanted in rows:
+        assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
+        assert wanted.policy == activations
+        assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
 
 
 # ---- in a ring -------------------------------------------------------------------------------------
@@ -378,9 +374,9 @@ def test_refusals_name_auto_where_it_would_fit() -> None:
     assert "would fit" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
+def test_velora_that_does_not_fit_the_model_is_refused() -> None:
+    """Layers that the model lacks, and more parts than an input has values."""
+    rows: list[tuple[dict[str, Any], str]] = [
         (
             {"velora__layers": ["gate"]},
             "velora.layers has 'gate', which does not train in this model with adapter",
@@ -389,13 +385,11 @@ def test_refusals_name_auto_where_it_would_fit() -> None:
             {"velora__parts": 99999},
             f"velora.parts is 99999, but an input of query, key, value, down has {MODEL.hidden_size}",
         ),
-    ],
-)
-def test_velora_that_does_not_fit_the_model_is_refused(keys: dict[str, Any], message: str) -> None:
-    """Layers that the model lacks, and more parts than an input has values."""
-    with pytest.raises(JobError) as caught:
-        planned("velora", **keys)
-    assert message in str(caught.value)
+    ]
+    for keys, message in rows:
+        with pytest.raises(JobError) as caught:
+            planned("velora", **keys)
+        assert message in str(caught.value)
 
 
 def test_velora_leaves_layers_alone_whose_input_stays_anyway() -> None:

@@ -63,19 +63,17 @@ def test_given_table_is_the_courses() -> None:
     assert course.operations is None
 
 
-@pytest.mark.parametrize(
-    ("operations", "message"),
-    [
+def test_given_table_of_another_plan_is_refused() -> None:
+    """Another owner, number of micro-batches or number of blocks."""
+    rows: list[tuple[Operations, str]] = [
         (table(owner="c"), "operations.table does not fit this run: operations of batch 0 of owner c are of no batch"),
         (table(microbatches=9), "operations.table does not fit this run: operations of batch 0 of owner a are for 9"),
         (table(blocks=9), "operations.table does not fit this run: operations of batch 0 of owner a have a row"),
-    ],
-)
-def test_given_table_of_another_plan_is_refused(operations: Operations, message: str) -> None:
-    """Another owner, number of micro-batches or number of blocks."""
-    with pytest.raises(PlanError) as caught:
-        make_plan(with_table(operations), FACTS)
-    assert message in str(caught.value)
+    ]
+    for operations, message in rows:
+        with pytest.raises(PlanError) as caught:
+            make_plan(with_table(operations), FACTS)
+        assert message in str(caught.value)
 
 
 def test_given_table_of_another_seed_or_model_is_refused() -> None:
@@ -235,9 +233,9 @@ def test_given_plan_may_have_a_table_that_the_job_does_not_name() -> None:
         accepted(job(), with_table(table()))
 
 
-@pytest.mark.parametrize(
-    ("planned", "run", "message"),
-    [
+def test_given_plan_with_other_operations_is_refused() -> None:
+    """Whichever of the two chooses."""
+    rows: list[tuple[Job, Job, str]] = [
         (chosen(), job(), "the plan has operations.policy = two-stage, the job says standard"),
         (job(), chosen(), "the plan has no operations to choose, the job says two-stage"),
         (chosen(policy="random"), chosen(), "the plan has operations.policy = random, the job says two-stage"),
@@ -253,13 +251,11 @@ def test_given_plan_may_have_a_table_that_the_job_does_not_name() -> None:
             chosen(refresh_rounds=2),
             "the plan chooses operations once, the job says every 8 steps (operations.refresh_rounds)",
         ),
-    ],
-)
-def test_given_plan_with_other_operations_is_refused(planned: Job, run: Job, message: str) -> None:
-    """Whichever of the two chooses."""
-    with pytest.raises(PlanError) as caught:
-        accepted(planned, run)
-    assert message in str(caught.value)
+    ]
+    for planned, run, message in rows:
+        with pytest.raises(PlanError) as caught:
+            accepted(planned, run)
+        assert message in str(caught.value)
 
 
 def test_given_plan_with_other_groups_than_its_slices_is_refused() -> None:
@@ -307,16 +303,17 @@ def plan_of_half(one: Job, *, is_simulated: bool = False) -> Planned:
     return make_plan(one, UNEQUAL, links=LINKS if is_simulated else ())
 
 
-@pytest.mark.parametrize("operations", [{"balance": True}, {"by_slice": True}], ids=str)
-def test_announced_time_is_that_of_the_settled_operations(operations: dict[str, bool]) -> None:
+def test_announced_time_is_that_of_the_settled_operations() -> None:
     """What the search assumed, equal counts or blocks of their own, is not what runs."""
-    made = plan_of_half(halved(**operations))
-    assert made.choice is not None
-    found = measured_time(made, Profile(nodes=PROFILE.nodes), "adamw")
-    assert found is not None
-    assert found.steps_s == pytest.approx(plan_job_s(made.plan, Profile(nodes=PROFILE.nodes), optimizer="adamw"))
-    assert (found.steps_s != pytest.approx(made.choice.best.job_s)) == ("balance" in operations)
-    assert made.choice.runs.draft.course.choice == made.plan.course.choice != made.choice.best.draft.course.choice
+    rows: list[dict[str, bool]] = [{"balance": True}, {"by_slice": True}]
+    for operations in rows:
+        made = plan_of_half(halved(**operations))
+        assert made.choice is not None
+        found = measured_time(made, Profile(nodes=PROFILE.nodes), "adamw")
+        assert found is not None
+        assert found.steps_s == pytest.approx(plan_job_s(made.plan, Profile(nodes=PROFILE.nodes), optimizer="adamw"))
+        assert (found.steps_s != pytest.approx(made.choice.best.job_s)) == ("balance" in operations)
+        assert made.choice.runs.draft.course.choice == made.plan.course.choice != made.choice.best.draft.course.choice
 
 
 def test_announced_time_says_that_scores_come_on_top() -> None:
@@ -339,18 +336,18 @@ def test_announced_time_says_that_scores_come_on_top() -> None:
     assert drawn is not None and "scores" not in drawn.line()
 
 
-@pytest.mark.parametrize(("compute", "says"), [(0.5, "gains 5.3%"), (0.6, "takes 8.5% longer")])
-def test_explanation_says_what_balance_gains(compute: float, says: str) -> None:
+def test_explanation_says_what_balance_gains() -> None:
     """Predicted seconds with the nodes' own counts beside those with equal ones; slices are unequal already."""
-    made = plan_of_half(halved(balance=True, compute=compute))
-    assert made.choice is not None and made.choice.settled is not None and made.choice.settled.equal is not None
-    why = explain(made.choice, relative=False, plan=made.plan, profile=made.profile)
-    assert why.equal == (made.choice.settled.best.job_s, made.choice.settled.equal.job_s)
-    (line,) = [line for line in explanation_text(why) if "operations.balance" in line]
-    assert line.startswith(f"    operations.balance {says}: ")
-    assert f"{format_seconds(why.equal[1])} with equal counts" in line
-    assert why.job_s == why.equal[0]
-    assert sum(each.steps * each.step_s for each in why.depths) == pytest.approx(why.job_s)
+    for compute, says in [(0.5, "gains 5.3%"), (0.6, "takes 8.5% longer")]:
+        made = plan_of_half(halved(balance=True, compute=compute))
+        assert made.choice is not None and made.choice.settled is not None and made.choice.settled.equal is not None
+        why = explain(made.choice, relative=False, plan=made.plan, profile=made.profile)
+        assert why.equal == (made.choice.settled.best.job_s, made.choice.settled.equal.job_s)
+        (line,) = [line for line in explanation_text(why) if "operations.balance" in line]
+        assert line.startswith(f"    operations.balance {says}: ")
+        assert f"{format_seconds(why.equal[1])} with equal counts" in line
+        assert why.job_s == why.equal[0]
+        assert sum(each.steps * each.step_s for each in why.depths) == pytest.approx(why.job_s)
 
 
 def test_explanation_compares_the_second_best_with_the_chosen_one_as_it_was_judged() -> None:

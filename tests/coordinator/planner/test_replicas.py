@@ -223,20 +223,21 @@ def test_small_board_among_equally_fast_ones_does_not_stand_for_them(small: str)
 GPU, BOARD = "cuda NVIDIA T4 sm_75, torch 2.11.0+cu130", "cpu aarch64 NEON, torch 2.11.0"
 
 
-@pytest.mark.parametrize("speeds", [(1, 1, 1, 1), (4, 4, 1, 1, 1, 1, 1, 1)])
-def test_hosts_of_a_stage_are_of_one_numeric_class(speeds: tuple[float, ...]) -> None:
+def test_hosts_of_a_stage_are_of_one_numeric_class() -> None:
     """Copies have to be equal in every bit: a laptop with a GPU stands alone, two of them may be replicas."""
-    facts, links = boards(speeds)
-    profile = Profile(nodes=tuple(facts.values()), links=links)
-    draft = job_draft(job_of(), profile.nodes, profile.nodes[0].model)
-    costs = ring_costs(draft, profile, optimizer="adamw")
-    for rare in (1, 2):
-        classes = [GPU] * rare + [BOARD] * (len(speeds) - rare)
-        layouts = [one for _, one in ranked_layouts(costs, lambda *_: 0.0, classes=classes)]
-        stages = [{classes[node] for node in stage.nodes} for layout in layouts for stage in layout]
-        assert all(len(stage) == 1 for stage in stages)
-        shared = [stage.nodes for layout in layouts for stage in layout if len(stage.nodes) > 1]
-        assert {classes[node] for nodes in shared for node in nodes} == ({GPU, BOARD} if rare > 1 else {BOARD})
+    rows: list[tuple[float, ...]] = [(1, 1, 1, 1), (4, 4, 1, 1, 1, 1, 1, 1)]
+    for speeds in rows:
+        facts, links = boards(speeds)
+        profile = Profile(nodes=tuple(facts.values()), links=links)
+        draft = job_draft(job_of(), profile.nodes, profile.nodes[0].model)
+        costs = ring_costs(draft, profile, optimizer="adamw")
+        for rare in (1, 2):
+            classes = [GPU] * rare + [BOARD] * (len(speeds) - rare)
+            layouts = [one for _, one in ranked_layouts(costs, lambda *_: 0.0, classes=classes)]
+            stages = [{classes[node] for node in stage.nodes} for layout in layouts for stage in layout]
+            assert all(len(stage) == 1 for stage in stages)
+            shared = [stage.nodes for layout in layouts for stage in layout if len(stage.nodes) > 1]
+            assert {classes[node] for nodes in shared for node in nodes} == ({GPU, BOARD} if rare > 1 else {BOARD})
 
 
 def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
@@ -449,22 +450,20 @@ def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.
     assert found.phases.moving_s == found.phases.fixed_s
 
 
-@pytest.mark.parametrize(
-    ("changes", "why_not"),
-    [
+def test_why_nothing_is_looked_at() -> None:
+    """Explanations say it."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"train__max_steps": 30}, "the same blocks train at every step"),
         ({"memory__activations": "recompute"}, "memory.activations is decided for slices of their own"),
-    ],
-)
-def test_why_nothing_is_looked_at(changes: dict[str, Any], why_not: str) -> None:
-    """Explanations say it."""
-    found = following(**changes)
-    assert found.phases is not None and found.phases.why_not == why_not
-    assert found.choice is not None
-    told = explanation_text(explain(found.choice, relative=False, plan=found.plan, phases=found.phases))
-    assert f"  the run stays on one placement: {why_not}" in told
-    auto = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], unfreeze="auto")
-    assert phases._refusal_reason(auto, "none") == "the losses decide what trains when"
+    ]
+    for changes, why_not in rows:
+        found = following(**changes)
+        assert found.phases is not None and found.phases.why_not == why_not
+        assert found.choice is not None
+        told = explanation_text(explain(found.choice, relative=False, plan=found.plan, phases=found.phases))
+        assert f"  the run stays on one placement: {why_not}" in told
+        auto = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], unfreeze="auto")
+        assert phases._refusal_reason(auto, "none") == "the losses decide what trains when"
 
 
 def test_explanation_says_what_each_move_gains() -> None:

@@ -197,20 +197,18 @@ def test_job_time_counts_each_owner_by_its_share_of_the_steps() -> None:
     assert weights == [[0.5, 0.5], [0.75, 0.25]]
 
 
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
+def test_trained_shares_are_those_of_a_sweep() -> None:
+    """A group at a time trains few of the blocks that gradients pass."""
+    rows: list[tuple[Method, tuple[float, float]]] = [
         (Everything(), (1.0, 1.0)),
         (Hift(), (3 / 9, 0.0)),  # back through 3, 3, 2, 1 and 0 blocks; 3 of these train
         (Hift(group_size=5), (1.0, 1.0)),
         (Hift(group_size=2), (3 / 5, 1 / 3)),  # (e, 0), (1, 2), (head): 3, 2 and 0 blocks, 1, 2 and 0 of them
-    ],
-)
-def test_trained_shares_are_those_of_a_sweep(method: Method, expected: tuple[float, float]) -> None:
-    """A group at a time trains few of the blocks that gradients pass."""
-    profile = Profile(nodes=(device("a", num_blocks=3),))
-    course = dataclasses.replace(draft_for(profile, num_steps=100).course, method=method)
-    assert trained_shares(course) == pytest.approx(expected)
+    ]
+    for method, expected in rows:
+        profile = Profile(nodes=(device("a", num_blocks=3),))
+        course = dataclasses.replace(draft_for(profile, num_steps=100).course, method=method)
+        assert trained_shares(course) == pytest.approx(expected)
 
 
 def choosing(slices: list[tuple[str, int, int]], *, refresh_steps: int = 0) -> Plan:
@@ -237,24 +235,25 @@ class _Scored:
         return lambda *_args: None
 
 
-@pytest.mark.parametrize("slices", [[("a", 0, 4)], [("a", 0, 2), ("b", 2, 4)], [("b", 0, 1), ("a", 1, 4)]], ids=str)
-def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock(slices: list[tuple[str, int, int]]) -> None:
+def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock() -> None:
     """Within 5 %, on one node and on two, though most batches are added by the formula; links hardly count."""
-    plan = choosing(slices)
-    profile = profile_of(plan, links=all_pairs("ab", 1e9, 1e-4))
-    costs = CourseCosts.of(plan, profile)
-    granted = Items(costs)
-    observer = _Scored(granted)
-    VirtualRing(
-        plan,
-        action_s=ProfileTimes(costs, granted),
-        transport=MeasuredLinks(costs, profile, granted=granted),
-        observer=observer,  # type: ignore[arg-type]
-        chooser=DrawnTables(plan),
-        wait_s=float("inf"),
-    ).run()
-    assert observer.scored_s > 0
-    assert score_pass_s(plan, profile, optimizer="adamw") == pytest.approx(observer.scored_s, rel=0.05)
+    rows: list[list[tuple[str, int, int]]] = [[("a", 0, 4)], [("a", 0, 2), ("b", 2, 4)], [("b", 0, 1), ("a", 1, 4)]]
+    for slices in rows:
+        plan = choosing(slices)
+        profile = profile_of(plan, links=all_pairs("ab", 1e9, 1e-4))
+        costs = CourseCosts.of(plan, profile)
+        granted = Items(costs)
+        observer = _Scored(granted)
+        VirtualRing(
+            plan,
+            action_s=ProfileTimes(costs, granted),
+            transport=MeasuredLinks(costs, profile, granted=granted),
+            observer=observer,  # type: ignore[arg-type]
+            chooser=DrawnTables(plan),
+            wait_s=float("inf"),
+        ).run()
+        assert observer.scored_s > 0
+        assert score_pass_s(plan, profile, optimizer="adamw") == pytest.approx(observer.scored_s, rel=0.05)
 
 
 def test_scores_are_gathered_once_or_with_each_refresh() -> None:

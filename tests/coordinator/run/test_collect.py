@@ -91,19 +91,17 @@ def test_results_of_users_are_a_whole_folder_each() -> None:
         assert load(files[f"users/{user}/model_head.safetensors"]).keys() == {"h"}
 
 
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
+def test_results_without_a_user_or_a_block_of_theirs_are_refused() -> None:
+    """Named before anything is sent: a user gets all blocks or the run has no result."""
+    rows: list[tuple[dict[str, list[str]], str]] = [
         ({"anna": ["b.0"]}, "no node sent users/ben/adapter.safetensors; use one version"),
         ({"anna": ["b.0", "b.1"], "ben": ["b.1"]}, "no node sent b.0 of users/ben/adapter.safetensors"),
-    ],
-)
-def test_results_without_a_user_or_a_block_of_theirs_are_refused(sent: dict[str, list[str]], message: str) -> None:
-    """Named before anything is sent: a user gets all blocks or the run has no result."""
-    results = Results()
-    results.take("a", {"adapter_config.json": Pieces.of(b"{}"), **_adapters(sent)})
-    with pytest.raises(IntegrityError, match=re.escape(message)):
-        results.send(job(model__task="causal-lm"), lambda event: pytest.fail(str(event)), users=("anna", "ben"))
+    ]
+    for sent, message in rows:
+        results = Results()
+        results.take("a", {"adapter_config.json": Pieces.of(b"{}"), **_adapters(sent)})
+        with pytest.raises(IntegrityError, match=re.escape(message)):
+            results.send(job(model__task="causal-lm"), lambda event: pytest.fail(str(event)), users=("anna", "ben"))
 
 
 def test_results_have_the_totals_of_each_node() -> None:
@@ -219,21 +217,18 @@ def test_long_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(read) <= 16
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_descriptions_are_objects_of_bounded_size() -> None:
+    """A config is read whole by everybody later; the head comes from the node that has it."""
+    for name, content, message in [
         ("adapter_config__json", b"[" * 100_000, "is not JSON"),
         ("adapter_config__json", b'{"a": Infinity}', "is not JSON"),
         ("head_config__json", b'{"a": 1e999}', "is not JSON"),
         ("head_config__json", b" " * ((1 << 20) + 1), "1,048,577 bytes"),
         ("model_head__safetensors", HEAD["model_head.safetensors"], "not its to send"),
-    ],
-)
-def test_descriptions_are_objects_of_bounded_size(name: str, content: bytes, message: str) -> None:
-    """A config is read whole by everybody later; the head comes from the node that has it."""
-    with pytest.raises(IntegrityError, match="node b") as caught:
-        check("b", blocks(2, 3), WANTED, **{name: content})
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(IntegrityError, match="node b") as caught:
+            check("b", blocks(2, 3), WANTED, **{name: content})
+        assert message in str(caught.value)
 
 
 def test_sizes_of_parts_are_those_of_the_plan() -> None:
@@ -338,17 +333,17 @@ def test_merge_keeps_every_byte_whoever_came_first() -> None:
         merge({"x": file_of(a=b"\0" * 4), "y": file_of(a=b"\0" * 4)})
 
 
-@pytest.mark.parametrize("keep", [0, 4, 7, 20, -1])
-def test_read_refuses_a_truncated_file(keep: int) -> None:
+def test_read_refuses_a_truncated_file() -> None:
     """Whatever is missing, the file is refused and its sender named."""
-    content = file_of(a=b"\0" * 64)
-    with pytest.raises(IntegrityError, match="node-3"):
-        read_tensors(content[:keep], source="node-3")
+    for keep in [0, 4, 7, 20, -1]:
+        content = file_of(a=b"\0" * 64)
+        with pytest.raises(IntegrityError, match="node-3"):
+            read_tensors(content[:keep], source="node-3")
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
+def test_read_refuses_a_header_that_lies() -> None:
+    """Shapes, ranges and dtypes of a foreign header are checked against the bytes that are there."""
+    rows: list[object] = [
         {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]},
         {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
@@ -356,13 +351,11 @@ def test_read_refuses_a_truncated_file(keep: int) -> None:
         {"dtype": "F32", "shape": [2]},
         {"dtype": "F32", "shape": ["two"], "data_offsets": [0, 8]},
         [1, 2],
-    ],
-)
-def test_read_refuses_a_header_that_lies(entry: object) -> None:
-    """Shapes, ranges and dtypes of a foreign header are checked against the bytes that are there."""
-    text = json.dumps({"a": entry}).encode()
-    with pytest.raises(IntegrityError):
-        read_tensors(struct.pack("<Q", len(text)) + text + b"\0" * 8, source="x")
+    ]
+    for entry in rows:
+        text = json.dumps({"a": entry}).encode()
+        with pytest.raises(IntegrityError):
+            read_tensors(struct.pack("<Q", len(text)) + text + b"\0" * 8, source="x")
 
 
 def test_read_refuses_a_giant_header() -> None:

@@ -202,22 +202,19 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
     assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its own"
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
+def test_run_that_stays_anyway_is_not_watched() -> None:
+    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
+    rows: list[Run] = [
         Run(job=job_of(placement__replan="never")),
         Run(assumed=True),
         Run(plan=make_plan([("a", 0, 4)], ["a"])),
         Run(plan=changed(PLAN, method=make_plan([("a", 0, 4)], ["a"], method="pipeadapter").course.method)),
-    ],
-    ids=["never", "assumed links", "one node", "stale weights"],
-)
-def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
-    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
-    assert run.replanning.pace is None
-    run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
-    assert run.replanning.moved(moved(1.0)) is None
-    assert run.notes == []
+    ]
+    for run in rows:
+        assert run.replanning.pace is None
+        run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
+        assert run.replanning.moved(moved(1.0)) is None
+        assert run.notes == []
 
 
 def test_run_is_watched_once_its_last_placement_holds() -> None:
@@ -316,17 +313,15 @@ def test_replanning_has_a_node_that_came_back_with_its_new_times(monkeypatch: py
     assert run.answers.empty() and not run.replanning._is_thinking
 
 
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
+def test_replanning_says_why_nobody_may_join() -> None:
+    """As for boards that change their pace."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"assumed": True}, "its nodes share a machine"),
         ({"job": job_of(placement__replan="never")}, "placement.replan is 'never'"),
         (
             {"plan": make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")},
             "the run stays on its placement",
         ),
-    ],
-)
-def test_replanning_says_why_nobody_may_join(values: dict[str, Any], why: str) -> None:
-    """As for boards that change their pace."""
-    assert Run(**values).replanning.why_closed.startswith(why)
+    ]
+    for values, why in rows:
+        assert Run(**values).replanning.why_closed.startswith(why)

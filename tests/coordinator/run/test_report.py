@@ -179,19 +179,19 @@ def test_ledger_writes_a_table_before_the_first_step_that_has_it() -> None:
     assert [entry["kind"] for entry in books.turn_done(TURNS[1])] == ["operations", "train"]
 
 
-@pytest.mark.parametrize(("local_iterations", "expected"), [(1, 0.25), (2, 0.375), (4, 1.0)])
-def test_ledger_mean_loss_is_that_of_one_turn_of_steps(local_iterations: int, expected: float) -> None:
+def test_ledger_mean_loss_is_that_of_one_turn_of_steps() -> None:
     """Losses 2, 1.25, 0.5 and 0.25: turns of 1, 2 and 4 steps end with a mean of 0.25, 0.375 and 1."""
-    plan = make_plan([("a", 0, 4)], ["a"], num_steps=4, local_iterations=local_iterations, eval_rows=0)
-    books = RunLedger(plan, job())
-    losses = iter([2.0, 1.25, 0.5, 0.25])
-    for turn in turn_sequence(plan.course):
-        for offset in range(turn.num_items):
-            step(books, turn, offset, next(losses), 101.0)
-        books.turn_done(turn)
-    train = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["train"]
-    assert (train["first_loss"], train["last_loss"]) == (2.0, 0.25)
-    assert (train["mean_loss"], train["mean_steps"]) == (expected, local_iterations)
+    for local_iterations, expected in [(1, 0.25), (2, 0.375), (4, 1.0)]:
+        plan = make_plan([("a", 0, 4)], ["a"], num_steps=4, local_iterations=local_iterations, eval_rows=0)
+        books = RunLedger(plan, job())
+        losses = iter([2.0, 1.25, 0.5, 0.25])
+        for turn in turn_sequence(plan.course):
+            for offset in range(turn.num_items):
+                step(books, turn, offset, next(losses), 101.0)
+            books.turn_done(turn)
+        train = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["train"]
+        assert (train["first_loss"], train["last_loss"]) == (2.0, 0.25)
+        assert (train["mean_loss"], train["mean_steps"]) == (expected, local_iterations)
 
 
 def test_ledger_of_a_diverged_run_is_still_json() -> None:
@@ -229,9 +229,9 @@ def test_ledger_without_evaluation_says_so() -> None:
     assert mean({"count": 2.0, "loss_sum": 3.0}, "loss_sum") == 1.5
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
+def test_ledger_evaluates_by_task() -> None:
+    """Sums over owners become what the task is judged by; windows of a question are not questions."""
+    rows: list[tuple[dict[str, float], dict[str, object]]] = [
         (
             {"loss_sum": 4.0, "count": 2.0, "correct": 1.0, "tokens": 2.0},
             {"loss": 2.0, "accuracy": 0.5, "perplexity": pytest.approx(math.exp(2.0)), "max_length": 16, "count": 2},
@@ -244,18 +244,15 @@ def test_ledger_without_evaluation_says_so() -> None:
             {"loss_sum": 1e6, "count": 1.0, "correct": 0.0, "tokens": 1.0},
             {"loss": 1e6, "accuracy": 0.0, "perplexity": None, "max_length": 16, "count": 1},
         ),
-    ],
-    ids=["language", "questions", "diverged"],
-)
-def test_ledger_evaluates_by_task(values: dict[str, float], expected: dict[str, object]) -> None:
-    """Sums over owners become what the task is judged by; windows of a question are not questions."""
-    books = ledger()
-    books.evaluation_done(4, values)
-    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == {
-        "step": 4,
-        "rows": EVAL_ROWS,
-        **expected,
-    }
+    ]
+    for values, expected in rows:
+        books = ledger()
+        books.evaluation_done(4, values)
+        assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == {
+            "step": 4,
+            "rows": EVAL_ROWS,
+            **expected,
+        }
 
 
 def test_report_counts_gradients_of_units_by_link() -> None:
@@ -421,18 +418,18 @@ def test_measured_seconds_are_compared_with_recorded_ones() -> None:
     assert ledger.report(profile_of(plan)) is None
 
 
-@pytest.mark.parametrize("rows", [("2222", "3333"), ("1122", "1133")], ids=["nowhere", "not at node b"])
-def test_seconds_of_all_full_are_not_measured_where_nothing_was_full(rows: tuple[str, str]) -> None:
+def test_seconds_of_all_full_are_not_measured_where_nothing_was_full() -> None:
     """Such a run never saw how long a full operation takes."""
-    plan, turns = planned(*rows)
-    ledger = OperationsLedger(plan, profile_of(plan))
-    for turn in turns:
-        ledger.turn_done(turn)
-    found = ledger.report(profile_of(plan))
-    assert found is not None
-    assert (found["compute"]["all_full_s"], found["compute"]["measured"]) == (None, None)
-    (line,) = [line for line in saved_lines(found) if line.startswith("  compute")]
-    assert line.split(maxsplit=1)[1].startswith("not measured, ")
+    for rows in (("2222", "3333"), ("1122", "1133")):
+        plan, turns = planned(*rows)
+        ledger = OperationsLedger(plan, profile_of(plan))
+        for turn in turns:
+            ledger.turn_done(turn)
+        found = ledger.report(profile_of(plan))
+        assert found is not None
+        assert (found["compute"]["all_full_s"], found["compute"]["measured"]) == (None, None)
+        (line,) = [line for line in saved_lines(found) if line.startswith("  compute")]
+        assert line.split(maxsplit=1)[1].startswith("not measured, ")
 
 
 PROFILE = Profile(nodes=tuple(facts(node) for node in ("a", "b")))
@@ -445,40 +442,38 @@ def counted(rows: int) -> dict[str, float]:
     return found | ({name_of(0, 0): float(right), name_of(1, 0): float(rows - right)} if rows else {})
 
 
-@pytest.mark.parametrize(
-    ("entry", "lines"),
-    [
+def test_a_count_that_is_the_rows_stands_once() -> None:
+    """Tokens of a language model, and rows that are counted by class where they are fewer, stand beside the rows."""
+    rows: list[tuple[dict[str, Any], list[str]]] = [
         ({"rows": 9, "count": 9, "loss": 0.5, "counted_rows": 9}, ["rows: 9", "loss: 0.5000"]),
         ({"rows": 9, "count": 111, "perplexity": 2.5}, ["rows: 9", "count: 111", "perplexity: 2.5000"]),
         (
             {"rows": 29, "count": 29, "macro_f1": 0.5, "counted_rows": 20, "classes": {}},
             ["rows: 29", "macro_f1: 0.5000 (on 20 of 29 rows)", "counted_rows: 20"],
         ),
-    ],
-)
-def test_a_count_that_is_the_rows_stands_once(entry: dict[str, Any], lines: list[str]) -> None:
-    """Tokens of a language model, and rows that are counted by class where they are fewer, stand beside the rows."""
-    assert all_figures(entry) == lines
+    ]
+    for entry, lines in rows:
+        assert all_figures(entry) == lines
 
 
-@pytest.mark.parametrize("rows", [0, 20, 29])
-def test_a_figure_has_the_same_rows_wherever_it_stands(rows: int) -> None:
+def test_a_figure_has_the_same_rows_wherever_it_stands() -> None:
     """Line of an evaluation, end of a run and list of the page: a macro F1 of 20 of 29 rows says so on each of them."""
-    books = ledger()
-    entry = books.evaluation_done(PLAN.course.num_steps, counted(rows))
-    words = f"accuracy 0.6207, loss 0.5000 on 29 rows; macro f1 0.3939 on {rows} of 29 rows"
-    if rows == 29:
-        words = "accuracy 0.6207, macro f1 0.3958, loss 0.5000 on 29 rows"
-    if not rows:
-        words = "accuracy 0.6207, loss 0.5000 on 29 rows"
-    stream = io.StringIO()
-    screen = PlainProgress(stream)
-    screen.evaluation(entry)
-    screen.report(books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={}))
-    told = metrics_event(entry)
-    assert told is not None
-    assert [words in line for line in stream.getvalue().splitlines() if "accuracy" in line] == [True, True]
-    assert words in told.text
+    for rows in [0, 20, 29]:
+        books = ledger()
+        entry = books.evaluation_done(PLAN.course.num_steps, counted(rows))
+        words = f"accuracy 0.6207, loss 0.5000 on 29 rows; macro f1 0.3939 on {rows} of 29 rows"
+        if rows == 29:
+            words = "accuracy 0.6207, macro f1 0.3958, loss 0.5000 on 29 rows"
+        if not rows:
+            words = "accuracy 0.6207, loss 0.5000 on 29 rows"
+        stream = io.StringIO()
+        screen = PlainProgress(stream)
+        screen.evaluation(entry)
+        screen.report(books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={}))
+        told = metrics_event(entry)
+        assert told is not None
+        assert [words in line for line in stream.getvalue().splitlines() if "accuracy" in line] == [True, True]
+        assert words in told.text
 
 
 def test_figures_of_any_task_stand_once_with_their_rows() -> None:
@@ -519,9 +514,9 @@ def heard(losses: list[float | None], wanted: Job) -> tuple[list[str], dict[str,
     return [event.note for event in events if event.note], report
 
 
-@pytest.mark.parametrize(
-    ("losses", "notes", "at_end"),
-    [
+def test_a_loss_that_rises_is_told_once_on_the_way_and_at_the_end() -> None:
+    """5 % above the best after two evaluations that were no better, or with the last one."""
+    rows: list[tuple[list[float | None], int, bool]] = [
         ([0.7, 0.6, 0.5, 0.4], 0, False),
         ([0.7, 0.5, 0.51, 0.52], 0, False),  # less than 5 %
         ([0.5, 0.7, 0.4, 0.41], 0, False),
@@ -530,19 +525,15 @@ def heard(losses: list[float | None], wanted: Job) -> tuple[list[str], dict[str,
         ([0.5, 0.8, 0.9, 0.4], 1, False),
         ([0.5, None, None, 0.6], 0, True),
         ([None, None, None, None], 0, False),
-    ],
-)
-def test_a_loss_that_rises_is_told_once_on_the_way_and_at_the_end(
-    losses: list[float | None], notes: int, at_end: bool
-) -> None:
-    """5 % above the best after two evaluations that were no better, or with the last one."""
-    told, report = heard(losses, job(train__eval_every=2))
-    assert len(told) == notes and ("risen" in report) == at_end
-    if told:
-        assert told == [
-            "evaluation loss has risen since step 2 (0.5 -> 0.9): the result of step 2 was better; "
-            "train.keep_best = true keeps it"
-        ]
+    ]
+    for losses, notes, at_end in rows:
+        told, report = heard(losses, job(train__eval_every=2))
+        assert len(told) == notes and ("risen" in report) == at_end
+        if told:
+            assert told == [
+                "evaluation loss has risen since step 2 (0.5 -> 0.9): the result of step 2 was better; "
+                "train.keep_best = true keeps it"
+            ]
 
 
 def test_a_rise_names_the_key_that_this_job_may_set() -> None:

@@ -125,21 +125,19 @@ def test_report_of_one_step_with_a_move_counts_the_move_as_training() -> None:
     assert evaluation_line({**EVALUATION, "step": 1}).startswith("evaluation after 1 step: ")
 
 
-@pytest.mark.parametrize(
-    ("figures", "words"),
-    [
+def test_evaluation_line_names_what_the_loss_is_a_mean_of() -> None:
+    """A language model predicts tokens, a long context has several windows."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
         ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
         (
             {"f1": 0.5, "exact_match": 0.25, "questions": 5},
             "loss 1.0000 on 7 windows; f1 0.5000, exact match 0.2500 on 5 questions",
         ),
-    ],
-)
-def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any], words: str) -> None:
-    """A language model predicts tokens, a long context has several windows."""
-    entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
-    assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
+    ]
+    for figures, words in rows:
+        entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
+        assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
 
 
 def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coordinator.planner.explain import explain
 from coordinator.planner.make_plan import make_plan as make_plan_make_plan
 from coordinator.run.run_text import training_facts
@@ -116,9 +114,9 @@ def plan(owners: tuple[str, ...] = ("a", "b"), **settings: Any) -> Plan:
     return make_plan([("a", 0, 2), ("b", 2, 4)], owners, method=Hift(**settings), num_steps=10)
 
 
-@pytest.mark.parametrize(
-    ("units", "expected"),
-    [
+def test_units_have_names() -> None:
+    """Neighbouring blocks are a range."""
+    rows: list[tuple[list[int], str]] = [
         ([-1], "embedding"),
         ([-1, 0], "embedding, block 0"),
         ([0, 1, 2], "blocks 0 to 2"),
@@ -126,11 +124,9 @@ def plan(owners: tuple[str, ...] = ("a", "b"), **settings: Any) -> Plan:
         ([-1, 0, 1, 2, 3, 4], "embedding, blocks 0 to 3, head"),
         ([-1, 1, 4], "embedding, block 1, head"),
         ([4], "head"),
-    ],
-)
-def test_units_have_names(units: list[int], expected: str) -> None:
-    """Neighbouring blocks are a range."""
-    assert units_text(Units.of(4, units)) == expected
+    ]
+    for units, expected in rows:
+        assert units_text(Units.of(4, units)) == expected
 
 
 def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
@@ -168,28 +164,26 @@ def test_helpers_in_step_leave_the_result_as_it_is() -> None:
     assert "b fits the adapters of a's blocks [0, 2)" in shown.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("manner", "words"),
-    [
+def test_helpers_in_another_manner_say_what_they_change() -> None:
+    """Each word of the job has a sentence, and the report its fact."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"interval": 3}, "add up 3 steps for one update"),
         ({"pairs": "bfloat16"}, "rounded to 16 bits"),
         ({"merged": True}, "inside matrices"),
         ({"overlap": True}, "one step behind within a turn"),
-    ],
-)
-def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], words: str) -> None:
-    """Each word of the job has a sentence, and the report its fact."""
-    plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
-    assert words in helper_lines(plan)[-1]
-    assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
-    facts = offload_facts(plan)["offload"]
-    assert {name: facts[name] for name in manner} == manner
-    assert (facts["staleness"] == "none") is not ("overlap" in manner)
+    ]
+    for manner, words in rows:
+        plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
+        assert words in helper_lines(plan)[-1]
+        assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
+        facts = offload_facts(plan)["offload"]
+        assert {name: facts[name] for name in manner} == manner
+        assert (facts["staleness"] == "none") is not ("overlap" in manner)
 
 
-@pytest.mark.parametrize(
-    ("manner", "words"),
-    [
+def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through() -> None:
+    """Before the run begins; a user is an owner where nothing else is said."""
+    manners: list[tuple[HelperSettings, str]] = [
         (
             HelperSettings(users="alone"),
             "2 users train adapters of their own, which only their rows go through: the result",
@@ -198,18 +192,14 @@ def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], 
             HelperSettings(users="collaboration", merged=True),
             "2 users train adapters of their own, and every row goes through the sum of all; hosts hold",
         ),
-    ],
-)
-def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through(
-    manner: HelperSettings, words: str
-) -> None:
-    """Before the run begins; a user is an owner where nothing else is said."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
-    found = helped(plan, {"a": "z", "b": "z"}, manner)
-    assert helper_lines(found)[-1].startswith(words)
-    rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
-    assert offload_facts(found)["offload"]["rows_by_user"] == rows
-    assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
+    ]
+    for manner, words in manners:
+        plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
+        found = helped(plan, {"a": "z", "b": "z"}, manner)
+        assert helper_lines(found)[-1].startswith(words)
+        rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
+        assert offload_facts(found)["offload"]["rows_by_user"] == rows
+        assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
 
 
 def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
@@ -226,15 +216,15 @@ def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
     assert helper_lines(helped(many, {"a": "z"}, HelperSettings(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
 
 
-@pytest.mark.parametrize("private", [0, 1])
-def test_plan_says_what_helpers_see(private: int) -> None:
+def test_plan_says_what_helpers_see() -> None:
     """They count among those that see hidden states, but never those of private blocks; of block 0 tokens are told."""
-    plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
-    words = "; helpers see the hidden states inside the blocks that they help with: z of "
-    tells = "" if private else "; z can tell the tokens from those of block 0"
-    found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
-    assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2){tells}")
-    assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
+    for private in [0, 1]:
+        plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
+        words = "; helpers see the hidden states inside the blocks that they help with: z of "
+        tells = "" if private else "; z can tell the tokens from those of block 0"
+        found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
+        assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2){tells}")
+        assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
 
 
 def test_users_who_chose_another_adapter_are_named_with_it() -> None:

@@ -77,13 +77,13 @@ def test_record_follows_the_events_of_a_run() -> None:
     assert (found.steps_done, found.saved_step) == (6, 6)
 
 
-@pytest.mark.parametrize(("error", "state"), [("InterruptedRunError", "stopped"), ("PeerLostError", "failed")])
-def test_record_tells_a_run_that_was_stopped_from_one_that_failed(error: str, state: str) -> None:
+def test_record_tells_a_run_that_was_stopped_from_one_that_failed() -> None:
     """Both can go on if there is a checkpoint, and only then."""
-    failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error=error, message="why"))
-    found = record().after(failure, 9.0)
-    assert (found.state, found.message, found.ended_unix_s, found.is_resumable) == (state, "why", 9.0, False)
-    assert record(saved_step=4).after(failure, 9.0).is_resumable
+    for error, state in [("InterruptedRunError", "stopped"), ("PeerLostError", "failed")]:
+        failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error=error, message="why"))
+        found = record().after(failure, 9.0)
+        assert (found.state, found.message, found.ended_unix_s, found.is_resumable) == (state, "why", 9.0, False)
+        assert record(saved_step=4).after(failure, 9.0).is_resumable
 
 
 def test_record_comes_back_from_its_text_and_nothing_else_does() -> None:

@@ -273,28 +273,29 @@ def test_page_state_is_small_whatever_the_length_of_the_run(num_steps: int) -> N
     assert len(state.section("marks")) <= MAX_MARKS
 
 
-@pytest.mark.parametrize("key", ["placement_number", "epoch"])
-def test_page_state_says_when_a_run_moves_and_is_saved(key: str) -> None:
+def test_page_state_says_when_a_run_moves_and_is_saved() -> None:
     """Checkpoints, evaluations and moves are lines of the list; version 0.2.0 called the placement number ``epoch``."""
-    state = state_of(beginning())
-    state.take(control_pb2.RunEvent(checkpoint_json=json.dumps({"step": 4})), 1.0)
-    state.take(metrics({"kind": "evaluation", "step": 4, "loss": 0.25, "accuracy": 0.75, "count": 9}), 1.0)
-    state.take(metrics({"kind": "move", "step": 4, "to": 2, key: 1, "seconds": 2.0, "problem": "no room"}), 1.0)
-    assert texts(state)[-3:] == [
-        "saved after step 4",
-        "evaluated after step 4: accuracy 0.7500, loss 0.2500 on 9 rows",
-        "stays on placement 1 after step 4: no room",
-    ]
-    assert state.curves["eval_accuracy"].points() == [(4, 0.75)]
+    for key in ["placement_number", "epoch"]:
+        state = state_of(beginning())
+        state.take(control_pb2.RunEvent(checkpoint_json=json.dumps({"step": 4})), 1.0)
+        state.take(metrics({"kind": "evaluation", "step": 4, "loss": 0.25, "accuracy": 0.75, "count": 9}), 1.0)
+        state.take(metrics({"kind": "move", "step": 4, "to": 2, key: 1, "seconds": 2.0, "problem": "no room"}), 1.0)
+        assert texts(state)[-3:] == [
+            "saved after step 4",
+            "evaluated after step 4: accuracy 0.7500, loss 0.2500 on 9 rows",
+            "stays on placement 1 after step 4: no room",
+        ]
+        assert state.curves["eval_accuracy"].points() == [(4, 0.75)]
 
 
-@pytest.mark.parametrize("event", [control_pb2.RunEvent(kept=True), control_pb2.RunEvent()])
-def test_page_state_ignores_what_it_does_not_show(event: control_pb2.RunEvent) -> None:
+def test_page_state_ignores_what_it_does_not_show() -> None:
     """Nothing changes."""
-    state = state_of(beginning())
-    before = dict(state.versions)
-    state.take(event, None)
-    assert state.versions == before
+    rows: list[control_pb2.RunEvent] = [control_pb2.RunEvent(kept=True), control_pb2.RunEvent()]
+    for event in rows:
+        state = state_of(beginning())
+        before = dict(state.versions)
+        state.take(event, None)
+        assert state.versions == before
 
 
 UNITS = ("_bytes", "_seconds", "_ratio")

@@ -226,14 +226,14 @@ def static_files() -> list[str]:
     return ["/", *(f"/static/{path.name}" for path in STATIC.iterdir())]
 
 
-@pytest.mark.parametrize("at", static_files())
-def test_app_serves_each_part_of_the_page(at: str) -> None:
+def test_app_serves_each_part_of_the_page() -> None:
     """Also to those without a token: there is nothing of a run in them. The library's licence is among them."""
-    for client in (page(), page(far=True)):
-        answer = client.get(at)
-        assert answer.status_code == 200
-        assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "/static/uPlot.LICENSE.txt" in static_files()
+    for at in static_files():
+        for client in (page(), page(far=True)):
+            answer = client.get(at)
+            assert answer.status_code == 200
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "/static/uPlot.LICENSE.txt" in static_files()
 
 
 def test_app_forbids_scripts_and_styles_from_elsewhere() -> None:
@@ -324,15 +324,15 @@ def test_app_on_loopback_needs_no_login_but_a_loopback_name() -> None:
         assert "127.0.0.1" in refused.json()["error"]
 
 
-@pytest.mark.parametrize("at", ["/api/state", "/api/stream", "/metrics", "/api/login"])
-def test_app_elsewhere_needs_the_token(at: str) -> None:
+def test_app_elsewhere_needs_the_token() -> None:
     """Without one and with a wrong one it says what is missing; neither the answer nor a header has the token."""
-    client = page(far=True)
-    missing, wrong = client.get(at), client.get(at, headers={"authorization": "Bearer nonsense"})
-    assert (missing.status_code, wrong.status_code) == (401, 401)
-    assert "needs the token" in missing.json()["error"]
-    assert "the token is wrong" in wrong.json()["error"]
-    assert TOKEN not in wrong.text + str(wrong.headers)
+    for at in ["/api/state", "/api/stream", "/metrics", "/api/login"]:
+        client = page(far=True)
+        missing, wrong = client.get(at), client.get(at, headers={"authorization": "Bearer nonsense"})
+        assert (missing.status_code, wrong.status_code) == (401, 401)
+        assert "needs the token" in missing.json()["error"]
+        assert "the token is wrong" in wrong.json()["error"]
+        assert TOKEN not in wrong.text + str(wrong.headers)
 
 
 def test_app_gives_a_cookie_for_the_token() -> None:
@@ -376,31 +376,29 @@ def test_app_is_read_only() -> None:
 # ---- what it answers -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", ["/api/state", "/api/stream"])
-def test_app_says_that_a_run_is_gone(at: str) -> None:
+def test_app_says_that_a_run_is_gone() -> None:
     """With the run that there is now, and the way to an older one; a hostile id is quoted."""
-    answer = page().get(at, params={"run": "r<b>\x1b"})
-    assert answer.status_code == 404
-    assert "is gone" in answer.json()["error"]
-    assert RUN_ID in answer.json()["error"]
-    assert "\x1b" not in answer.json()["error"]
+    for at in ["/api/state", "/api/stream"]:
+        answer = page().get(at, params={"run": "r<b>\x1b"})
+        assert answer.status_code == 404
+        assert "is gone" in answer.json()["error"]
+        assert RUN_ID in answer.json()["error"]
+        assert "\x1b" not in answer.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [(b"{", 400), (b"\xff", 400), (b"[" * 5000, 400), (b" " * (MAX_QUESTION_BYTES + 1), 413)],
-)
-def test_app_refuses_a_what_if_that_is_none(body: bytes, status: int) -> None:
+def test_app_refuses_a_what_if_that_is_none() -> None:
     """With a sentence, whatever was sent."""
-    answer = page().post("/api/what-if", content=body, headers=QUESTION)
-    assert answer.status_code == status
-    assert answer.json()["error"]
+    for body, status in [(b"{", 400), (b"\xff", 400), (b"[" * 5000, 400), (b" " * (MAX_QUESTION_BYTES + 1), 413)]:
+        answer = page().post("/api/what-if", content=body, headers=QUESTION)
+        assert answer.status_code == status
+        assert answer.json()["error"]
 
 
-@pytest.mark.parametrize(("error", "status"), [(BusyError("x"), 429), (DeadlineError("x"), 504)])
-def test_app_says_why_a_what_if_is_not_answered(error: RingTuneError, status: int) -> None:
+def test_app_says_why_a_what_if_is_not_answered() -> None:
     """Others ask, or the simulator takes too long."""
-    assert page(error=error).post("/api/what-if", json={}).status_code == status
+    rows: list[tuple[RingTuneError, int]] = [(BusyError("x"), 429), (DeadlineError("x"), 504)]
+    for error, status in rows:
+        assert page(error=error).post("/api/what-if", json={}).status_code == status
 
 
 def palettes() -> list[dict[str, str]]:

@@ -41,9 +41,9 @@ def asked(test: Callable[[SimulatorProcess], Awaitable[Any]], command: tuple[str
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_check_question_refuses() -> None:
+    """Whatever is no factor in range, or no whole number; the message says what is expected."""
+    rows: list[object] = [
         None,
         [],
         "x",
@@ -59,12 +59,10 @@ def asked(test: Callable[[SimulatorProcess], Awaitable[Any]], command: tuple[str
         {"microbatches": -1},
         {"microbatches": 1.5},
         {"microbatches": True},
-    ],
-)
-def test_check_question_refuses(value: object) -> None:
-    """Whatever is no factor in range, or no whole number; the message says what is expected."""
-    with pytest.raises(UsageError):
-        check_question(value)
+    ]
+    for value in rows:
+        with pytest.raises(UsageError):
+            check_question(value)
 
 
 def test_check_question_leaves_out_what_changes_nothing() -> None:
@@ -211,14 +209,12 @@ def test_predictor_compares_whole_turns_with_and_without_changes() -> None:
     assert "whole_before_s" not in found
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_predictor_says_what_makes_no_sense() -> None:
+    """As an answer, not by ending."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"speeds": {"zz": 2.0}}, "no node 'zz'"),
         ({"rates": {"b>zz": 2.0}}, "was not measured"),
         ({"microbatches": 99}, "micro-batches do not fit"),
-    ],
-)
-def test_predictor_says_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:
-    """As an answer, not by ending."""
-    assert message in answer(question(**changes))["error"]
+    ]
+    for changes, message in rows:
+        assert message in answer(question(**changes))["error"]
