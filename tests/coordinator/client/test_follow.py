@@ -297,10 +297,7 @@ def test_interrupts_raise_where_nothing_can_be_asked() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_interrupts_leave_a_run_under_nohup_alone() -> None:
-    """A hang-up that was ignored before is ignored still."""
+    # A hang-up that was ignored before is ignored still
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts, interrupts.asking(lambda: pytest.fail("nobody stops it")):

@@ -92,7 +92,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(names=st.lists(ODD | st.sampled_from(FILES), max_size=6))
 def test_names_that_lead_elsewhere_are_not_fetched(names: list[str]) -> None:
     """Whatever a hub lists: a name without a folder, of what we read."""

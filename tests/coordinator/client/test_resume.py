@@ -536,9 +536,12 @@ def test_find_resume_leaves_a_finished_run_alone(tmp_path: Path, steps: tuple[in
 
 
 def test_find_resume_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    """A misspelt --out begins nothing."""
+    """It is a wrong command line."""
     with pytest.raises(UsageError, match="holds no run to go on with"):
         find_resume(tmp_path / "nowhere", CHECKPOINT_JOB, print)
+    # The user may have removed it
+    cut_metrics(tmp_path / "metrics.jsonl", 4)
+    assert not list(tmp_path.iterdir())
 
 
 def test_folder_goes_back_to_the_step_that_is_gone_on_from(tmp_path: Path) -> None:
@@ -561,12 +564,6 @@ def test_folder_that_goes_back_drops_what_will_come_again(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").write_text("".join(text + "\n" for text in texts))
     cut_metrics(tmp_path / "metrics.jsonl", 4)
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [texts[0], texts[1], texts[3]]
-
-
-def test_cut_metrics_without_a_file_does_nothing(tmp_path: Path) -> None:
-    """The user may have removed it."""
-    cut_metrics(tmp_path / "metrics.jsonl", 4)
-    assert not list(tmp_path.iterdir())
 
 
 def test_folder_that_is_replaced_begins_without_checkpoints(tmp_path: Path) -> None:

@@ -135,7 +135,6 @@ def test_saved_run_is_evaluated_by_one_owner_without_helpers(tmp_path: Path) -> 
     job = run.job.with_overrides({"offload.mode": {"node-1": "laptop"}, "train.method": "all"})
     assert not evaluation_job(dataclasses.replace(run, job=job), None).offload.is_on
     # The file stands for all data, classes are those of the plan, and another model folder may be given
-    run = read_run(write_run(tmp_path / "run"))
     made = evaluation_job(run, tmp_path / "rows.csv", model=tmp_path / "tiny")
     assert made.data.train == made.data.eval == str(tmp_path / "rows.csv")
     assert (made.data.labels, made.data.owners, made.data.split) == (LABELS, 0, "iid")

@@ -70,15 +70,13 @@ def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:
 
 def test_method_that_trains_all_parameters_keeps_no_copies_and_says_what_they_would_be() -> None:
     """Its checkpoints are on the disks."""
-    found = planned("auto", train__method="hift")
+    small = {name: device(name, num_blocks=3, rows=320) for name in "ab"}
+    found = planned("auto", small, train__method="hift")
     assert not found.plan.placement.copies
     assert "hift trains all parameters" in found.note and "checkpoints on the disks" in found.note
     with pytest.raises(PlanError, match=r"set recovery.copies = 'none'"):
-        planned("next", train__method="hift")
-
-
-def test_one_host_has_nobody_to_keep_copies() -> None:
-    """There is nothing to say."""
+        planned("next", small, train__method="hift")
+    # There is nothing to say
     found = planned("auto", {"a": facts()["a"]})
     assert not found.plan.placement.copies and found.note == ""
 

@@ -174,7 +174,7 @@ def has_all_helpers(found: Planned) -> bool:
     return helpers_by_host(found.plan).keys() == {piece.node for piece in found.plan.placement.hosts}
 
 
-def test_users_of_nodes_are_in_the_course() -> None:
+def test_users_of_nodes_are_in_the_course_and_in_the_memory() -> None:
     """Where the job names the column; otherwise each owner is one user."""
     known = of_users("a", "b")
     with_column = make_plan(job_of(data__user="who"), known).plan
@@ -183,6 +183,13 @@ def test_users_of_nodes_are_in_the_course() -> None:
     nobody = {name: dataclasses.replace(one, users=()) for name, one in known.items()}
     with pytest.raises(DataError, match="nothing is known of the users of node a; measure anew"):
         make_plan(job_of(data__user="who"), nobody)
+    # The search knows what a host of both users' adapters holds, as the check of the plan does
+    known, wish = of_users("a", "z"), job_of({"a": "z"}, data__user="who")
+    found = make_plan(wish, known)
+    caps = MemoryCaps(job_draft(wish, list(known.values()), PAIRS), known, optimizer="adamw", dtype="float32")
+    searched = caps.estimate_of("a", 0, 4, 0)
+    assert searched.parts()["adapters"] == found.memory["a"].parts()["adapters"] == 4 * 2 * PAIRS.adapter_block_bytes
+    assert not caps.fits("z", 0, 4, 0) and caps.fits_empty("z")
 
 
 def test_users_who_changed_are_refused_by_name() -> None:
@@ -278,16 +285,6 @@ def test_named_helpers_decide_who_hosts() -> None:
         make_plan(job_of({"c": "a"}), small)
 
 
-def test_sets_of_all_users_count_before_slices_are_chosen() -> None:
-    """The search knows what a host of both users' adapters holds, as the check of the plan does."""
-    known, wish = of_users("a", "z"), job_of({"a": "z"}, data__user="who")
-    found = make_plan(wish, known)
-    caps = MemoryCaps(job_draft(wish, list(known.values()), PAIRS), known, optimizer="adamw", dtype="float32")
-    searched = caps.estimate_of("a", 0, 4, 0)
-    assert searched.parts()["adapters"] == found.memory["a"].parts()["adapters"] == 4 * 2 * PAIRS.adapter_block_bytes
-    assert not caps.fits("z", 0, 4, 0) and caps.fits_empty("z")
-
-
 def test_helper_without_room_for_what_it_fits_is_refused_by_name() -> None:
     """The search knows slices only; the ring that it finds is refused by what its helper lacks."""
     job = job_of(mode={"a": "b"}, adapter__config="linear", train__checkpoint_every=0)
@@ -321,6 +318,16 @@ def test_helpers_named_by_a_job_fit_whole_slices() -> None:
     assert found.placement.joined_helpers() == (Helper(node="b", start=0, stop=2),)
     assert found.course == without.course
     assert Plan.from_json(found.to_json()) == found
+    # Who helps whom, with which blocks, how many bytes, and what that means for the result
+    shown = planned_with({"a": "b"}, "a", "b")
+    text = "\n".join(plan_text(shown.plan, shown.memory, num_steps=0, measured=False, facts=known_nodes("a")["a"]))
+    tokens = shown.plan.course.batch_size * shown.plan.course.max_length
+    assert f"b fits the adapters of a's blocks [0, 2): at most {format_bytes(tokens * 2 * 24)} of pairs a step" in text
+    assert "the result is that of a run without helpers" in text
+    rounded = planned_with({"a": "b"}, "a", "b", offload__interval=2, offload__pairs="bfloat16")
+    assert "pairs of adapters have hidden states in them" in text
+    text = "\n".join(plan_text(rounded.plan, rounded.memory, num_steps=0, measured=False))
+    assert "helpers add up 2 steps for one update; pairs travel rounded to 16 bits: the result is not" in text
 
 
 def test_helpers_that_change_the_result_are_of_the_course() -> None:
@@ -337,35 +344,19 @@ def test_helpers_that_change_the_result_are_of_the_course() -> None:
     assert found.placement.helpers
 
 
-def test_helpers_unknown_names_are_refused_with_the_nearest() -> None:
+def test_helpers_of_unknown_names_or_without_need_are_told() -> None:
     """Names are known only when nodes are."""
     with pytest.raises(JobError, match=r"offload.mode.a = 'bb': no node of this run has the name 'bb'; did you mean"):
         planned_with({"a": "bb"}, "a", "bbb")
     with pytest.raises(JobError, match=r"offload.mode.z = 'a': no node of this run has the name 'z'; known here: a, b"):
         planned_with({"z": "a"}, "a", "b")
-
-
-def test_helpers_of_hosts_without_blocks_are_told() -> None:
-    """Who was named without need is said with the plan."""
+    # Who was named without need is said with the plan
     found = planned_with({"a": "b"}, "a", "b", train__method="single")
     host = found.plan.placement.hosts[0].node
     if host == "a":
         found = planned_with({"b": "a"}, "a", "b", train__method="single")
     assert not found.plan.placement.helpers
     assert "where no block trains: nobody helps there" in found.note
-
-
-def test_helpers_stand_in_the_text_of_a_plan() -> None:
-    """Who helps whom, with which blocks, how many bytes, and what that means for the result."""
-    found = planned_with({"a": "b"}, "a", "b")
-    text = "\n".join(plan_text(found.plan, found.memory, num_steps=0, measured=False, facts=known_nodes("a")["a"]))
-    tokens = found.plan.course.batch_size * found.plan.course.max_length
-    assert f"b fits the adapters of a's blocks [0, 2): at most {format_bytes(tokens * 2 * 24)} of pairs a step" in text
-    assert "the result is that of a run without helpers" in text
-    rounded = planned_with({"a": "b"}, "a", "b", offload__interval=2, offload__pairs="bfloat16")
-    assert "pairs of adapters have hidden states in them" in text
-    text = "\n".join(plan_text(rounded.plan, rounded.memory, num_steps=0, measured=False))
-    assert "helpers add up 2 steps for one update; pairs travel rounded to 16 bits: the result is not" in text
 
 
 def test_helpers_of_a_given_plan_are_those_of_the_job() -> None:
@@ -397,10 +388,7 @@ def test_helpers_take_gradients_and_state_off_their_host() -> None:
     assert found.memory["b"].parts()["optimizer"] - without.memory["b"].parts()["optimizer"] == 2 * state
     more = found.memory["b"].parts()["adapters"] - without.memory["b"].parts()["adapters"]
     assert more == 2 * PAIRS.adapter_block_bytes
-
-
-def test_helpers_without_room_are_refused_with_both_numbers() -> None:
-    """A helper that can't hold what it fits is named, with whose blocks these are."""
+    # A helper that can't hold what it fits is named, with whose blocks these are
     known = known_nodes("a", "b")
     plan = make_plan(job(offload__mode={"a": "b"}), known)
     room = plan.memory_bytes["b"] - 1

@@ -43,6 +43,11 @@ def test_plan_orders_ring_and_owners_by_name() -> None:
     assert [piece.node for piece in plan.placement.slices] == ["a", "b", "c"]
     assert [owner.node for owner in plan.course.owners] == ["a", "c"]
     assert plan.course.num_steps == 2 * 2 * 2
+    # Slices begin behind the private blocks
+    plan = plan_for(job(privacy__private_blocks=2), facts("a"), facts("b"))
+    assert slices(plan) == {"a": (2, 3), "b": (3, 4)}
+    with pytest.raises(PlanError, match="private_blocks = 4 leaves nothing"):
+        plan_for(job(privacy__private_blocks=4), facts("a"))
 
 
 def test_plan_of_images_counts_the_tokens_that_an_image_has() -> None:
@@ -92,12 +97,17 @@ def test_plan_weighs_what_trains_longest() -> None:
     assert [owner.node for owner in plan.course.owners] == ["a", "b"]
 
 
-def test_plan_moves_blocks_away_from_a_small_node() -> None:
+def test_plan_moves_blocks_away_from_a_small_node_and_takes_fewer_credits() -> None:
     """A node with room for one block hosts one, embedding and head counted in; at the top it needs more."""
     need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
     plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
     assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
     assert plan.placement.credits == 8
+    # Where nothing fits with 8 tensors in flight, fewer may do; the other decisions stay
+    need = make_plan(job(), {"a": facts("a")}).memory["a"].total_bytes
+    made = make_plan(job(), {"a": facts("a", memory_bytes=need - 1)})
+    assert made.plan.placement.credits == 4
+    assert made.memory["a"].total_bytes < need
 
 
 def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
@@ -108,14 +118,6 @@ def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
     # An owner that hosts no block still needs embedding and head
     with pytest.raises(CapacityError, match=r"node a needs .* but has 10 B"):
         plan_for(job(), facts("a", memory_bytes=10), facts("b"))
-
-
-def test_plan_takes_fewer_credits_before_it_gives_up() -> None:
-    """Where nothing fits with 8 tensors in flight, fewer may do; the other decisions stay."""
-    need = make_plan(job(), {"a": facts("a")}).memory["a"].total_bytes
-    made = make_plan(job(), {"a": facts("a", memory_bytes=need - 1)})
-    assert made.plan.placement.credits == 4
-    assert made.memory["a"].total_bytes < need
 
 
 def test_plan_single_takes_the_fastest_node_with_room() -> None:
@@ -149,14 +151,6 @@ def test_plan_of_pipeadapter_counts_the_versions_of_the_lower_hosts() -> None:
     tight = make_plan(wanted, {"a": facts("a", memory_bytes=need - 1), "b": facts("b"), "c": facts("c")})
     assert slices(tight.plan)["a"] != (0, 2)
     assert tight.memory_bytes["a"] < need
-
-
-def test_plan_leaves_private_blocks_to_the_owners() -> None:
-    """Slices begin behind the private blocks."""
-    plan = plan_for(job(privacy__private_blocks=2), facts("a"), facts("b"))
-    assert slices(plan) == {"a": (2, 3), "b": (3, 4)}
-    with pytest.raises(PlanError, match="private_blocks = 4 leaves nothing"):
-        plan_for(job(privacy__private_blocks=4), facts("a"))
 
 
 def test_plan_of_an_evaluation_needs_no_room_for_graphs() -> None:
@@ -269,10 +263,7 @@ def test_plan_holds_frozen_weights_as_the_job_says() -> None:
     ]
     for wish, frozen in rows:
         assert planned_frozen(wish).plan.course.frozen == frozen
-
-
-def test_plan_multiplies_natively_only_where_every_node_does() -> None:
-    """One node that widens lets all widen: no result depends on who hosts what."""
+    # One node that widens lets all widen: no result depends on who hosts what
     for fast, native in [("ab", True), ("a", False), ("", False)]:
         members = {name: dataclasses.replace(each, fast_bfloat16=name in fast) for name, each in large_nodes().items()}
         course = make_plan(job(runtime__frozen="bfloat16"), members).plan.course

@@ -339,10 +339,7 @@ def test_words_of_a_job_hold_for_all_blocks_that_train() -> None:
     assert courses["velora"] is not None
     assert (courses["velora"].blocks, courses["velora"].layers) == (ALL, ("query", "key", "value", "down"))
     assert found["recompute"].course == found["none"].course
-
-
-def test_private_blocks_and_evaluations_keep_nothing() -> None:
-    """Blocks that never train have no policy; neither has a run without steps."""
+    # Blocks that never train have no policy; neither has a run without steps
     plan = planned("both", privacy__private_blocks=1).plan
     assert plan.placement.recompute == (Range(1, 4),)
     assert plan.course.velora is not None
@@ -428,16 +425,13 @@ def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
     assert any("activations" in line and line.startswith("node") for line in lines)
 
 
-def test_slice_that_never_trains_takes_no_longer() -> None:
-    """A run too short to unfreeze it keeps nothing there, so there is nothing to compare with."""
-    assert extra_share(KEEPS_ALL, Range(2, 2), two_nodes()["a"]) == 0.0
-
-
 def test_explanation_is_silent_where_nothing_was_asked_for() -> None:
     """Everything is kept, and there is no dropout."""
     made = planned("none")
     assert made.choice is not None
     assert explain(made.choice, relative=True).activations is None
+    # A run too short to unfreeze it keeps nothing there, so there is nothing to compare with
+    assert extra_share(KEEPS_ALL, Range(2, 2), two_nodes()["a"]) == 0.0
 
 
 def test_given_plan_has_the_policy_of_its_job() -> None:

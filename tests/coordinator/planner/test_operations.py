@@ -148,13 +148,16 @@ def test_choice_does_not_depend_on_the_placement() -> None:
     assert capacity.full / each == pytest.approx(other.full / (other.forward + other.backward))
 
 
-def test_pruning_that_could_keep_no_slice_is_refused_at_planning() -> None:
+def test_choices_that_can_not_be_are_refused_at_planning() -> None:
     """A share that is smaller than the smallest slice leaves nothing, which no pass over the data needs to show."""
     alone = {"a": FACTS["a"]}
     for policy in ("magnitude", "magnitude-gradient"):
         with pytest.raises(JobError, match=r"may keep .* and the smallest slice has .* leave operations.by_slice out"):
             make_plan(chosen(policy=policy, compute=0.6, by_slice=True), alone)
         assert choice_of(chosen(policy=policy, compute=0.6), alone).prunes
+    # Before anything is planned
+    with pytest.raises(JobError, match=rf"operations.heads = 3 does not divide .*{MODEL.model_type}"):
+        make_plan(chosen(heads=3), FACTS)
 
 
 def unequal(times: float) -> dict[str, NodeFacts]:
@@ -180,16 +183,13 @@ def test_balanced_choice_is_settled_with_the_slices_and_their_hosts() -> None:
     assert accept_plan(GivenPlan(plan=plan), wanted, nodes).plan == plan
 
 
-def test_counts_beyond_other_micro_batches_are_refused() -> None:
+def test_micro_batches_that_do_not_fit_the_counts_are_refused_or_left_out() -> None:
     """``--microbatches`` can offer fewer than the job counts on."""
     wanted = chosen(full=2)
     assert make_plan(wanted, FACTS, microbatches=(2,)).plan.course.microbatches == 2
     with pytest.raises(JobError, match=r"operations.full = 2 .* more than the 1 micro-batches of a batch"):
         make_plan(wanted, FACTS, microbatches=(1,))
-
-
-def test_micro_batches_that_do_not_fit_the_counts_are_left_out() -> None:
-    """The others are still to choose from; the plan's note says which were not tried, and why."""
+    # The others are still to choose from; the plan's note says which were not tried, and why
     planned = make_plan(chosen(full=2), FACTS, microbatches=(1, 2, 4), wire_dtypes=("float32", "bfloat16"))
     assert planned.plan.course.microbatches in (2, 4)
     assert planned.note.startswith("1 micro-batches were not tried: operations.full = 2 ")
@@ -207,12 +207,6 @@ def test_tables_that_fit_no_message_are_refused_before_anything_is_scored(monkey
     ):
         make_plan(chosen(), FACTS)
     assert make_plan(chosen(policy="magnitude"), FACTS).plan.course.choice is not None
-
-
-def test_heads_that_do_not_divide_are_refused_with_the_models_name() -> None:
-    """Before anything is planned."""
-    with pytest.raises(JobError, match=rf"operations.heads = 3 does not divide .*{MODEL.model_type}"):
-        make_plan(chosen(heads=3), FACTS)
 
 
 # ---- plans that are given --------------------------------------------------------------------------
@@ -258,7 +252,7 @@ def test_given_plan_with_other_operations_is_refused() -> None:
         assert message in str(caught.value)
 
 
-def test_given_plan_with_other_groups_than_its_slices_is_refused() -> None:
+def test_given_plan_keeps_what_it_settled_for_its_own_slices() -> None:
     """A node is passed by as a whole, so groups are slices."""
     wanted = chosen(by_slice=True)
     plan = make_plan(wanted, FACTS).plan
@@ -267,10 +261,7 @@ def test_given_plan_with_other_groups_than_its_slices_is_refused() -> None:
     other = Plan(dataclasses.replace(plan.course, choice=choice), plan.placements)
     with pytest.raises(PlanError, match=r"its slices are .* \(operations.by_slice\)"):
         accept_plan(GivenPlan(plan=other), wanted, FACTS)
-
-
-def test_given_plan_keeps_what_it_settled() -> None:
-    """Nodes that have become faster since do not change how much is done."""
+    # Nodes that have become faster since do not change how much is done
     plan = make_plan(chosen(), FACTS).plan
     faster = {name: dataclasses.replace(node, block_forward_s=node.block_forward_s / 3) for name, node in FACTS.items()}
     assert make_plan(chosen(), faster).plan.course.choice != plan.course.choice

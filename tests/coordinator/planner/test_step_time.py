@@ -144,6 +144,15 @@ def test_step_time_of_one_node_is_its_work() -> None:
     for depth, trained in ((1, lowest), (2, lowest + above), (3, lowest + 2 * above)):
         work = 2 * (embed + head + (3 - depth) * forward + trained) + depth * update + head_update
         assert times[depth] == pytest.approx(work)
+    # Alone nothing waits: with equal shares in all blocks the formula equals the simulator
+    profile = Profile(nodes=(device("a", num_blocks=4, block_s=0.1, tokens=64),))
+    draft = with_table(draft_for(profile, microbatches=2, method="all"), ("13121331", "31132121"), subnets=2)
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    ring = Ring(nodes=(0,), counts=(4,))
+    found = simulated_step_s(
+        plan_of(draft, costs, ring), profile, Units.top(4, 4), optimizer="adamw", owner="a", burn_in=2, measured=4
+    )
+    assert step_times(costs, ring)[4] == pytest.approx(found, rel=0.03)
 
 
 def test_step_time_of_pipeadapter_is_the_busiest_node_and_a_drain_a_turn() -> None:
@@ -345,18 +354,6 @@ def test_half_of_the_operations_are_half_of_the_block_times() -> None:
     assert half.forward_s == pytest.approx(full.forward_s)
     expected = [0.5 * (graph + free) for graph, free in zip(full.graph_s, full.forward_s, strict=True)]
     assert half.graph_s == pytest.approx(expected)
-
-
-def test_one_node_takes_the_sum_of_its_work() -> None:
-    """Alone nothing waits: with equal shares in all blocks the formula equals the simulator."""
-    profile = Profile(nodes=(device("a", num_blocks=4, block_s=0.1, tokens=64),))
-    draft = with_table(draft_for(profile, microbatches=2, method="all"), ("13121331", "31132121"), subnets=2)
-    costs = ring_costs(draft, profile, optimizer="adamw")
-    ring = Ring(nodes=(0,), counts=(4,))
-    found = simulated_step_s(
-        plan_of(draft, costs, ring), profile, Units.top(4, 4), optimizer="adamw", owner="a", burn_in=2, measured=4
-    )
-    assert step_times(costs, ring)[4] == pytest.approx(found, rel=0.03)
 
 
 def random_table(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:

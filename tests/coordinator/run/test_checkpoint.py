@@ -127,10 +127,7 @@ def test_run_that_had_lost_a_node_goes_on_without_it() -> None:
     found, passed = choose("abd", plan=after, manifests=(newest,), parts={})
     assert found is not None and (found.planned.plan, found.start.placement_number, found.sources) == (after, 1, None)
     assert passed == ()
-
-
-def test_newer_step_is_passed_over_where_nobody_has_it_with_who_had_it() -> None:
-    """D and its copy of c's blocks are gone, and c's newest shard is damaged: the checkpoint before is taken."""
+    # D and its copy of c's blocks are gone, and c's newest shard is damaged: the checkpoint before is taken
     parts = {**COPIES, "d": [SavedPart(4, RUN, (1, 2))]}
     found, passed = choose("abcd", parts=parts, damaged={"c": {8: "c: torn"}})
     assert found is not None and found.manifest == CHECKPOINTS[1] and found.sources is None

@@ -231,14 +231,11 @@ def chosen(monkeypatch: pytest.MonkeyPatch, choose_table: Any) -> rd.OperationsC
     return found[0]
 
 
-def test_choosing_answers_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_answers_with_the_table_or_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is for the step that was asked for."""
     table = Operations(subnets=2)
     assert chosen(monkeypatch, lambda course, scores, step: table) == rd.OperationsChosen(4, table)
-
-
-def test_choosing_answers_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the project keeps its class and words; any other one asks to be reported."""
+    # An error of the project keeps its class and words; any other one asks to be reported
 
     def refuses(course: object, scores: object, step: int) -> Operations:
         raise PlanError("a score is no number")

@@ -24,7 +24,7 @@ from ringtune.errors import IntegrityError
 from ringtune.models.result_files import adapter_result, model_result
 from ringtune.schedule.placement import Slice
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import TensorPieces, is_finite
+from ringtune.storage.tensor_files import is_finite
 from tests.support.fake_agents import MODEL, block_tensor, job
 from tests.support.model_folder import with_header
 from tests.support.plans import make_plan
@@ -304,11 +304,6 @@ def merge(parts: dict[str, bytes]) -> bytes:
     return bytes(result_files.merge({source: Pieces.of(content) for source, content in parts.items()}))
 
 
-def read_tensors(content: bytes, *, source: str) -> dict[str, TensorPieces]:
-    """The tensors of a file."""
-    return result_files.read_tensors(Pieces.of(content), source=source)
-
-
 def test_merge_keeps_every_byte_whoever_came_first() -> None:
     """The merged file, read by the safetensors library, has each part's tensors unchanged."""
     low, high = struct.pack("<2f", 1.5, -2.0), struct.pack("<3f", 0.25, 1e-30, 7.0)
@@ -331,37 +326,6 @@ def test_merge_keeps_every_byte_whoever_came_first() -> None:
     # Two nodes that both claim a block are named
     with pytest.raises(IntegrityError, match="nodes x and y both sent tensor a"):
         merge({"x": file_of(a=b"\0" * 4), "y": file_of(a=b"\0" * 4)})
-
-
-def test_read_refuses_a_truncated_file() -> None:
-    """Whatever is missing, the file is refused and its sender named."""
-    for keep in [0, 4, 7, 20, -1]:
-        content = file_of(a=b"\0" * 64)
-        with pytest.raises(IntegrityError, match="node-3"):
-            read_tensors(content[:keep], source="node-3")
-
-
-def test_read_refuses_a_header_that_lies() -> None:
-    """Shapes, ranges and dtypes of a foreign header are checked against the bytes that are there."""
-    rows: list[object] = [
-        {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]},
-        {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]},
-        {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
-        {"dtype": "X9", "shape": [2], "data_offsets": [0, 8]},
-        {"dtype": "F32", "shape": [2]},
-        {"dtype": "F32", "shape": ["two"], "data_offsets": [0, 8]},
-        [1, 2],
-    ]
-    for entry in rows:
-        text = json.dumps({"a": entry}).encode()
-        with pytest.raises(IntegrityError):
-            read_tensors(struct.pack("<Q", len(text)) + text + b"\0" * 8, source="x")
-
-
-def test_read_refuses_a_giant_header() -> None:
-    """A header length beyond the file is not believed."""
-    with pytest.raises(IntegrityError, match="claims"):
-        read_tensors(struct.pack("<Q", 1 << 60) + b"{}", source="x")
 
 
 def test_same_everywhere_names_who_differs() -> None:

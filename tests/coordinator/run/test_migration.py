@@ -230,7 +230,7 @@ def test_run_is_watched_once_its_last_placement_holds() -> None:
         assert run.replanning.moved(last) is run.replanning.pace is not None
 
 
-def test_replanning_counts_the_steps_that_could_be_done_on_another_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replanning_counts_the_steps_and_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns that are granted are done where the run is; where no other is left nothing is looked for."""
     found(monkeypatch, 60.0, 40.0, step=10)
     run = Run()
@@ -238,10 +238,7 @@ def test_replanning_counts_the_steps_that_could_be_done_on_another_placement(mon
     assert run.take() is not None
     run.consider({"b": 4.0}, end_step=19)
     assert run.answers.empty() and len(run.notes) == 2
-
-
-def test_replanning_leaves_lost_nodes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that the placement does not need may be lost, before the search or while it goes on."""
+    # A node that the placement does not need may be lost, before the search or while it goes on
     found(monkeypatch, 60.0, 40.0, nodes="a")
     run = Run()
     run.consider({"a": 2.0}, living="a")

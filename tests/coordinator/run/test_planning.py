@@ -63,18 +63,12 @@ def test_look_refuses_a_job_that_no_plan_fits() -> None:
         make_plan(job(), small)
     error = looked(job(), small).error
     assert (type(error), str(error)) == (CapacityError, str(refused.value))
-
-
-def test_look_lets_a_job_pass_that_fits_with_a_number_of_microbatches_that_may_be_chosen() -> None:
-    """A batch of eight rows fits only in parts: with ``--microbatches`` the nodes measure, without it is refused."""
+    # A batch of eight rows fits only in parts: with ``--microbatches`` the nodes measure, without it is refused
     wanted = job(**WHOLE)
     small = between(wanted, 8)
     assert isinstance(looked(wanted, small).error, CapacityError)
     assert looked(wanted, small, choices=Choices(microbatches=(1, 2, 4, 8))).error is None
-
-
-def test_look_judges_the_given_plan() -> None:
-    """A plan with eight micro-batches fits although the job's one would not; a plan of another job is refused."""
+    # A plan with eight micro-batches fits although the job's one would not; a plan of another job is refused
     wanted = job(**WHOLE)
     small = between(wanted, 8)
     given = GivenPlan(plan=make_plan(wanted, small, microbatches=(8,)).plan)

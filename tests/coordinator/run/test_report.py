@@ -164,10 +164,7 @@ def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
     step(books, TURNS[1], 0, 0.5, 102.0)
     assert [(line["kind"], line["step"]) for line in books.turn_done(TURNS[1])] == [("unfreeze", 2), ("train", 3)]
     assert books.turn_done(TURNS[2]) == []
-
-
-def test_ledger_writes_a_table_before_the_first_step_that_has_it() -> None:
-    """Its digest and how many operations of each kind; turns that only evaluate or score have no such line."""
+    # Its digest and how many operations of each kind; turns that only evaluate or score have no such line
     books = ledger()
     table = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1132", "1133")),))
     counts = {"full": 4, "forward_only": 1, "shortcut": 3}
@@ -194,7 +191,7 @@ def test_ledger_mean_loss_is_that_of_one_turn_of_steps() -> None:
         assert (train["mean_loss"], train["mean_steps"]) == (expected, local_iterations)
 
 
-def test_ledger_of_a_diverged_run_is_still_json() -> None:
+def test_ledger_gives_the_loss_of_the_last_step_also_of_a_diverged_run() -> None:
     """A loss that is no number becomes null: JSON has no NaN."""
     books, turn = ledger(), TURNS[0]
     step(books, turn, 0, math.nan, 101.0)
@@ -202,10 +199,7 @@ def test_ledger_of_a_diverged_run_is_still_json() -> None:
     lines = books.turn_done(turn)
     assert [line["loss"] for line in lines] == [None, None]
     json.dumps(lines, allow_nan=False)
-
-
-def test_ledger_gives_the_loss_of_the_last_step_whoever_reports_first() -> None:
-    """Screen, status, metrics and report agree on it; a mean says over how many steps it is."""
+    # Screen, status, metrics and report agree on it; a mean says over how many steps it is
     books, first, second = ledger(), TURNS[0], TURNS[1]
     step(books, first, 0, 0.8, 101.0)
     step(books, second, 0, 0.25, 103.0)
@@ -598,7 +592,7 @@ def trace(*spans: Span) -> list[dict[str, Any]]:
     return [event for event in json.loads(whole)["traceEvents"] if event["ph"] == "X"]
 
 
-def test_trace_is_valid_whatever_happened() -> None:
+def test_trace_events_have_microseconds_and_places() -> None:
     """A run that fails at once leaves a trace that opens."""
     text = TraceText(["a"], num_blocks=4, started_unix_s=0.0)
     assert json.loads(text.begin() + text.end())["displayTimeUnit"] == "ms"
@@ -609,10 +603,7 @@ def test_trace_is_valid_whatever_happened() -> None:
     assert word_span("f0.0[0,1)").is_compute
     assert not word_span(">h0.0#1@a").is_compute
     assert not word_span("<t1@a").is_compute
-
-
-def test_trace_events_have_microseconds_and_places() -> None:
-    """Times are microseconds since the start; a node is a process, sends are a thread of their own."""
+    # Times are microseconds since the start; a node is a process, sends are a thread of their own
     compute, send = trace(word_span("F3.1[2,4)", 1000.5, 1000.75), word_span(">h3.1#4@a", 1000.75, 1000.8))
     assert (compute["ts"], compute["dur"]) == (500000.0, 250000.0)
     assert compute["pid"] == send["pid"] == 2
@@ -620,6 +611,14 @@ def test_trace_events_have_microseconds_and_places() -> None:
     assert (compute["name"], send["name"]) == ("forward with graph [2,4)", "send hidden state to a")
     assert compute["cat"] == "forward with graph"
     assert compute["args"] == {"action": "F3.1[2,4)", "item": 3, "microbatch": 1}
+    # Sends to two nodes may overlap, which one thread can't show; each name stands once, before its first event
+    text = TraceText(["a", "b", "c"], num_blocks=4, started_unix_s=1000.0)
+    words = [">h0.0#2@a", ">g0.0#4@c", ">h0.1#2@a"]
+    events = json.loads(text.begin() + text.spans("b", map(word_span, words)) + text.end())["traceEvents"]
+    named = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 2]
+    assert named == ["compute", "wire a", "wire c"]
+    sends = [event["tid"] for event in events if event["ph"] == "X"]
+    assert sends[0] == sends[2] != sends[1]
 
 
 def test_trace_names_every_kind_of_action() -> None:
@@ -637,17 +636,6 @@ def test_trace_names_every_kind_of_action() -> None:
         "send head to a",
         "receive gradient from a",
     ]
-
-
-def test_trace_has_a_named_thread_for_each_node_that_is_sent_to() -> None:
-    """Sends to two nodes may overlap, which one thread can't show; each name stands once, before its first event."""
-    text = TraceText(["a", "b", "c"], num_blocks=4, started_unix_s=1000.0)
-    words = [">h0.0#2@a", ">g0.0#4@c", ">h0.1#2@a"]
-    events = json.loads(text.begin() + text.spans("b", map(word_span, words)) + text.end())["traceEvents"]
-    named = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 2]
-    assert named == ["compute", "wire a", "wire c"]
-    sends = [event["tid"] for event in events if event["ph"] == "X"]
-    assert sends[0] == sends[2] != sends[1]
 
 
 def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> None:
@@ -704,10 +692,7 @@ def test_activity_shows_the_last_step_of_a_turn() -> None:
     found = kept.turn_done(turn(0), ["a", "b"])
     assert found is not None
     assert found["spans"] == [["a", "F", 0, 0, 2, 0.0, 250.0], ["b", "B", 0, 0, 2, 500.0, 500.0]]
-
-
-def test_last_step_begins_where_the_one_before_ends() -> None:
-    """An embedding that ran ahead lies before it; what needs the update of the step before does not, however early."""
+    # An embedding that ran ahead lies before it; what needs the update of the step before does not, however early
     for ends_s, forward_s, begin_s in ((5.0, 5.5, 5.0), (5.0, 4.5, 4.5), (0.5, 5.5, 1.0), (-math.inf, 5.5, 1.0)):
         spans = [("a", turn_span(1, 1.0, 2.0, Op.EMBED)), ("a", turn_span(1, forward_s, 6.0, Op.FORWARD))]
         assert step_begin(spans, ends_s) == begin_s

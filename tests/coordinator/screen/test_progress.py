@@ -209,7 +209,7 @@ class Screen(io.StringIO):
         return count
 
 
-def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
+def test_waiting_says_each_thing_once_and_leaves_a_terminal_as_it_was() -> None:
     """A line for each thing that takes long; the result of the work is not touched."""
     screen = Screen(is_terminal=False)
     with WaitNotice("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
@@ -218,19 +218,13 @@ def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
         waiting.state("joining")
         assert screen.written.wait(WAIT_S)
     assert screen.getvalue() == "reading train.csv ...\nwaiting for nodes to join ...\n"
-
-
-def test_waiting_leaves_a_terminal_as_it_was() -> None:
-    """The line with the seconds is written over with blanks in the end."""
+    # The line with the seconds is written over with blanks in the end
     screen = Screen(is_terminal=True)
     with WaitNotice("planning", stream=screen, quiet_s=0.0):
         assert screen.written.wait(WAIT_S)
     first, *_, blank, end = screen.getvalue().split("\r")[1:]
     assert first.startswith("planning ... ") and blank.isspace() and end == ""
-
-
-def test_waiting_for_what_is_quick_says_nothing() -> None:
-    """Nothing is written before the quiet time is over, whatever ends it."""
+    # Nothing is written before the quiet time is over, whatever ends it
     screen = Screen(is_terminal=True)
     with pytest.raises(ValueError, match="wrong"), WaitNotice("planning", stream=screen, quiet_s=WAIT_S):
         raise ValueError("wrong")

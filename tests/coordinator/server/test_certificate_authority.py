@@ -112,7 +112,7 @@ def test_certificates_hold_with_a_clock_that_is_two_hours_off() -> None:
         assert "clock" in found or not found
 
 
-def test_certificates_of_users_serve_nobody() -> None:
+def test_certificates_of_users_and_of_other_authorities() -> None:
     """Nodes and coordinator may be connected to by the name of any member, a user's certificate is a client's only."""
     user = AUTHORITY.identity(Party("submitter", "alice"), NOW_S).certificate_pem
     assert server_names(user) == ["alice.submitter.ringtune"]
@@ -121,18 +121,12 @@ def test_certificates_of_users_serve_nobody() -> None:
         pem = AUTHORITY.identity(party, NOW_S).certificate_pem
         assert server_names(pem) == [party.server_name, ANY_MEMBER]
         assert uses(pem) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
-
-
-def test_certificates_end_with_their_authority() -> None:
-    """Whatever is asked for; then nothing is issued any more, and the clock and the remedy are named."""
+    # Whatever is asked for; then nothing is issued any more, and the clock and the remedy are named
     last = read_certificate(AUTHORITY.certificate_pem).not_valid_after_utc.timestamp()
     assert AUTHORITY.identity(PI, last - DAY_S).facts.ends_unix_s == last
     with pytest.raises(TrustError, match=r"authority has expired on .* clock says .* 'ringtune coordinator init"):
         AUTHORITY.identity(PI, last + 1)
-
-
-def test_certificates_of_another_authority_are_told_apart() -> None:
-    """The name of an authority proves nothing, its signature does."""
+    # The name of an authority proves nothing, its signature does
     other = Authority.make(NOW_S)
     pem = other.identity(PI, NOW_S).certificate_pem
     assert is_issued_by(pem, other.certificate_pem)

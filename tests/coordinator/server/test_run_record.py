@@ -305,7 +305,10 @@ def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
 
 
 def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
-    """A second one is told what to do."""
+    """A coordinator that drove none takes its empty folder away."""
+    RunStore(tmp_path).close()
+    assert not (tmp_path / "runs").exists()
+    # A second one is told what to do
     kept = RunStore(tmp_path)
     with pytest.raises(BusyError, match="--state"):
         RunStore(tmp_path)
@@ -346,12 +349,6 @@ def test_run_that_can_not_be_read_stays_as_it_is(tmp_path: Path, change: Callabl
     again.close()
     assert path.read_bytes() == before
     assert read(tmp_path / "runs" / ONE / "events") == [PLAN, DONE]
-
-
-def test_folder_of_no_runs_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A coordinator that drove none takes its empty folder away."""
-    RunStore(tmp_path).close()
-    assert not (tmp_path / "runs").exists()
 
 
 def test_events_before_damage_are_kept_and_the_run_counts_as_interrupted(tmp_path: Path) -> None:

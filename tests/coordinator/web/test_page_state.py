@@ -28,7 +28,7 @@ from tests.support.page_runs import (
 )
 from tests.support.plans import make_plan
 
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=20)
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=120)
 
 
@@ -136,7 +136,7 @@ def test_page_state_has_the_true_losses_units_and_traffic() -> None:
     assert state_of(trained(3)).section("links") == [["a", "b", 3000, 1000, 1e6], ["b", "a", 30, 10, 1e6]]
 
 
-def test_page_state_shows_steps_before_their_turn_is_done() -> None:
+def test_page_state_shows_each_step_once_before_its_turn_is_done() -> None:
     """They stand behind the settled ones, and are forgotten with the turn's metrics."""
     state = state_of([*beginning(), *(progress(step_line(step)) for step in (1, 2, 3))])
     assert sorted(state.ahead) == [1, 2, 3]
@@ -144,6 +144,12 @@ def test_page_state_shows_steps_before_their_turn_is_done() -> None:
     for step in (1, 2):
         state.take(metrics(step_line(step)), None)
     assert (sorted(state.ahead), len(state.curves["loss"].points())) == ([3], 2)
+    # Seconds, and bytes of links: the books of a run that was taken up go back
+    state = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3, 2, 3, 4))])
+    assert state.curves["seconds"].last == (4, 2.0)
+    assert state.section("run")["steps_s"] == 2.0
+    once = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3, 4))])
+    assert state.section("links") == once.section("links")
 
 
 def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
@@ -188,22 +194,22 @@ def test_page_state_node_that_is_back_is_lost_no_more() -> None:
     assert not state.section("nodes")["b"]["lost"]
 
 
-def test_page_state_counts_steps_that_are_done_again_once() -> None:
-    """Seconds, and bytes of links: the books of a run that was taken up go back."""
-    state = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3, 2, 3, 4))])
-    assert state.curves["seconds"].last == (4, 2.0)
-    assert state.section("run")["steps_s"] == 2.0
-    once = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3, 4))])
-    assert state.section("links") == once.section("links")
-
-
-def test_page_state_says_why_a_run_ends_early_and_which_evaluation_is_best() -> None:
+def test_page_state_says_why_a_run_ends() -> None:
     """With patience, and where the best result is kept."""
     state = state_of(beginning())
     state.take(metrics({"kind": "evaluation", "step": 40, "count": 9, "loss": 0.5, "is_best": True}), 5.0)
     state.take(metrics({"kind": "stop", "step": 80, "best": 0.5, "best_step": 40}), 6.0)
     assert "evaluated after step 40: loss 0.5000 on 9 rows (the best so far)" in texts(state)
     assert "ends early after step 80: no better loss since step 40" in texts(state)
+    # A run that fails because a node is lost shows which one
+    state = state_of(beginning())
+    failure = control_pb2.RunFailure(error="PeerLostError", message="node b is lost: last heard of 10 s ago")
+    state.take(control_pb2.RunEvent(failure=failure), 7.0)
+    assert state.section("nodes")["b"]["lost"]
+    assert (state.is_over, state.section("run")["phase"]) == (True, "failed")
+    full = control_pb2.RunFailure(error="StorageError", message="node a: its disk is full")
+    state.take(control_pb2.RunEvent(failure=full), 8.0)
+    assert not state.section("nodes")["a"]["lost"], "it is there, and has another problem"
 
 
 def test_page_state_ends_with_the_figures_of_the_result() -> None:
@@ -217,18 +223,6 @@ def test_page_state_ends_with_the_figures_of_the_result() -> None:
     result = {"step": 4, "count": 9, "loss": 0.5, "accuracy": 0.75}
     state.take(control_pb2.RunEvent(report_json=json.dumps({"eval": result, "risen": risen})), 9.0)
     assert state.section("run")["evaluation"] == {**result, "risen": risen, "is_result": True}
-
-
-def test_page_state_marks_the_node_that_a_failure_names() -> None:
-    """A run that fails because a node is lost shows which one."""
-    state = state_of(beginning())
-    failure = control_pb2.RunFailure(error="PeerLostError", message="node b is lost: last heard of 10 s ago")
-    state.take(control_pb2.RunEvent(failure=failure), 7.0)
-    assert state.section("nodes")["b"]["lost"]
-    assert (state.is_over, state.section("run")["phase"]) == (True, "failed")
-    full = control_pb2.RunFailure(error="StorageError", message="node a: its disk is full")
-    state.take(control_pb2.RunEvent(failure=full), 8.0)
-    assert not state.section("nodes")["a"]["lost"], "it is there, and has another problem"
 
 
 def test_page_state_keeps_a_bounded_list_of_harmless_texts() -> None:

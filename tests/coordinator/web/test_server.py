@@ -266,7 +266,7 @@ class Found(HTMLParser):
             self.inline.append(data)
 
 
-def test_page_has_no_inline_code_and_nothing_from_elsewhere() -> None:
+def test_page_has_no_inline_code_and_names_for_screen_readers() -> None:
     """Else the policy would break it, or it would need the internet."""
     found = Found()
     found.feed((STATIC / "index.html").read_text(encoding="utf-8"))
@@ -274,6 +274,14 @@ def test_page_has_no_inline_code_and_nothing_from_elsewhere() -> None:
     assert [entry for entry in found.attributes if entry[1].startswith("on") or entry[1] == "style"] == []
     linked = [value for _, name, value in found.attributes if name in ("src", "href")]
     assert [value for value in linked if not value.startswith(("/", "#", "data:image"))] == []
+    # Each section is named by a heading, each drawing has a role and a name, each control a label
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    ids = set(re.findall(r'id="([^"]+)"', html))
+    for names in re.findall(r'aria-labelledby="([^"]+)"', html):
+        assert set(names.split()) <= ids
+    labelled = set(re.findall(r'<label for="([^"]+)"', html))
+    assert set(re.findall(r'<(?:input|select) id="([^"]+)"', html)) <= labelled
+    assert 'lang="en"' in html
 
 
 @pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)
@@ -300,21 +308,10 @@ def test_page_elements_that_scripts_use_are_there() -> None:
     assert asked <= ids
 
 
-def test_page_names_its_parts_for_screen_readers() -> None:
-    """Each section is named by a heading, each drawing has a role and a name, each control a label."""
-    html = (STATIC / "index.html").read_text(encoding="utf-8")
-    ids = set(re.findall(r'id="([^"]+)"', html))
-    for names in re.findall(r'aria-labelledby="([^"]+)"', html):
-        assert set(names.split()) <= ids
-    labelled = set(re.findall(r'<label for="([^"]+)"', html))
-    assert set(re.findall(r'<(?:input|select) id="([^"]+)"', html)) <= labelled
-    assert 'lang="en"' in html
-
-
 # ---- who may look ----------------------------------------------------------------------------------
 
 
-def test_app_on_loopback_needs_no_login_but_a_loopback_name() -> None:
+def test_app_on_loopback_needs_a_loopback_name_and_elsewhere_the_token() -> None:
     """A foreign page whose name was pointed to this machine gets nothing, not even the page."""
     client = page()
     assert client.get("/api/state").status_code == 200
@@ -322,10 +319,7 @@ def test_app_on_loopback_needs_no_login_but_a_loopback_name() -> None:
         refused = client.get(at, headers={"host": "evil.example"})
         assert refused.status_code == 421
         assert "127.0.0.1" in refused.json()["error"]
-
-
-def test_app_elsewhere_needs_the_token() -> None:
-    """Without one and with a wrong one it says what is missing; neither the answer nor a header has the token."""
+    # Without one and with a wrong one it says what is missing; neither the answer nor a header has the token
     for at in ["/api/state", "/api/stream", "/metrics", "/api/login"]:
         client = page(far=True)
         missing, wrong = client.get(at), client.get(at, headers={"authorization": "Bearer nonsense"})
@@ -333,10 +327,7 @@ def test_app_elsewhere_needs_the_token() -> None:
         assert "needs the token" in missing.json()["error"]
         assert "the token is wrong" in wrong.json()["error"]
         assert TOKEN not in wrong.text + str(wrong.headers)
-
-
-def test_app_gives_a_cookie_for_the_token() -> None:
-    """It stands for the token from then on, is out of reach of scripts and other sites, and is not the token."""
+    # It stands for the token from then on, is out of reach of scripts and other sites, and is not the token
     client = page(far=True)
     answer = client.get("/api/login", headers={"authorization": f"Bearer {TOKEN}"})
     cookie = answer.headers["set-cookie"]

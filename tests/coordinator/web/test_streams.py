@@ -141,7 +141,7 @@ def test_frames_bring_only_what_changed() -> None:
     assert browser.curves["loss"] == [[1, 2.0], [2, 1.5], [3, 1.0 + 1.0 / 3]]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12))
 def test_frames_missed_by_a_slow_browser_change_nothing(pauses: list[int]) -> None:
     """Whenever a browser takes a frame, it ends with the very state of one that comes at the end."""
