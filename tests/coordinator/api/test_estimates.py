@@ -141,6 +141,11 @@ def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -
     assert "E0.0" in more and "E embedding" in more
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert found["predicted"]["by"] == "rough guess" and found["predicted"]["assumed_flop_per_s"] == 20e9
+    # Without times a micro-batch of any size would count the same; one value is no choice
+    refused = CliRunner().invoke(app, [*arguments, "--microbatches", "auto"])
+    assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--microbatches", "4", "--json"]).output)
+    assert found["plan"]["course"]["microbatches"] == 4
 
 
 def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path) -> None:
@@ -195,16 +200,6 @@ def test_plan_command_saves_over_a_plan_of_its_own_only(wanted: Job, tmp_path: P
     assert link.is_symlink()
     with pytest.raises(UsageError, match=r"text\.json is there already and is no plan as 'ringtune plan' saved it"):
         plan(wanted, assume=2, memory="1GiB").save(tmp_path / "text.json")
-
-
-def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:
-    """Without times a micro-batch of any size would count the same; one value is no choice."""
-    (tmp_path / "job.toml").write_text(wanted.to_toml())
-    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--microbatches"]
-    refused = CliRunner().invoke(app, [*arguments, "auto"])
-    assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
-    found = json.loads(CliRunner().invoke(app, [*arguments, "4", "--json"]).output)
-    assert found["plan"]["course"]["microbatches"] == 4
 
 
 def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
