@@ -19,6 +19,7 @@ import random
 from collections.abc import Sequence
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.limits import Effort
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTime
 from ringtune.schedule.course import Course
 from ringtune.schedule.run_shape import Owner
@@ -26,6 +27,8 @@ from tests.support.model_facts import MINILM
 from tests.support.plans import make_method
 
 MIB = 2**20
+QUICK = Effort(evaluations=600, judged_actions=8000, now_s=lambda: 0.0)
+"""An effort that finds the plans of small rings, by counts alone."""
 CLASSES = {
     "laptop": (0.018, 60e6, 0.002, 8192 * MIB),
     "jetson": (0.006, 100e6, 0.001, 4096 * MIB),

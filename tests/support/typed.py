@@ -34,14 +34,15 @@ def run_here(
         arguments: what is typed.
         variables: of the environment of its local nodes.
     """
+    with lent(template(), variables):
+        return run_alone(*arguments)
+
+
+def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ``ringtune`` to its end in this process, without local nodes."""
     output, errors = io.StringIO(), io.StringIO()
     typed = tuple(map(str, arguments))
-    with (
-        lent(template(), variables),
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(errors),
-        typing(typed),
-    ):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), typing(typed):
         code = exit_code()
     return subprocess.CompletedProcess(typed, code, output.getvalue(), errors.getvalue())
 

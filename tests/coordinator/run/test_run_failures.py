@@ -66,14 +66,6 @@ def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_mea
 
 
 @pytest.mark.promise("6 every wait ends")
-def test_run_that_fails_with_text_that_can_not_be_encoded_ends_for_its_submitter() -> None:
-    """Half an emoji in a label is valid JSON; the error that names it is escaped, and the submitter hears it."""
-    other = {"facts_changes": {"labels": ("\ud83d", "pos")}}
-    with FakeCluster("a", "b", agents={"b": other}) as cluster, pytest.raises(DataError, match="ud83d"):
-        run(cluster, data__labels=["neg", "pos"])
-
-
-@pytest.mark.promise("6 every wait ends")
 def test_run_whose_last_files_fail_by_a_bug_ends_for_its_submitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last event comes all the same, and says what failed."""
     finish = RunDriver._finish_files
@@ -91,72 +83,29 @@ def test_run_whose_last_files_fail_by_a_bug_ends_for_its_submitter(monkeypatch: 
     assert heard[-1].WhichOneof("event") == "failure"
 
 
-@pytest.mark.parametrize("name", ["gettempdir", "TemporaryDirectory"])
-def test_run_without_room_for_what_nodes_send_names_the_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_run_without_room_for_what_nodes_send_names_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full temporary folder is no bug: exit code 9 and the folder, whether it is found or only can't be written."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tempfile, name, full)
-    with FakeCluster("a", "b") as cluster, pytest.raises(StorageError, match="No space left on device"):
-        run(cluster)
+    with FakeCluster("a", "b") as cluster:
+        for name in ("gettempdir", "TemporaryDirectory"):
+            with monkeypatch.context() as patch:
+                patch.setattr(tempfile, name, full)
+                with pytest.raises(StorageError, match="No space left on device"):
+                    run(cluster)
 
 
-@pytest.mark.parametrize("phase", ["inspect", "prepare", "grant", "collect"])
-def test_run_ends_with_the_error_of_a_node(phase: str) -> None:
+def test_run_ends_with_the_error_of_a_node() -> None:
     """Whenever a node fails, its own error comes out, named, and every node is released."""
-    failing = {"fails_at": {phase: ModelError("the weights are gone; copy them again")}}
-    with FakeCluster("a", "b", agents={"b": failing}) as cluster:
-        with pytest.raises(ModelError, match="node b: the weights are gone"):
-            run(cluster)
-        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
-        assert not any(agent.is_finished for agent in cluster.agents.values())
-
-
-def test_run_ends_when_a_node_reports_an_error() -> None:
-    """An error in a report counts like one in an answer, and names its node."""
-
-    def fail(agent: FakeAgent, turns: list[Turn]) -> None:
-        request = agent.report([])
-        request.error, request.message = "DataError", "data/b.csv: row 7 has no text"
-        agent.stub.Report(request, timeout=CALL_S)
-
-    with (
-        FakeCluster("a", "b", agents={"b": {"on_grant": fail}}) as cluster,
-        pytest.raises(DataError, match=r"node b: .*row 7"),
-    ):
-        run(cluster)
-
-
-def test_run_blames_the_node_that_others_lost() -> None:
-    """If a node is silent and its neighbour lost its link, the neighbour's report ends the run after a moment."""
-
-    def complain(agent: FakeAgent, turns: list[Turn]) -> None:
-        request = agent.report([])
-        request.error, request.message, request.lost_peer = "PeerLostError", "node a lost its link with node b", "b"
-        agent.stub.Report(request, timeout=CALL_S)
-
-    silent = {"on_grant": lambda agent, turns: None}
-    with (
-        FakeCluster("a", "b", agents={"a": {"on_grant": complain}, "b": silent}) as cluster,
-        pytest.raises(PeerLostError, match="lost its link with node b"),
-    ):
-        run(cluster)
-
-
-def test_run_ends_when_a_node_was_started_again() -> None:
-    """The process that was prepared is gone although its name is alive: nobody would wait for its lease in vain."""
-
-    def restart(agent: FakeAgent, turns: list[Turn]) -> None:
-        agent.stub.Leave(control_pb2.LeaveRequest(node=agent.node, instance=agent.address), timeout=CALL_S)
-        agent.join(instance="another process")
-
-    with (
-        FakeCluster("a", agents={"a": {"on_grant": restart}}) as cluster,
-        pytest.raises(PeerLostError, match="node a is lost: it has left, or was started again"),
-    ):
-        run(cluster, num_nodes=1, runtime__wait_s=2.0)
+    for phase in ["inspect", "prepare", "grant", "collect"]:
+        failing = {"fails_at": {phase: ModelError("the weights are gone; copy them again")}}
+        with FakeCluster("a", "b", agents={"b": failing}) as cluster:
+            with pytest.raises(ModelError, match="node b: the weights are gone"):
+                run(cluster)
+            assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+            assert not any(agent.is_finished for agent in cluster.agents.values())
 
 
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,16 +151,6 @@ def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
         assert not driver._timers
 
 
-def test_run_declares_a_silent_node_lost() -> None:
-    """A node that was not heard of for a whole lease ends the run with its name and both numbers."""
-    silent = {"on_grant": lambda agent, turns: None}
-    with (
-        FakeCluster("a", lease_s=2.0, agents={"a": silent}) as cluster,
-        pytest.raises(PeerLostError, match=r"node a is lost: last contact .* lease is 2 s"),
-    ):
-        run(cluster, num_nodes=1, runtime__lease_s=2.0)
-
-
 def test_run_names_a_silent_helper_with_what_it_did() -> None:
     """A node that only helps is lost like every other one, and the remedy says that another one could help."""
     wanted = job(offload__mode="auto", train__method="all", runtime__lease_s=2.0)
@@ -232,62 +171,6 @@ def test_run_ends_when_a_node_is_gone() -> None:
         cluster.agents["b"].close()
         with pytest.raises(PeerLostError, match=r"node b at .* does not answer"):
             run(cluster, runtime__wait_s=2.0)
-
-
-@pytest.mark.promise("6 every wait ends")
-def test_run_ends_when_nobody_makes_progress() -> None:
-    """The longest wait of the job has an end, and the error names who was awaited."""
-    silent = {"on_grant": lambda agent, turns: None}
-    with (
-        FakeCluster("a", "b", agents={"b": silent}) as cluster,
-        pytest.raises(DeadlineError, match=r"waited [0-9.]+ s for turn 0 .* not done by b"),
-    ):
-        run(cluster, runtime__wait_s=3.0)
-
-
-def test_run_refuses_reports_without_a_number() -> None:
-    """A node of another version, whose reports could not be told apart, ends the run by name."""
-
-    def send(agent: FakeAgent, turns: list[Turn]) -> None:
-        request = agent.report(turns)
-        request.number = 0
-        agent.stub.Report(request, timeout=CALL_S)
-
-    agents: dict[str, Any] = {"b": {"on_grant": send}}
-    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="node b has no number"):
-        run(cluster)
-
-
-@pytest.mark.promise("6 every wait ends")
-def test_run_waits_for_nodes_no_longer_than_asked() -> None:
-    """Two nodes are wanted and one is there: the error says who has joined."""
-    with (
-        FakeCluster("a") as cluster,
-        pytest.raises(DeadlineError, match=r"waited 0\.5 s for 2 nodes, 1 have joined \(a\)"),
-    ):
-        run(cluster)
-
-
-def test_run_needs_a_node() -> None:
-    """Without any member a run that takes whoever is there ends at once."""
-    with FakeCluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
-        run(cluster, num_nodes=0)
-
-
-def test_run_refuses_a_shorter_lease_than_the_coordinators() -> None:
-    """A lease that the coordinator can't keep is refused by name instead of ignored."""
-    with FakeCluster("a") as cluster, pytest.raises(JobError, match=r"runtime\.lease_s = 3 is shorter"):
-        run(cluster, num_nodes=1, runtime__lease_s=3.0)
-
-
-def test_run_refuses_facts_of_another_model() -> None:
-    """Nodes with different models are named before anything is built."""
-    other = {"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}
-    with (
-        FakeCluster("a", "b", agents={"b": other}) as cluster,
-        pytest.raises(ModelError, match="a and b have different"),
-    ):
-        run(cluster)
 
 
 def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,3 +197,90 @@ def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.
         pytest.raises(PeerLostError, match="it rains"),
     ):
         run(cluster)
+
+
+def _reports(agent: FakeAgent, **values: Any) -> None:
+    """Report that something went wrong."""
+    request = agent.report([])
+    for name, value in values.items():
+        setattr(request, name, value)
+    agent.stub.Report(request, timeout=CALL_S)
+
+
+def _fails(agent: FakeAgent, turns: list[Turn]) -> None:
+    _reports(agent, error="DataError", message="data/b.csv: row 7 has no text")
+
+
+def _complains(agent: FakeAgent, turns: list[Turn]) -> None:
+    _reports(agent, error="PeerLostError", message="node a lost its link with node b", lost_peer="b")
+
+
+def _without_number(agent: FakeAgent, turns: list[Turn]) -> None:
+    _reports(agent, number=0)
+
+
+def _restarts(agent: FakeAgent, turns: list[Turn]) -> None:
+    agent.stub.Leave(control_pb2.LeaveRequest(node=agent.node, instance=agent.address), timeout=CALL_S)
+    agent.join(instance="another process")
+
+
+def _silent(agent: FakeAgent, turns: list[Turn]) -> None:
+    """Say nothing."""
+
+
+Node = dict[str, Any]
+OTHER_MODEL: Node = {"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}
+HALF_EMOJI: Node = {"facts_changes": {"labels": ("\ud83d", "pos")}}
+ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]] = {
+    "a node reports an error, and is named": ({"a": {}, "b": {"on_grant": _fails}}, {}, DataError, "node b: .*row 7"),
+    "others have lost a silent node": (
+        {"a": {"on_grant": _complains}, "b": {"on_grant": _silent}},
+        {},
+        PeerLostError,
+        "lost its link with node b",
+    ),
+    "a node was started again: nobody waits for its lease in vain": (
+        {"a": {"on_grant": _restarts}},
+        {"runtime__wait_s": 2.0},
+        PeerLostError,
+        "node a is lost: it has left, or was started again",
+    ),
+    "a node is silent for a lease": (
+        {"a": {"on_grant": _silent}},
+        {"runtime__lease_s": 2.0},
+        PeerLostError,
+        "node a is lost: last contact .* lease is 2 s",
+    ),
+    "nobody makes progress": (
+        {"a": {}, "b": {"on_grant": _silent}},
+        {"runtime__wait_s": 3.0},
+        DeadlineError,
+        "waited [0-9.]+ s for turn 0 .* not done by b",
+    ),
+    "reports have no number": ({"a": {}, "b": {"on_grant": _without_number}}, {}, IntegrityError, "b has no number"),
+    "nodes do not come": (
+        {"a": {}},
+        {"num_nodes": 2},
+        DeadlineError,
+        r"waited 0\.5 s for 2 nodes, 1 have joined \(a\)",
+    ),
+    "there is no node": ({}, {}, CapacityError, "no node has joined"),
+    "the lease is shorter than the coordinator's": (
+        {"a": {}},
+        {"runtime__lease_s": 1.0},
+        JobError,
+        r"runtime\.lease_s = 1 is shorter",
+    ),
+    "models differ": ({"a": {}, "b": OTHER_MODEL}, {}, ModelError, "a and b have different"),
+    "a text can't be encoded": ({"a": {}, "b": HALF_EMOJI}, {"data__labels": ["neg", "pos"]}, DataError, "ud83d"),
+}
+
+
+@pytest.mark.promise("6 every wait ends")
+@pytest.mark.parametrize("why", ENDS)
+def test_run_ends_with_an_error_that_says_why(why: str) -> None:
+    """Its submitter hears of it, whatever happens to nodes."""
+    agents, changes, error, message = ENDS[why]
+    lease_s = 2.0 if "lease" in why else 60.0
+    with FakeCluster(*agents, lease_s=lease_s, agents=agents) as cluster, pytest.raises(error, match=message):
+        run(cluster, **{"num_nodes": len(agents), **changes})

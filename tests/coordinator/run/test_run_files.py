@@ -1,28 +1,32 @@
-"""What a run leaves behind, over real gRPC with agents that need no torch: metrics, report, trace and adapter."""
+"""What a run leaves behind, over real gRPC with agents that need no torch: files, and the best result."""
 
 from __future__ import annotations
 
 import io
 import json
+import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import deserialize
-from safetensors.numpy import load
+from safetensors.numpy import load, load_file
 
+from coordinator.client.checkpoints import find_resume
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.run.requests import RunRequest
-from coordinator.screen.progress import PlainProgress, Progress
+from coordinator.screen.progress import PlainProgress, Progress, report_lines
 from ringtune.costs.profile import Profile, Work
 from ringtune.errors import (
     DataError,
     IntegrityError,
 )
+from ringtune.job.job import Job
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from tests.support.fake_agents import (
@@ -40,10 +44,13 @@ from tests.support.fake_runs import run
 
 
 def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
-    """A good run leaves job, plan, profile, metrics, report, trace and adapter, and nothing half done."""
+    """A good run leaves job, plan, profile, metrics, report, trace and adapter, and nothing half done.
+
+    Metrics have a line for each step, the adapter each block once, the trace each action, and the report sums up.
+    """
     with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path / "out")
-    names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
+        run(cluster, tmp_path, unfreeze__every_steps=3)
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert names == [
         ".ringtune-lock",
         ".ringtune-run",
@@ -60,14 +67,29 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
         "report.json",
         "trace.json",
     ]
-
-
-def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
-    """The adapter file has every block exactly once, whoever hosted it."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path)
     merged = dict(deserialize((tmp_path / "adapter/adapter.safetensors").read_bytes()))
     assert sorted(merged) == [block_tensor(block) for block in range(4)]
+    lines = steps_of(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert [line["initiator"] for line in lines] == ["a", "a", "b", "b"] * 2
+    assert [line["round"] for line in lines] == [1] * 4 + [2] * 4
+    assert [line["depth"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert {(line["loss"], line["lr"]) for line in lines} == {(0.5, 1e-3)}
+    assert [line["seconds"] for line in lines[1:]] == [1.0] * 7
+    # two micro-batches: a sends a hidden state and a gradient of each, b a hidden state
+    assert lines[0]["bytes"] == {"a>b": 40, "b>a": 20}
+    assert lines[0]["gradient_bytes"] == {"a>b": 20}
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["steps"] == 8
+    assert report["eval"] == {"step": 8, "accuracy": 4 / 10, "loss": 0.5, "rows": 10, "count": 10}
+    assert set(report["nodes"]) == {"a", "b"}
+    node = report["nodes"]["a"]
+    assert (node["peak_rss_bytes"], node["hosted_bytes"], node["sent_bytes"]) == (7, 1234, report["links"]["a>b"])
+    assert node["busy_s"] == pytest.approx(6 * 0.25)
+    assert report["wall_s"] >= sum(report["phases_s"].values()) - 0.1
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["a", "b"]
+    assert sum(event["ph"] == "X" for event in events) == 12
 
 
 def _run_of_users(folder: Path, **options: Any) -> None:
@@ -108,33 +130,21 @@ def test_run_without_the_adapters_of_a_user_has_no_result(tmp_path: Path) -> Non
     assert not (tmp_path / "users").exists()
 
 
-def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
-    """Eight steps: each with its number, loss, rate, seconds and the bytes of each link."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path, unfreeze__every_steps=3)
-    lines = steps_of(tmp_path / "metrics.jsonl")
-    assert [line["step"] for line in lines] == list(range(1, 9))
-    assert [line["initiator"] for line in lines] == ["a", "a", "b", "b"] * 2
-    assert [line["round"] for line in lines] == [1] * 4 + [2] * 4
-    assert [line["depth"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3]
-    assert {line["loss"] for line in lines} == {0.5}
-    assert {line["lr"] for line in lines} == {1e-3}
-    assert [line["seconds"] for line in lines[1:]] == [1.0] * 7
-    # two micro-batches: a sends a hidden state and a gradient of each, b a hidden state
-    assert lines[0]["bytes"] == {"a>b": 40, "b>a": 20}
-    assert lines[0]["gradient_bytes"] == {"a>b": 20}
+def test_run_metrics_have_the_evaluations_and_its_report_the_steps_of_unfreezing(tmp_path: Path) -> None:
+    """Each evaluation stands after the last step before it, under that step's number, as in the report.
 
-
-def test_run_metrics_have_the_evaluations_too(tmp_path: Path) -> None:
-    """Each stands after the last step before it, under that step's number, as in the report."""
+    The report has the steps of every form of unfreezing, so that any run can be repeated with them.
+    """
     with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path, train__eval_every=4)
+        run(cluster, tmp_path, train__eval_every=4, unfreeze__at=[3, 7, 99])
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines if line["kind"] in ("train", "evaluation")] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
     found = [line for line in lines if line["kind"] == "evaluation"]
     assert [(line["accuracy"], line["loss"], line["rows"]) for line in found] == [(0.4, 0.5, 10)] * 2
     report = json.loads((tmp_path / "report.json").read_text())
     assert [{"kind": "evaluation", **entry} for entry in report["evaluations"]] == found
+    assert report["unfreeze_at"] == [3, 7]
+    assert "unfreeze" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_run_says_what_it_trains_on_and_how_long_before_it_trains(tmp_path: Path) -> None:
@@ -152,51 +162,6 @@ def test_run_says_what_it_trains_on_and_how_long_before_it_trains(tmp_path: Path
     assert (report["training"]["used_share"], report["training"]["classes"]) == (1.0, ["neg", "pos"])
     assert report["training"]["owners"]["b"]["steps"] == 4
     assert report["predicted_steps_s"] > 0
-
-
-def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:
-    """The loss of these agents rests: what was decided stands in metrics before its steps, and in the report."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path, train__max_steps=16, unfreeze__at="auto", unfreeze__patience_steps=2)
-    lines = read_lines(tmp_path / "metrics.jsonl")
-    decided = [{"kind": "unfreeze", "step": 8, "depth": 2}, {"kind": "unfreeze", "step": 12, "depth": 3}]
-    assert [line for line in lines if line["kind"] == "unfreeze"] == decided
-    numbers = [*range(1, 9), 8, *range(9, 13), 12, *range(13, 17)]
-    assert [line["step"] for line in lines if "depth" in line] == numbers
-    assert [line["depth"] for line in lines if line["kind"] == "train"] == [1] * 8 + [2] * 4 + [3] * 4
-    assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [8, 12]
-
-
-def test_run_report_has_the_steps_of_every_form_of_unfreezing(tmp_path: Path) -> None:
-    """So that any run can be repeated with its steps."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path, unfreeze__at=[3, 7, 99])
-    assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [3, 7]
-    assert "unfreeze" not in (tmp_path / "metrics.jsonl").read_text()
-
-
-def test_run_report_sums_up(tmp_path: Path) -> None:
-    """Accuracy over both owners' rows, bytes of all links, and each node's own totals."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["steps"] == 8
-    assert report["eval"] == {"step": 8, "accuracy": 4 / 10, "loss": 0.5, "rows": 10, "count": 10}
-    assert set(report["nodes"]) == {"a", "b"}
-    assert report["nodes"]["a"]["peak_rss_bytes"] == 7
-    assert report["nodes"]["a"]["hosted_bytes"] == 1234
-    assert report["nodes"]["a"]["busy_s"] == pytest.approx(6 * 0.25)
-    assert report["nodes"]["a"]["sent_bytes"] == report["links"]["a>b"]
-    assert report["wall_s"] >= sum(report["phases_s"].values()) - 0.1
-
-
-def test_run_trace_is_valid_json(tmp_path: Path) -> None:
-    """The trace has a process for each node and its actions as complete events."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster, tmp_path)
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["a", "b"]
-    assert sum(event["ph"] == "X" for event in events) == 12
 
 
 def test_run_that_fails_leaves_a_profile_of_what_it_recorded(tmp_path: Path) -> None:
@@ -250,3 +215,92 @@ def test_run_refuses_a_tensor_that_two_nodes_sent(tmp_path: Path) -> None:
         run(cluster, tmp_path)
     assert not (tmp_path / "adapter").exists()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+LOSSES = {4: 0.5, 8: 0.3, 12: 0.4, 16: 0.35, 20: 0.2}
+BEST = {"train.keep_best": True, "train.eval_every": 4, "train.checkpoint_every": 4}
+
+
+def keeping(num_steps: int) -> Job:
+    """So long a run, turns of two steps, an evaluation every four."""
+    return job(train__max_steps=num_steps).with_overrides(BEST)
+
+
+@pytest.fixture
+def keeping_cluster() -> Iterator[FakeCluster]:
+    """Two owners, whose tensors gain 100 in a step."""
+    with FakeCluster("a", "b") as found:
+        for agent in found.agents.values():
+            agent.loss_of, agent.drift = lambda step: LOSSES.get(step, 0.6), 100
+        yield found
+
+
+def run_keeping(keeping_cluster: FakeCluster, out: Path, num_steps: int, *, resumes: bool = False) -> None:
+    """Train so many steps, or go on."""
+    wanted = keeping(num_steps)
+    resume = find_resume(out, wanted, print) if resumes else None
+    with RunFolder(out, resume=resumes) as folder, Client(keeping_cluster.server.address) as client:
+        client.run(RunRequest(job=wanted, resume=resume), progress=Progress(), folder=folder)
+
+
+def step_of(folder: Path) -> float:
+    """After which step the adapter was sent that lies there."""
+    return float(load_file(folder / "adapter" / "adapter.safetensors")[block_tensor(0)][0]) / 100
+
+
+def test_best_result_is_that_of_the_run(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
+    """Adapter, lines of evaluations and report say the same step; what no checkpoint needs any more is dropped."""
+    run_keeping(keeping_cluster, tmp_path, 12)
+    assert step_of(tmp_path) == 8
+    evaluations = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "evaluation"]
+    assert [(line["step"], line["is_best"]) for line in evaluations] == [(4, True), (8, True), (12, False)]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["best"] == {"step": 8, "loss": pytest.approx(0.3)}
+    assert report["eval"]["step"] == 8 and report["eval"]["loss"] == pytest.approx(0.3)
+    result, risen = report_lines(report)[-2:]
+    assert result.startswith("the result is that of step 8, the best evaluation: ") and "loss 0.3000 on " in result
+    assert risen == "evaluation loss has risen since step 8 (0.3 -> 0.4): the result of step 8 is kept"
+    assert step_of(tmp_path / "best" / "8") == 8
+    assert sorted(entry.name for entry in (tmp_path / "best").iterdir()) == ["4", "8"]
+
+
+def test_best_result_leaves_what_its_user_has_put_in_its_place(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
+    """A folder that came while the run trained is put aside and named; that of the run is the best result."""
+    out, said = tmp_path / "run", list[str]()
+    with RunFolder(out, say=said.append) as folder, Client(keeping_cluster.server.address) as client:
+        (out / "adapter").mkdir()
+        (out / "adapter/notes.txt").write_text("mine")
+        client.run(RunRequest(job=keeping(12)), progress=Progress(), folder=folder)
+        assert step_of(out) == 8 and not (out / "adapter/notes.txt").exists()
+        folder.add_best(8, is_result=True)
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert (aside / "adapter/notes.txt").read_text() == "mine"
+    assert said == [f"what was changed after the run wrote it is in {aside}: adapter"]
+
+
+def test_best_result_of_the_last_step_is_sent_once(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
+    """The last evaluation is the best one: nodes are asked at the end only, as for any run."""
+    run_keeping(keeping_cluster, tmp_path, 8)
+    assert step_of(tmp_path) == 8
+    assert sorted(entry.name for entry in (tmp_path / "best").iterdir()) == ["4"]
+    assert [agent.log.count("collect") for agent in keeping_cluster.agents.values()] == [2, 2]
+
+
+def test_best_result_of_a_run_that_is_made_longer(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
+    """The best step may be one of the part before, which lies in the folder, or a later one."""
+    run_keeping(keeping_cluster, tmp_path, 12)
+    run_keeping(keeping_cluster, tmp_path, 16, resumes=True)
+    assert step_of(tmp_path) == 8
+    assert json.loads((tmp_path / "report.json").read_text())["best"]["step"] == 8
+    run_keeping(keeping_cluster, tmp_path, 22, resumes=True)
+    assert step_of(tmp_path) == 20
+
+
+def test_best_result_that_is_gone_is_named(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
+    """A checkpoint is of no use without it."""
+    run_keeping(keeping_cluster, tmp_path, 12)
+    shutil.rmtree(tmp_path / "best")
+    with pytest.raises(
+        IntegrityError, match=r"checkpoint of step 12 can't be used: .*best/8, the best result until then"
+    ):
+        find_resume(tmp_path, keeping(16), print)

@@ -46,14 +46,14 @@ def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest
     """650 kB of log in seconds from duplicated frames; another peer, or another kind of error, has its own line."""
     active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
     for number in range(5000):
-        active.on_refused("a", FrameError(f"frame {number} came twice"))
+        active.on_refused("a", FrameError(f"frame {number} arrived twice"))
     active.on_refused("a", DivergedError("nan"))
-    active.on_refused("c", FrameError("frame 0 came twice"))
+    active.on_refused("c", FrameError("frame 0 arrived twice"))
     assert [record.getMessage() for record in caplog.records] == [
-        "node b refused a frame from a: frame 0 came twice",
-        "node b refused a frame from a: frame 9 came twice (10 times by now)",
-        "node b refused a frame from a: frame 99 came twice (100 times by now)",
-        "node b refused a frame from a: frame 999 came twice (1,000 times by now)",
+        "node b refused a frame from a: frame 0 arrived twice",
+        "node b refused a frame from a: frame 9 arrived twice (10 times by now)",
+        "node b refused a frame from a: frame 99 arrived twice (100 times by now)",
+        "node b refused a frame from a: frame 999 arrived twice (1,000 times by now)",
         "node b refused a frame from a: nan",
-        "node b refused a frame from c: frame 0 came twice",
+        "node b refused a frame from c: frame 0 arrived twice",
     ]

@@ -27,7 +27,7 @@ def cases() -> list[Case]:
             "page of an id elsewhere", "page", GONE, "--coordinator", "127.0.0.1:1", code=3, says=("answers",)
         ),
         command_case(
-            "page of an id that is not kept", "page", GONE, "--coordinator", "{coordinator}", code=2, says=("runs",)
+            "page of an id that is not stored", "page", GONE, "--coordinator", "{coordinator}", code=2, says=("runs",)
         ),
         Case(
             name="page with a token that others may read",
