@@ -222,7 +222,7 @@ def test_register_gives_one_certificate_for_a_token(register: Register) -> None:
 
 @pytest.mark.parametrize(
     ("token", "later_s", "used", "reason"),
-    [("wrong", 0, False, "no token"), ("t", HOUR_S + 1, False, "expired"), ("t", 1, True, "used")],
+    [("wrong", 0, False, "no known token"), ("t", HOUR_S + 1, False, "expired"), ("t", 1, True, "used")],
 )
 def test_register_refuses_tokens_with_one_text(
     register: Register, token: str, later_s: float, used: bool, reason: str, caplog: pytest.LogCaptureFixture

@@ -509,4 +509,4 @@ def test_page_of_a_run_that_is_gone_is_refused(tmp_path: Path) -> None:
         found = CliRunner().invoke(cli.app, ["page", GONE, "--coordinator", cluster.server.address])
     assert found.exit_code == 2
     told = " ".join(found.output.split())
-    assert f"run {GONE} is not stored there; 'ringtune runs' lists those that are" in told
+    assert f"run {GONE} is not stored there; 'ringtune runs' lists the stored runs" in told
