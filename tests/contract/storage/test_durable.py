@@ -110,7 +110,7 @@ def test_private_folder_with_files_of_others_keeps_its_rights(
     (tmp_path / name).touch()
     make_private_folder(tmp_path, is_ours={"lock"}.__contains__)
     assert (stat.S_IMODE(tmp_path.stat().st_mode) == 0o700) == is_shut
-    assert ("this user's alone" if is_shut else "has files of others") in caplog.text
+    assert ("only this user can read it" if is_shut else "has files of others") in caplog.text
 
 
 def test_files_of_agents_and_coordinators_are_private(tmp_path: Path) -> None:
