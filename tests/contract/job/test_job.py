@@ -415,7 +415,7 @@ _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
         ("[train]\nbatch_size = 0", "train.batch_size is 0, it has to be at least 1"),
         ("[train]\nlearning_rate = '1e-3'", "train.learning_rate has to be a number, but is the text '1e-3'"),
         ("[train]\nlr_schedule = 'cosin'", "is not one of constant, linear, cosine; did you mean 'cosine'?"),
-        ("[operations]\npolicy = 'gshard'", "magnitude, magnitude-gradient; the paper compares with it"),
+        ("[operations]\npolicy = 'gshard'", "gating networks"),
         ("[trian]\nseed = 4", "unknown key 'trian'; did you mean 'train'?"),
         ("[train]\nseed = 2026-01-01", "train.seed has to be a whole number, but is date"),
         ("[data]\nlabels = ['a', 1]", "data.labels[1] has to be a text, but is the whole number 1"),
@@ -438,6 +438,7 @@ _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
         ("[data]\nimage = ''", "data.image is empty; give it a value"),
         ("[hift]", "[hift] has settings of train.method = 'hift', but this job has train.method = 'ringada'"),
         ("[train]\nmethod = 'hift'\n[hift]\nalways_active = ['head', 'head']", "hift.always_active has a unit twice"),
+        ("[train]\nmethod = 'hift'\n[hift]\nalways_active = 'head'", "the text 'head'; write [\"head\"]"),
         (
             "[adapter]\nconfig = 'seq_bn'\n[train]\nmethod = 'hift'",
             "adapter.config = 'seq_bn' and train.method = 'hift' can't go together: the method trains all parameters",
@@ -642,9 +643,3 @@ def test_adapters_that_users_can_not_have_are_refused(adapters: str, users: str,
     """One line names the key, why, and the remedy."""
     with pytest.raises(JobError, match=said):
         job_with(adapters, users=users)
-
-
-def test_helpers_that_are_off_have_no_users_adapters() -> None:
-    """The whole section has no meaning then."""
-    with pytest.raises(JobError, match=r"offload.users = 'alone' has no meaning with offload.mode = 'off'"):
-        parse_job('[model]\npath = "m"\n[offload]\nusers = "alone"\nadapters = { anna = "linear" }\n', source="test")

@@ -147,9 +147,3 @@ def test_balance_that_starves_a_board_is_refused() -> None:
     ]
     with pytest.raises(JobError, match="one full micro-batch"):
         balanced(boards, 4, 12.0)
-
-
-def test_expert_routing_is_refused_with_its_reason() -> None:
-    """GShard is a baseline of the paper, which does not say enough to build it."""
-    with pytest.raises(JobError, match=r"'gshard' is not one of standard.*gating networks"):
-        OperationsSettings(policy="gshard")
