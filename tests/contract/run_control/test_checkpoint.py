@@ -49,7 +49,7 @@ def test_manifest_reads_what_it_wrote() -> None:
         ("evaluations", Evaluations(step=4, best=0.5, best_step=2, waited=1)),
     ],
 )
-def test_manifest_keeps_what_is_known_of_losses_and_evaluations(name: str, value: object) -> None:
+def test_manifest_keeps_what_is_known_of_losses_and_evaluations(name: str, value: Any) -> None:
     """Every bit of them decides; and a manifest that was written without them keeps its digest."""
     known = manifest(**{name: value})
     assert CheckpointManifest.parse(json.dumps(known.to_json())) == known
