@@ -9,6 +9,7 @@ import pytest
 
 from docs import make_job, make_options
 from ringtune.errors import JobError
+from ringtune.job.job import Job, Model
 from ringtune.job.job_reference import KeyFacts, describe_job
 from ringtune.models.adapter_config import (
     known_configurations,
@@ -40,6 +41,15 @@ def test_job_page_has_every_key_with_a_sentence(keys: dict[str, KeyFacts]) -> No
     assert [key.name for key in keys.values() if len(key.meaning) < 10 or not key.meaning.endswith(".")] == []
     page = make_job.page()
     assert [key.name for key in keys.values() if f"| `{key.name.partition('.')[2]}` |" not in page] == []
+
+
+def test_job_page_defaults_are_those_of_a_job(keys: dict[str, KeyFacts]) -> None:
+    """What a job that names only a model resolves to is what the page says of each of its keys."""
+    written = tomllib.loads(Job(model=Model(path="m")).to_toml())
+    found = {f"{section}.{name}": value for section, part in written.items() for name, value in part.items()}
+    told = {name: tomllib.loads(f"x = {key.default}")["x"] for name, key in keys.items() if key.default}
+    resolved = {"model.path": "m", "train.rounds": 5, "unfreeze.every_steps": 40}
+    assert found == {name: told[name] for name in found if name in told} | resolved
 
 
 def test_job_page_examples_are_taken_by_a_job(keys: dict[str, KeyFacts]) -> None:

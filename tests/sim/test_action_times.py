@@ -25,12 +25,18 @@ HEAD = Action(Op.HEAD, 0, 0, PLAN.course.head, PLAN.course.head + 1)
 UPDATE_HEAD = Action(Op.UPDATE, 0, -1, PLAN.course.head, PLAN.course.head + 1)
 
 
-def times(samples: list[tuple[str, Action, float]] | None = None, **options: object) -> ProfileTimes | RecordedTimes:
-    """The times of the plan with every turn granted."""
-    costs = CourseCosts(PLAN.course, profile_of(PLAN))
+def granted(costs: CourseCosts) -> Items:
+    """The items of every turn."""
     items = Items(costs)
     for turn in TURNS:
         items.granted(turn)
+    return items
+
+
+def times(samples: list[tuple[str, Action, float]] | None = None, **options: object) -> ProfileTimes | RecordedTimes:
+    """The times of the plan with every turn granted."""
+    costs = CourseCosts(PLAN.course, profile_of(PLAN))
+    items = granted(costs)
     medians = ProfileTimes(costs, items)
     return medians if samples is None else RecordedTimes(PLAN.course, samples, medians, items, **options)  # type: ignore[arg-type]
 
@@ -70,10 +76,7 @@ def test_profile_times_follow_the_kind_of_the_item(action: Action, seconds: floa
 
 def test_items_have_the_sizes_of_their_rows() -> None:
     """A short evaluation batch has smaller micro-batches, a checkpoint none."""
-    costs = CourseCosts(PLAN.course, profile_of(PLAN))
-    items = Items(costs)
-    for turn in TURNS:
-        items.granted(turn)
+    items = granted(CourseCosts(PLAN.course, profile_of(PLAN)))
     assert items.by_seq[0].sizes == (2 * PLAN.course.max_length, 2 * PLAN.course.max_length)
     assert items.by_seq[EVALUATION + 1].sizes == (PLAN.course.max_length,)
     assert items.by_seq[CHECKPOINT].sizes == ()
@@ -99,9 +102,7 @@ def test_profile_times_depend_on_the_size() -> None:
     points = (point(Work.HEAD_FREE, 1.0, rows=1, tokens=16), point(Work.HEAD_FREE, 3.0, rows=2, tokens=16))
     nodes = tuple(dataclasses.replace(node, work_times=points) for node in profile.nodes)
     costs = CourseCosts(PLAN.course, dataclasses.replace(profile, nodes=nodes))
-    items = Items(costs)
-    for turn in TURNS:
-        items.granted(turn)
+    items = granted(costs)
     found = ProfileTimes(costs, items)
     assert found("a", HEAD._replace(seq=EVALUATION)) == 3.0
     assert found("a", HEAD._replace(seq=EVALUATION + 1)) == 1.0
@@ -145,9 +146,7 @@ def test_recorded_times_need_no_median_of_what_was_recorded(same_run: bool) -> N
     lacking = tuple(time for time in profile.nodes[0].work_times if time.work is not Work.HEAD)
     nodes = tuple(dataclasses.replace(node, work_times=lacking) for node in profile.nodes)
     costs = CourseCosts(PLAN.course, dataclasses.replace(profile, nodes=nodes))
-    items = Items(costs)
-    for turn in TURNS:
-        items.granted(turn)
+    items = granted(costs)
     samples = [("a", HEAD, 5.0), ("a", UPDATE_HEAD, 0.1)]
     found = RecordedTimes(PLAN.course, samples, ProfileTimes(costs, items), items, same_run=same_run)
     assert found("a", HEAD) == 5.0

@@ -60,47 +60,31 @@ def test_links_of_one_machine_take_the_time_of_making_and_reading() -> None:
     assert (found.sent_bytes, found.busy_s) == ({("a", "b"): TENSOR}, {("a", "b"): 0.0})
 
 
-def test_links_send_one_message_after_the_other() -> None:
-    """The second one waits for the first; latencies overlap."""
-    found = links({("a", "b"): (100.0, 0.5)})
-    assert [found.arrival_s(GRADIENT, "a", "b", 0.0) for _ in range(3)] == [10.5, 20.5, 30.5]
-
-
-def test_links_of_equal_rate_share_the_uplink() -> None:
-    """Two neighbours at the rate of the uplink: one after the other."""
-    found = links({("a", "b"): (100.0, 0.0), ("a", "c"): (100.0, 0.0)})
-    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 10.0
-    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 20.0
-
-
-def test_links_to_a_slow_node_leave_room_for_another() -> None:
-    """At a quarter of the uplink a message takes a quarter of it."""
-    found = links({("a", "b"): (25.0, 0.0), ("a", "c"): (100.0, 0.0)})
-    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 40.0
-    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 20.0
-
-
-def test_links_share_the_downlink() -> None:
-    """Two senders at the receiver's rate: one after the other."""
-    found = links({("a", "c"): (100.0, 0.0), ("b", "c"): (100.0, 0.0)})
-    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 10.0
-    assert found.arrival_s(GRADIENT, "b", "c", 0.0) == 20.0
-
-
-def test_links_that_wait_for_the_receiver_keep_no_uplink_from_others() -> None:
-    """What a sends to c waits behind b's message there; a's message to b needs only a's uplink."""
-    found = links({("a", "c"): (100.0, 0.0), ("b", "c"): (100.0, 0.0), ("a", "b"): (100.0, 0.0)})
-    for _ in range(4):
-        found.arrival_s(GRADIENT, "b", "c", 0.0)
-    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 50.0
-    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 20.0
-
-
-def test_links_have_two_directions() -> None:
-    """What comes does not slow down what goes."""
-    found = links({("a", "b"): (100.0, 0.0), ("b", "a"): (10.0, 0.0)})
-    assert found.arrival_s(GRADIENT, "b", "a", 0.0) == 100.0
-    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 10.0
+@cases(
+    ("rates", "messages", "arrivals_s"),
+    [
+        # one message after the other; latencies overlap
+        ({"ab": (100.0, 0.5)}, "ab ab ab", [10.5, 20.5, 30.5]),
+        # two neighbours at the rate of the uplink; at a quarter of it a message takes a quarter of it
+        ({"ab": (100.0, 0.0), "ac": (100.0, 0.0)}, "ab ac", [10.0, 20.0]),
+        ({"ab": (25.0, 0.0), "ac": (100.0, 0.0)}, "ab ac", [40.0, 20.0]),
+        # two senders at the receiver's rate; what waits there keeps no uplink from others
+        ({"ac": (100.0, 0.0), "bc": (100.0, 0.0)}, "ac bc", [10.0, 20.0]),
+        (
+            {"ac": (100.0, 0.0), "bc": (100.0, 0.0), "ab": (100.0, 0.0)},
+            "bc bc bc bc ac ab",
+            [10.0, 20.0, 30.0, 40.0, 50.0, 20.0],
+        ),
+        # what comes does not slow down what goes
+        ({"ab": (100.0, 0.0), "ba": (10.0, 0.0)}, "ba ab", [100.0, 10.0]),
+    ],
+)
+def test_links_that_share_an_end_take_turns(
+    rates: dict[str, tuple[float, float]], messages: str, arrivals_s: list[float]
+) -> None:
+    """All messages are sent at 0 s; rate and latency are those of a pair of nodes."""
+    found = links({(pair[0], pair[1]): each for pair, each in rates.items()})
+    assert [found.arrival_s(GRADIENT, pair[0], pair[1], 0.0) for pair in messages.split()] == arrivals_s
 
 
 def test_links_keep_the_order_of_messages() -> None:

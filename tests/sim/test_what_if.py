@@ -236,6 +236,7 @@ def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: i
         ("microbatches=9", "9 micro-batches do not fit a batch of 8 rows"),
         ("wire_dtype=int7", "wire_dtype = 'int7' is not one of"),
         ("method=single", "give --replan JOB"),
+        ("method=hift", "the sizes and times of ringada are of other trained weights"),
     ],
 )
 def test_changes_that_make_no_sense_are_named(change: str, message: str) -> None:
@@ -410,12 +411,6 @@ def test_add_refuses_taken_and_unknown_names() -> None:
         add_node(PROFILE, "pi-4", "pi-8")
     with pytest.raises(UsageError, match="node name 'PI 4' is not allowed"):
         add_node(PROFILE, "PI 4", "pi-1")
-
-
-def test_changes_of_method_stay_with_what_was_measured() -> None:
-    """A method that trains all parameters has other sizes and times than one with adapters."""
-    with pytest.raises(PlanError, match="the sizes and times of ringada are of other trained weights"):
-        changed("method=hift")
 
 
 def test_changes_of_activations_fill_in_which_blocks_run_again() -> None:

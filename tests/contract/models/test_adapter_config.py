@@ -110,6 +110,11 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
         ("seq_bn|", "'' is not of the form"),
         ("seqbn", "'seqbn' is not known; did you mean 'seq_bn'?"),
         ("bert", "'bert' is not known"),
+        ("ful", "did you mean 'full'"),
+        ("full|lora", "'full' trains the blocks' own weights; it stands alone"),
+        ("seq_bn | full", "'full' trains the blocks' own weights; it stands alone"),
+        ("full[reduction_factor=2]", "'full' trains the blocks' own weights; it stands alone"),
+        ("full[]", "'full' trains the blocks' own weights; it stands alone"),
         ("lora[r=]", "the options are not readable"),
         ("lora[non_linearity=gelu]", "write texts in quotes"),
         ("lora[r=__import__('os')]", "the options are not readable"),
@@ -231,16 +236,3 @@ def test_full_is_no_adapter() -> None:
     assert parse_adapter_config(" full ") == ()
     assert adapter_block_params("full", hidden_size=64, widths=WIDTHS, num_blocks=2) == 0
     assert trains_own_weights("full") and not trains_own_weights("seq_bn")
-
-
-@cases("config", ["full|lora", "seq_bn | full", "full[reduction_factor=2]", "full[]"])
-def test_full_with_anything_else_is_refused(config: str) -> None:
-    """Neither options nor an adapter beside it have a meaning."""
-    with pytest.raises(JobError, match="'full' trains the blocks' own weights; it stands alone"):
-        parse_adapter_config(config)
-
-
-def test_full_misspelt_is_named() -> None:
-    """The nearest known name may be that of no adapter."""
-    with pytest.raises(JobError, match="did you mean 'full'"):
-        parse_adapter_config("ful")

@@ -61,6 +61,7 @@ def test_read_config_keeps_allowed_keys_only(tmp_path: Path) -> None:
         ({"hidden_size": True}, "hidden_size has to be int, but is bool True"),
         ({"hidden_size": 0}, "hidden_size is 0, it has to be at least 1"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"pad_token_id": CONFIG["vocab_size"]}, "pad_token_id 20 is no row of a table of 20"),
         ({"hidden_size": 9}, "hidden_size 9 can't be shared by 2 heads"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf"),
         ({"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob is nan"),
@@ -319,12 +320,6 @@ def test_classes_of_a_head_and_of_the_config_are_one_number(tmp_path: Path, name
             door(folder)
     told = [check.found for check in doctor(folder) if check.name == "model classifier"]
     assert told == ["3 classes; a run trains a new one for its rows"]
-
-
-def test_padding_beyond_the_table_is_refused(tmp_path: Path) -> None:
-    """In every family; transformers would fail in the midst of building it."""
-    with pytest.raises(ModelError, match="pad_token_id 20 is no row of a table of 20"):
-        read_config(write_model(tmp_path, config={"pad_token_id": _ROWS}))
 
 
 COMMIT, OTHER = "0123456789" * 4, "ab" * 20

@@ -56,21 +56,16 @@ def test_weights_slice_needs_its_blocks_only(tmp_path: Path) -> None:
     assert {tensor.name for tensor in found} == {name for name in shapes if ".layer.1." in name or ".layer.2." in name}
 
 
-def test_weights_owner_needs_embedding_without_pooler(tmp_path: Path) -> None:
-    """What no head uses does not travel."""
-    folder = write_model(tmp_path / "m")
-    found = needed_tensors(manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False)
-    assert {tensor.name for tensor in found} == {name for name in bert_shapes() if name.startswith("embeddings.")}
-
-
-def test_weights_owner_of_full_parameters_needs_the_pooler_too(tmp_path: Path) -> None:
-    """It is a part of the model that the run leaves."""
+@cases(("with_unused", "parts"), [(False, ("embeddings.",)), (True, ("embeddings.", "pooler."))])
+def test_weights_owner_needs_embedding_and_the_pooler_with_full_parameters(
+    tmp_path: Path, with_unused: bool, parts: tuple[str, ...]
+) -> None:
+    """What no head uses travels only where it is a part of the model that the run leaves."""
     folder = write_model(tmp_path / "m")
     found = needed_tensors(
-        manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False, with_unused=True
+        manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False, with_unused=with_unused
     )
-    wanted = {name for name in bert_shapes() if name.startswith(("embeddings.", "pooler."))}
-    assert {tensor.name for tensor in found} == wanted
+    assert {tensor.name for tensor in found} == {name for name in bert_shapes() if name.startswith(parts)}
 
 
 def test_weights_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:

@@ -42,12 +42,19 @@ def test_manifest_reads_what_it_wrote() -> None:
     assert CheckpointManifest.parse(json.dumps(manifest().to_json())) == manifest()
 
 
-def test_manifest_keeps_what_is_known_of_the_losses() -> None:
+@cases(
+    ("name", "value"),
+    [
+        ("unfreezing", Unfreezing(num_turns=2, recent=(0.1 + 0.2,), best=1 / 3, waited_steps=2)),
+        ("evaluations", Evaluations(step=4, best=0.5, best_step=2, waited=1)),
+    ],
+)
+def test_manifest_keeps_what_is_known_of_losses_and_evaluations(name: str, value: Any) -> None:
     """Every bit of them decides; and a manifest that was written without them keeps its digest."""
-    known = Unfreezing(num_turns=2, recent=(0.1 + 0.2,), best=1 / 3, waited_steps=2)
-    assert CheckpointManifest.parse(json.dumps(manifest(unfreezing=known).to_json())) == manifest(unfreezing=known)
-    assert manifest(unfreezing=known).digest != manifest().digest
-    older = {name: value for name, value in manifest().to_json().items() if name != "unfreezing"}
+    known = manifest(**{name: value})
+    assert CheckpointManifest.parse(json.dumps(known.to_json())) == known
+    assert known.digest != manifest().digest
+    older = {key: each for key, each in manifest().to_json().items() if key != name}
     assert CheckpointManifest.from_json(older) == manifest()
 
 
@@ -58,15 +65,6 @@ def test_manifest_of_a_version_with_the_former_key_keeps_its_digest() -> None:
     older = {"epoch" if name == "placement_number" else name: value for name, value in moved.to_json().items()}
     assert older["epoch"] == moved.to_json()["placement_number"] == 1
     assert CheckpointManifest.from_json(older) == moved
-
-
-def test_manifest_keeps_what_is_known_of_the_evaluations() -> None:
-    """Beside older manifests, which have no such field, and whose digest stays."""
-    known = manifest(evaluations=Evaluations(step=4, best=0.5, best_step=2, waited=1))
-    assert CheckpointManifest.parse(json.dumps(known.to_json())) == known
-    assert known.digest != manifest().digest
-    older = {name: value for name, value in manifest().to_json().items() if name != "evaluations"}
-    assert CheckpointManifest.from_json(older) == manifest()
 
 
 def test_resume_of_a_run_that_decides_needs_its_losses() -> None:

@@ -85,6 +85,7 @@ def test_stages_that_are_none_are_refused(pieces: tuple[Slice, ...], said: str) 
     [
         ({"method": Hift()}, "hift trains all parameters"),
         ({"method": PipeAdapter()}, "pipeadapter keeps several versions"),
+        ({"helpers": (Helper(node="z", start=0, stop=2),)}, "helpers fit adapters of one host"),
         ({"velora": Velora(blocks=(Range(0, 4),), layers=("adapter_down",), parts=4)}, "velora projects on vectors"),
     ],
 )
@@ -94,12 +95,6 @@ def test_courses_that_have_no_replicas_name_their_reason(changes: dict[str, Any]
         PlanError, match=rf"nodes a, b host the same blocks \[0, 2\), but {said}.*give each other blocks"
     ):
         changed(plan_of(), **changes)
-
-
-def test_helpers_of_replicas_are_refused() -> None:
-    """A helper would get pairs of one host only."""
-    with pytest.raises(PlanError, match="helpers fit adapters of one host"):
-        changed(plan_of(), helpers=(Helper(node="z", start=0, stop=2),))
 
 
 def test_digests_of_replicas_are_compared_at_the_end_of_each_turn() -> None:

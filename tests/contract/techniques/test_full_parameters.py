@@ -67,12 +67,6 @@ def test_hift_group_has_at_most_the_units_that_take_turns() -> None:
             check_group(settings, 4)
 
 
-def test_a_list_that_is_given_as_a_text_is_shown_as_one() -> None:
-    """The commonest slip, ``always_active = "head"``, is answered with what to write."""
-    with pytest.raises(JobError, match=r"hift.always_active has to be a list, .*; write \[\"head\"\]"):
-        parse_job(f"{TEXT}[hift]\nalways_active = 'head'", source="job.toml")
-
-
 def course(local_iterations: int, owners: tuple[str, ...] = ("a", "b"), group_size: int = 1) -> Course:
     """Four blocks, so six units."""
     method = Hift(group_size=group_size)

@@ -81,15 +81,9 @@ def test_slices_share_their_operations() -> None:
 
 
 def test_pruning_has_one_budget_over_all_subnets() -> None:
-    """Of pruning, the whole budget is for full operations, to the last part of one."""
-    found = choice(4, policy="magnitude", compute=0.65)
-    assert counts(found.capacities[0]) == (2.6, 0)
-
-
-def test_pruning_needs_no_whole_micro_batch() -> None:
-    """A share of all subnets may be smaller than one of two micro-batches."""
-    found = choice(2, policy="magnitude", compute=0.4)
-    assert counts(found.capacities[0]) == (0.8, 0)
+    """Of pruning, the whole budget is for full operations, to the last part of one, and may be less than one."""
+    assert counts(choice(4, policy="magnitude", compute=0.65).capacities[0]) == (2.6, 0)
+    assert counts(choice(2, policy="magnitude", compute=0.4).capacities[0]) == (0.8, 0)
 
 
 @cases("microbatches", [8, 10])
@@ -147,9 +141,3 @@ def test_balance_that_starves_a_board_is_refused() -> None:
     ]
     with pytest.raises(JobError, match="one full micro-batch"):
         balanced(boards, 4, 12.0)
-
-
-def test_expert_routing_is_refused_with_its_reason() -> None:
-    """GShard is a baseline of the paper, which does not say enough to build it."""
-    with pytest.raises(JobError, match=r"'gshard' is not one of standard.*gating networks"):
-        OperationsSettings(policy="gshard")

@@ -76,12 +76,6 @@ def test_every_key_of_operations_makes_another_job(change: dict[str, object]) ->
     assert changed_keys(job, other) == tuple(change)
 
 
-def test_operations_left_alone_keep_the_digests_of_older_jobs() -> None:
-    """The digest of a job of version 0.2, whose jobs had no such section."""
-    assert JOB.operations == OperationsSettings()
-    assert job_digest(JOB) == "e0c2301db82f3bd4e7fbb7590fc88e8873d8925effa59bd345bf3d83b1164441"
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "two-stage"}, "operations.policy = 'two-stage' needs operations.compute or operations.full"),
     ({"compute": 0.6}, "operations.compute = 0.6 has no meaning with operations.policy = 'standard'"),

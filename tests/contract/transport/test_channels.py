@@ -186,20 +186,6 @@ channel.close()
 """
 
 
-def test_connections_serve_more_calls_than_a_board_has_links() -> None:
-    """140 calls that last do not keep one more from being answered."""
-    agent = FailingAgent()
-    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
-    channel = open_channel(server.address)
-    stub = control_pb2_grpc.AgentStub(channel)
-    calls: list[Any] = [stub.Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S) for _ in range(140)]
-    assert all(agent.entered.acquire(timeout=WAIT_S) for _ in range(140))
-    agent.release.set()
-    assert all(call.exception(timeout=WAIT_S) is None for call in calls)
-    channel.close()
-    server.stop(grace_s=0.1)
-
-
 def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> None:
     """Of 3,000 calls of one connection 200 are carried out at a time; another connection's is answered at once."""
     agent = FailingAgent()

@@ -123,14 +123,9 @@ def test_a_course_of_hift_is_read_back() -> None:
     assert course(method=method).digest != course().digest
 
 
-@cases(("settings", "said"), [({"always_active": ("head", "head")}, "always_active has a unit twice")])
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
-    """A plan of another version or hand says what is wrong with it."""
-    with pytest.raises(PlanError, match=said):
-        Hift(**settings)
-
-
 def test_frozen_blocks_are_refused() -> None:
-    """HiFT trains every block; private blocks never train."""
+    """HiFT trains every block; private blocks never train. Nor is a unit active twice."""
+    with pytest.raises(PlanError, match="always_active has a unit twice"):
+        Hift(always_active=("head", "head"))
     with pytest.raises(PlanError, match=r"privacy\.private_blocks = 0"):
         course(frozen_blocks=1)
