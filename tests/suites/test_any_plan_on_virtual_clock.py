@@ -27,8 +27,8 @@ from tests.support.moves import by_placement
 from tests.support.tables import parse_table
 from tests.support.validate import validate_table
 
-SEEDS = 8
-"""Plans of a kind in the gate; all have twelve times as many."""
+SEEDS = 6
+"""Plans of a kind in the gate; --all has twelve times as many."""
 CASES = [
     pytest.param((kind, block), id=f"{kind.name}-{block}", marks=pytest.mark.thorough if block else ())
     for kind in KINDS

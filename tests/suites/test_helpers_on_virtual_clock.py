@@ -25,6 +25,7 @@ from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from tests.features.plans import helped_plan, run
 from tests.support.plans import changed, make_plan
+from tests.support.validate import validate_table
 
 
 @pytest.mark.parametrize(("steps", "interval", "updates"), [(10, 4, 3), (8, 4, 2), (3, 4, 1), (5, 1, 5)])
@@ -133,3 +134,11 @@ def test_helpers_have_one_update_of_a_range_under_way() -> None:
         for (helper, host), count in ranges.items():
             assert max_waiting(plan, Payload.WEIGHTS, helper, host) == each * count, seed
             assert max_waiting(plan, Payload.PAIRS, host, helper) == WAITING[Payload.PAIRS], seed
+
+
+@pytest.mark.parametrize("seed", [24, 42])
+def test_helpers_that_are_hosts_do_not_wait_for_each_other_in_a_table(seed: int) -> None:
+    """A host that helps another one sends its weights before it waits for those of its own blocks."""
+    plan = helped_plan(seed)
+    turns = tuple(turn_sequence(plan.course))
+    validate_table(plan, turns, build_table(plan, turns))

@@ -71,7 +71,9 @@ def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int]
         first = next((action for action in actions if action.op in _PLACED), actions[0])
         parts.append((_place(plan, item, first.op, first.start), actions))
     updates = item_updates(plan, item, node)
-    with_messages = (_with_messages(plan, item, node, update) for update in updates)
+    with_messages = [_with_messages(plan, item, node, update) for update in updates]
+    # hosts that help each other send first
+    with_messages.sort(key=lambda actions: actions[0].payload == Payload.WEIGHTS)
     return parts + [(_place_of_update(plan, item, node, actions), actions) for actions in with_messages]
 
 
