@@ -106,16 +106,10 @@ def test_agent_loads_a_saved_adapter_before_the_first_turn(ring: TwoAgents) -> N
     assert executor.log == [SAVED]
 
 
-def test_agent_inspect_replaces_the_model_path_and_uses_the_given_memory() -> None:
-    """``--model`` and ``--memory`` win over the job and over what is free."""
+def test_agent_inspects_with_what_it_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--model`` and ``--memory`` win over the job and over what is free; what the data says reaches the caller."""
     ring = TwoAgents(model=Path("/elsewhere"), memory_bytes=5)
-    facts = json.loads(ring.agents["a"].inspect(RUN, JOB, None, timeout_s=WAIT_S))
-    ring.close()
-    assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "timing": None}
-
-
-def test_agent_error_of_an_inspection_reaches_the_caller(ring: TwoAgents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the data says is what the coordinator hears; the agent stays usable."""
+    agent = ring.agents["a"]
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise DataError("no column 'text'")
@@ -123,8 +117,10 @@ def test_agent_error_of_an_inspection_reaches_the_caller(ring: TwoAgents, monkey
     with monkeypatch.context() as patch:
         patch.setattr(ring.shops["a"], "inspect", refuse)
         with pytest.raises(DataError, match="no column"):
-            ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
-    assert ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+            agent.inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+    facts = json.loads(agent.inspect(RUN, JOB, None, timeout_s=WAIT_S))
+    ring.close()
+    assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "timing": None}
 
 
 def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) -> None:

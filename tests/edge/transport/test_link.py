@@ -108,13 +108,16 @@ def test_links_of_130_owners_leave_a_node_able_to_answer() -> None:
         assert all(out.broken.empty() for out in outs)
 
 
-def test_link_to_a_server_without_a_ring_names_the_peer() -> None:
-    """A port where something else answers is told apart from a node."""
+def test_link_names_the_peer_that_can_not_be_opened() -> None:
+    """A closed port fails at once with node and address; where something else answers is told apart from a node."""
     server = Server("127.0.0.1:0", lambda server: None)
-    out = LinkSender(server.address)
     with pytest.raises(ConnectionFailedError, match="another version"):
-        out.link.open(WAIT_S)
+        LinkSender(server.address).link.open(WAIT_S)
     server.stop(grace_s=0.0)
+    with receiver() as node:
+        address = node.address
+    with pytest.raises(ConnectionFailedError, match=f"node b at {address}"):
+        LinkSender(address).link.open(WAIT_S)
 
 
 def test_link_with_a_silent_opener_is_closed() -> None:
@@ -159,15 +162,6 @@ def test_link_refuses_nan_and_takes_the_same_frame_again() -> None:
         assert (ack.error, ack.refusal) == ("DivergedError", str(refused))
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         assert isinstance(node.sink.next(), TensorCame)
-
-
-def test_link_open_names_the_peer_that_nobody_answers_for() -> None:
-    """Opening a link to a closed port fails at once and says which node and address."""
-    with receiver() as node:
-        address = node.address
-    out = LinkSender(address)
-    with pytest.raises(ConnectionFailedError, match=f"node b at {address}"):
-        out.link.open(WAIT_S)
 
 
 @pytest.mark.promise("6 every wait ends")

@@ -493,9 +493,16 @@ def test_weights_peers_serve_too_but_not_beyond_this_machine(tmp_path: Path) -> 
         assert model_facts(node.outline(), JOB) == model_facts(folder, JOB)
 
 
-def test_weights_config_that_runs_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the source itself does not look."""
-    folder = write_bert(tmp_path / "m")
+def test_weights_source_that_is_damaged_or_runs_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A truncated shard: which file, at which node. Keys that run code, also if the source itself does not look."""
+    folder = write_bert(tmp_path / "damaged", num_files=2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with serving(folder) as server, pytest.raises((ModelError, IntegrityError), match=shard.name):
+        Node(tmp_path / "cache", server.port).outline()
+    folder = write_bert(tmp_path / "code")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
     monkeypatch.setattr("ringtune.models.weights_by_digest.read_config", lambda path: {})
@@ -529,12 +536,3 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
         node.borrower.release("")
         worker.join(30.0)
     assert [type(error) for error in raised] == [InterruptedRunError]
-
-
-def test_weights_damaged_source_is_named(tmp_path: Path) -> None:
-    """A truncated shard: which file, at which node."""
-    folder = write_bert(tmp_path / "m", num_files=2)
-    shard = folder / "model-00002-of-00002.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with serving(folder) as server, pytest.raises((ModelError, IntegrityError), match=shard.name):
-        Node(tmp_path / "cache", server.port).outline()
