@@ -74,7 +74,7 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
     job, wanted = whole
     out = tmp_path / "out"
     going_on = 0
-    for steps, victim, code in ((8, "node-2", 4), (10, LAUNCHER, -signal.SIGKILL), (7, "node-0", 4)):
+    for steps, victim, code in ((10, "node-2", 4), (10, LAUNCHER, -signal.SIGKILL), (10, "node-0", 4)):
         run = LocalRun(job, out, "--resume")
         run.until_steps(steps)
         assert run.kill(victim) == victim
