@@ -143,21 +143,6 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert json.loads((out / "parts/1/trace.json").read_text())["traceEvents"], "what was done before the stop"
 
 
-def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
-    """Nodes take the shards of the shorter run, and only the further steps are done."""
-    job, _ = whole
-    out = tmp_path / "out"
-    shutil.copytree(job.parent / "whole", out)
-    run = run_whole(job, out, "--resume", "--set", f"train.max_steps={STEPS + 6}")
-    assert run.code == 0, run.errors
-    assert (
-        f"the run had {STEPS} steps and gets {STEPS + 6}" in run.notes and f"going on after step {STEPS}" in run.notes
-    )
-    assert steps_of_metrics(out) == list(range(1, STEPS + 7))
-    report = json.loads((out / "report.json").read_text())
-    assert (report["steps"], report["whole"]["steps"]) == (6, STEPS + 6)
-
-
 def test_resume_that_would_be_another_run_is_refused(whole: Whole, tmp_path: Path) -> None:
     """The shards of missing nodes are named, before anything is started; as many rows in another order are refused."""
     job, _ = whole
