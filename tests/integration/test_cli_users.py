@@ -56,7 +56,7 @@ def logits_of(ring: Cluster, folder: Path) -> Any:
         return model.eval()(input_ids=torch.arange(5, 15)[None]).logits
 
 
-@pytest.mark.parametrize("users", ["alone", "collaboration"])
+@pytest.mark.parametrize("users", ["alone", pytest.param("collaboration", marks=pytest.mark.thorough)])
 def test_each_user_has_a_folder_that_loads_with_nothing_of_ours(
     ring: Cluster, trained: Callable[[str], Path], users: str
 ) -> None:

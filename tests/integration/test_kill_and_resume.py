@@ -74,7 +74,7 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
     job, wanted = whole
     out = tmp_path / "out"
     going_on = 0
-    for steps, victim, code in ((8, "node-2", 4), (10, LAUNCHER, -signal.SIGKILL), (7, "node-0", 4)):
+    for steps, victim, code in ((10, "node-2", 4), (10, LAUNCHER, -signal.SIGKILL), (10, "node-0", 4)):
         run = LocalRun(job, out, "--resume")
         run.until_steps(steps)
         assert run.kill(victim) == victim
@@ -141,21 +141,6 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert [part["steps"] for part in report["parts"]] == [before]
     assert (report["steps"], report["whole"]["steps"]) == (STEPS - before, STEPS)
     assert json.loads((out / "parts/1/trace.json").read_text())["traceEvents"], "what was done before the stop"
-
-
-def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
-    """Nodes take the shards of the shorter run, and only the further steps are done."""
-    job, _ = whole
-    out = tmp_path / "out"
-    shutil.copytree(job.parent / "whole", out)
-    run = run_whole(job, out, "--resume", "--set", f"train.max_steps={STEPS + 6}")
-    assert run.code == 0, run.errors
-    assert (
-        f"the run had {STEPS} steps and gets {STEPS + 6}" in run.notes and f"resuming after step {STEPS}" in run.notes
-    )
-    assert steps_of_metrics(out) == list(range(1, STEPS + 7))
-    report = json.loads((out / "report.json").read_text())
-    assert (report["steps"], report["whole"]["steps"]) == (6, STEPS + 6)
 
 
 def test_resume_that_would_be_another_run_is_refused(whole: Whole, tmp_path: Path) -> None:

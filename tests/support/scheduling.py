@@ -1,9 +1,9 @@
 """Which files run beside each other when several processes run the tests (``make test``).
 
-The tests of a file stay together and share its fixtures; the files of laws are one unit, which shares its runs, and
-those of integration another one, which shares its nodes. Files that measure this machine are one unit, so that no two
-of them disturb each other, and come first: the longest unit must not be the last. Integration, which waits for
-processes, and laws, which compute, follow.
+The tests of a file stay together and share its fixtures. Some files are one unit: those that measure this machine, so
+that no two of them disturb each other; those of integration that share the nodes of one ring, and all others of
+integration, which share what nodes are forked from; and the laws, which share their runs. Units come first, as the
+longest must not be the last; one that waits for processes and one that computes run beside each other.
 """
 
 from __future__ import annotations
@@ -23,24 +23,31 @@ MEASURING: Final = (
     "tests/edge/transport/test_probe.py",
 )
 """Files with tests of processor seconds, rates or memory of real processes."""
-_FIRST: Final = ("integration", "laws", "suites")
-"""Folders whose files are begun before those of others."""
+_FIRST: Final = ("files that measure", "rings", "laws", "integration", "suites")
+"""Units and folders that are begun before other files."""
+
+
+def _unit_of(file: str) -> str:
+    """The unit that a file is part of, or the folder that it is in."""
+    path = PurePath(file)
+    if file in MEASURING:
+        return "files that measure"
+    if path.parent.name == "integration" and path.name.startswith(("test_ring_", "test_cli_")):
+        return "rings"
+    return path.parent.name
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Gives whole files to processes, all files that measure to one of them, and so all laws and all of integration."""
+    """Gives whole files to processes, and all files of a unit to one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        if file in MEASURING:
-            return "files that measure"
-        folder = PurePath(file).parent.name
-        return folder if folder in ("laws", "integration") else file
+        unit = _unit_of(file)
+        return file if unit not in _FIRST or unit == "suites" else unit
 
 
 def order(files: Iterable[str]) -> dict[str, int]:
     """File -> its place in the order in which they are begun."""
     names = list(dict.fromkeys(files))
-    measuring = [name for name in names if name in MEASURING]
-    later = [name for folder in _FIRST for name in names if PurePath(name).parent.name == folder]
-    return {name: place for place, name in enumerate(dict.fromkeys([*measuring, *later, *names]))}
+    first = [name for unit in _FIRST for name in names if _unit_of(name) == unit]
+    return {name: place for place, name in enumerate(dict.fromkeys([*first, *names]))}
