@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
-from coordinator.api.arguments import python_words, read_job
+import ringtune
+from coordinator.api import train
+from coordinator.api.arguments import python_words, read_job, typed
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.saved_run import RunLocation
+from coordinator.screen.progress import Progress
 from ringtune.errors import DataError, JobError, UsageError
 from ringtune.job.job import load_job
+from tests.support.model_folder import write_model
 
 
 @pytest.fixture(autouse=True)
@@ -20,27 +33,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_job_of_a_file_is_that_of_the_command_line() -> None:
-    """Its relative paths are relative to its folder."""
+def test_job_is_read_from_a_file_a_mapping_and_keywords(here: Path) -> None:
+    """Relative paths of a file are relative to its folder, as on the command line."""
     assert read_job("jobs/job.toml", {}) == read_job(Path("jobs/job.toml"), {}) == load_job("jobs/job.toml")
-
-
-def test_job_of_a_mapping_has_the_keys_of_a_file(here: Path) -> None:
-    """Paths may be paths and lists tuples; they are relative to the current folder."""
+    # Paths may be paths and lists tuples; they are relative to the current folder
     (here / "jobs/tiny").mkdir()
     made = read_job({"model": {"path": Path("jobs/tiny")}, "data": {"labels": ("a", "b")}, "train": {"rounds": 3}}, {})
     assert made.model.path == str(here / "jobs/tiny")
     assert (made.data.labels, made.train.rounds) == (("a", "b"), 3)
-
-
-def test_job_of_keywords_needs_no_file(here: Path) -> None:
-    """Two underscores stand for the dot of a key."""
+    # Two underscores stand for the dot of a key
     made = read_job(None, {"model__path": "m", "train__learning_rate": 0.5})
     assert (made.model.path, made.train.learning_rate) == (str(here / "m"), 0.5)
-
-
-def test_job_keywords_win_over_file_and_mapping(here: Path) -> None:
-    """As ``--set`` does, with a dot: the number of steps clears the number of rounds, paths are of this folder."""
+    # As ``--set`` does, with a dot: the number of steps clears the number of rounds, paths are of this folder
     assert read_job("jobs/job.toml", {"data.train": "rows.csv"}).data.train == str(here / "rows.csv")
     for job in ("jobs/job.toml", {"model": {"path": "m"}, "train": {"rounds": 3}}, load_job("jobs/job.toml")):
         made = read_job(job, {"train__max_steps": 7, "data__train": "rows.csv"})
@@ -48,9 +52,9 @@ def test_job_keywords_win_over_file_and_mapping(here: Path) -> None:
         assert made.data.train == str(here / "rows.csv")
 
 
-@pytest.mark.parametrize(
-    ("job", "keys", "error", "text"),
-    [
+def test_job_that_is_wrong_is_refused_by_name() -> None:
+    """Errors are those of the tree, and name the key or the nearest one."""
+    rows: list[tuple[object, dict[str, object], type[Exception], str]] = [
         ("jobs/job.toml", {"train__round": 2}, JobError, "unknown key 'train.round'; did you mean 'rounds'?"),
         ("jobs/job.toml", {"rounds": 2}, UsageError, "no option 'rounds'; .* e.g. train__rounds"),
         ("jobs/job.toml", {"learning_rat": 2}, UsageError, "e.g. train__learning_rate"),
@@ -62,19 +66,15 @@ def test_job_keywords_win_over_file_and_mapping(here: Path) -> None:
         ({}, {}, JobError, "model"),
         (None, {}, UsageError, "give a job"),
         (None, {"train__rounds": 2}, JobError, "model"),
-    ],
-)
-def test_job_that_is_wrong_is_refused_by_name(
-    job: object, keys: dict[str, object], error: type[Exception], text: str
-) -> None:
-    """Errors are those of the tree, and name the key or the nearest one."""
-    with pytest.raises(error, match=text):
-        read_job(job, keys)  # type: ignore[arg-type]
+    ]
+    for job, keys, error, text in rows:
+        with pytest.raises(error, match=text):
+            read_job(job, keys)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
+def test_errors_of_functions_name_arguments_and_no_options() -> None:
+    """Nobody types options in a notebook; a command that is to be typed keeps its own."""
+    for said, told in [
         ("x.csv is not there; give --data FILE", "x.csv is not there; give data=FILE"),
         ("give --replace, or another --out", "give replace=, or another out="),
         ("in predict --column text=NAME", "in predict columns={'text': 'NAME'}"),
@@ -82,10 +82,77 @@ def test_job_that_is_wrong_is_refused_by_name(
         ("--local 2 is less; give --local 3", "local=2 is less; give local=3"),
         ("raise --join-s; see ringtune nodes --coordinator X", "raise join_s=; see ringtune nodes --coordinator X"),
         ("a--b is -- no option", "a--b is -- no option"),
-    ],
-)
-def test_errors_of_functions_name_arguments_and_no_options(said: str, told: str) -> None:
-    """Nobody types options in a notebook; a command that is to be typed keeps its own."""
-    with pytest.raises(DataError) as raised, python_words():
-        raise DataError(said)
-    assert str(raised.value) == told
+    ]:
+        with pytest.raises(DataError) as raised, python_words():
+            raise DataError(said)
+        assert str(raised.value) == told
+
+
+CALL_S = 30.0
+
+
+class Notes(Progress):
+    """Remembers what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Remember it."""
+        self.told.append(text)
+
+    def state(self, state: str) -> None:
+        """Remember it, too."""
+        self.told.append(state)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The file of a job with a model and two rows."""
+    write_model(tmp_path / "tiny")
+    (tmp_path / "train.csv").write_text("text,label\na fine film,good\na bad one,bad\n")
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\npath = "tiny"\n[data]\ntrain = "train.csv"\n[train]\nbatch_size = 4\nmax_length = 8\n')
+    return path
+
+
+def test_train_shows_a_local_run_on_a_page(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is there before nodes join, its address is told, and its token is in the file that was named."""
+    pytest.importorskip("uvicorn")
+    notes = Notes()
+
+    def follow(request: Any, folder: RunFolder, ring: train.Ring, *_: object, **__: object) -> None:
+        with folder, ring(notes):
+            address = next(found[0] for text in notes.told if (found := re.search(r"http://\S+", text)))
+            with urlopen(address, timeout=CALL_S) as page:  # noqa: S310 - this very machine
+                assert page.status == 200
+
+    monkeypatch.setattr(train, "_follow", follow)
+    monkeypatch.setattr(train, "LocalNodes", lambda *_, **__: contextlib.nullcontext())
+    ringtune.train(job, local=2, out=tmp_path / "out", web="127.0.0.1:0", web_token=tmp_path / "token")
+    assert notes.told[0] == "starting 2 local nodes"
+
+
+def test_train_in_the_background_is_a_command_with_the_job_in_a_file(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python with every option that counts there; from the command line as it was typed, and no second time."""
+    began: list[list[str]] = []
+
+    def start(out: Path, words: Sequence[str]) -> tuple[RunLocation, subprocess.Popen[bytes]]:
+        began.append(list(words))
+        place = RunLocation(run_id="r", coordinator="127.0.0.1:1", is_local=True, pid=1)
+        return place, subprocess.Popen([sys.executable, "-S", "-c", ""])
+
+    monkeypatch.setattr(train, "start_in_background", start)
+    options: dict[str, Any] = {"local": 2, "wait": False, "wire": "bfloat16", "train__rounds": 3}
+    run = ringtune.train(job, out=tmp_path / "a", **options)
+    assert run._process is not None and run._process.wait(CALL_S) == 0
+    assert load_job(tmp_path / "a/job.toml").train.rounds == 3
+    words = ["train", str(tmp_path / "a/job.toml"), "--local", "2", "--out", str(tmp_path / "a")]
+    assert began == [[*words, "--wire", "bfloat16"]]
+    face = train.Face(show=Progress, resume_hint=str, words=["train", "j", "--detach", "--replace"])
+    run = typed(ringtune.train)(job, out=tmp_path / "b", progress=face, **options)
+    assert run._process is not None and run._process.wait(CALL_S) == 0
+    assert began[1:] == [["train", "j", "--detach"]]
+    assert load_job(tmp_path / "b/job.toml").train.rounds == 3

@@ -46,12 +46,23 @@ def wanted(tmp_path: Path) -> Job:
     return job(model__path=str(tmp_path / "model"), data__train=str(train), data__eval=str(evaluation))
 
 
-def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
+def test_estimates_share_the_rows_like_training(wanted: Job, tmp_path: Path) -> None:
     """Two owners get all rows between them, sizes differing by one at most."""
     facts = estimated_facts(wanted, 2, memory_bytes=GIB)
     assert sorted(node.train_rows for node in facts.values()) == [10, 11]
     assert sorted(node.eval_rows for node in facts.values()) == [4, 5]
     assert {node.memory_bytes for node in facts.values()} == {GIB}
+    # A third of 21 rows is evaluated, the other 14 are trained on, both shared evenly; nobody has another's
+    facts = estimated_facts(wanted.with_overrides({"data.held_out": 1 / 3}), 2, memory_bytes=GIB)
+    assert [(node.train_rows, node.eval_rows) for node in facts.values()] == [(7, 3), (7, 4)]
+    # With one owner of three nodes, two host only
+    facts = estimated_facts(wanted.with_overrides({"data.owners": 1}), 3, memory_bytes=GIB)
+    assert [node.train_rows for node in facts.values()] == [21, 0, 0]
+    # Rows may be JSON lines; empty lines are no rows
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "x", "label": "bad"}\n\n{"text": "y", "label": "good"}\n')
+    facts = estimated_facts(wanted.with_overrides({"data.train": str(path)}), 1, memory_bytes=GIB)
+    assert facts["node-0"].train_rows == 2
 
 
 def test_estimates_read_each_file_once_before_a_local_run(
@@ -76,26 +87,6 @@ def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_p
         (tmp_path / name).write_text("text,class\na,b\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"train\.csv has no column 'label'.*; .*eval\.csv has no column 'label'"):
         estimated_facts(wanted, 2, memory_bytes=GIB)
-
-
-def test_estimates_hold_rows_out_before_they_share(wanted: Job) -> None:
-    """A third of 21 rows is evaluated, the other 14 are trained on, both shared evenly; nobody has another's."""
-    facts = estimated_facts(wanted.with_overrides({"data.held_out": 1 / 3}), 2, memory_bytes=GIB)
-    assert [(node.train_rows, node.eval_rows) for node in facts.values()] == [(7, 3), (7, 4)]
-
-
-def test_estimates_leave_helpers_without_data(wanted: Job) -> None:
-    """With one owner of three nodes, two host only."""
-    facts = estimated_facts(wanted.with_overrides({"data.owners": 1}), 3, memory_bytes=GIB)
-    assert [node.train_rows for node in facts.values()] == [21, 0, 0]
-
-
-def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
-    """Rows may be JSON lines; empty lines are no rows."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"text": "x", "label": "bad"}\n\n{"text": "y", "label": "good"}\n')
-    facts = estimated_facts(wanted.with_overrides({"data.train": str(path)}), 1, memory_bytes=GIB)
-    assert facts["node-0"].train_rows == 2
 
 
 @pytest.mark.parametrize(
@@ -150,6 +141,11 @@ def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -
     assert "E0.0" in more and "E embedding" in more
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert found["predicted"]["by"] == "rough guess" and found["predicted"]["assumed_flop_per_s"] == 20e9
+    # Without times a micro-batch of any size would count the same; one value is no choice
+    refused = CliRunner().invoke(app, [*arguments, "--microbatches", "auto"])
+    assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--microbatches", "4", "--json"]).output)
+    assert found["plan"]["course"]["microbatches"] == 4
 
 
 def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path) -> None:
@@ -206,32 +202,25 @@ def test_plan_command_saves_over_a_plan_of_its_own_only(wanted: Job, tmp_path: P
         plan(wanted, assume=2, memory="1GiB").save(tmp_path / "text.json")
 
 
-def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:
-    """Without times a micro-batch of any size would count the same; one value is no choice."""
-    (tmp_path / "job.toml").write_text(wanted.to_toml())
-    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--microbatches"]
-    refused = CliRunner().invoke(app, [*arguments, "auto"])
-    assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
-    found = json.loads(CliRunner().invoke(app, [*arguments, "4", "--json"]).output)
-    assert found["plan"]["course"]["microbatches"] == 4
-
-
 def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
     """Two rows of 8 tokens: 2 x 8 x (2 x 250 weights + 4 x 8 x 8)."""
     plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     assert block_flop(plan, wanted, MODEL) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
-
-
-def test_block_flop_counts_own_weights_once(wanted: Job) -> None:
-    """What trains of a block's own weights is not in its frozen bytes, but is multiplied all the same."""
+    # What trains of a block's own weights is not in its frozen bytes, but is multiplied all the same
     plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     divided = dataclasses.replace(MODEL, block_bytes=400, adapter_block_bytes=600)
     own = wanted.with_overrides({"adapter.config": "full"})
     assert block_flop(plan, own, divided) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
 
 
-def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
-    """Whoever plans a stale run is told by how many steps each host lags; other methods have no such line."""
+def test_plan_json_is_one_line_and_plan_text_says_how_stale_a_run_is(wanted: Job) -> None:
+    """Machines get the whole plan with its digest, and the memory in bytes."""
+    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    value = json.loads(plan_json(GivenPlan(plan=planned.plan, version="9.8.7"), planned.memory))
+    assert value["version"] == "9.8.7"
+    assert value["plan"]["digest"] == planned.plan.digest
+    assert value["memory"]["node-0"]["total_bytes"] == planned.memory["node-0"].total_bytes
+    # Whoever plans a stale run is told by how many steps each host lags; other methods have no such line
     wanted = wanted.with_overrides({"train.method": "pipeadapter", "train.local_iterations": 8})
     planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
     text = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=False))
@@ -239,15 +228,6 @@ def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
     assert "node-0 1, node-1 0" in text
     fresh = make_plan(wanted.with_overrides({"train.method": "all"}), estimated_facts(wanted, 2, memory_bytes=GIB))
     assert "stale" not in "\n".join(plan_text(fresh.plan, fresh.memory, num_steps=0, measured=False))
-
-
-def test_plan_json_is_one_line_that_reads_back(wanted: Job) -> None:
-    """Machines get the whole plan with its digest, and the memory in bytes."""
-    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
-    value = json.loads(plan_json(GivenPlan(plan=planned.plan, version="9.8.7"), planned.memory))
-    assert value["version"] == "9.8.7"
-    assert value["plan"]["digest"] == planned.plan.digest
-    assert value["memory"]["node-0"]["total_bytes"] == planned.memory["node-0"].total_bytes
 
 
 def test_plan_table_can_begin_at_any_step() -> None:
@@ -340,25 +320,19 @@ def test_rows_of_users_are_those_of_a_node(tmp_path: Path) -> None:
         assert node.users == dataset.users and len(node.users) == 3
 
 
-def test_rows_of_plain_text_follow_from_its_characters(tmp_path: Path) -> None:
+def test_rows_of_texts_are_blocks_and_windows(tmp_path: Path) -> None:
     """Blocks of max_length tokens; a rest of one token teaches nothing."""
     path = tmp_path / "text.txt"
     job = make_job("causal-lm")
     for tokens, blocks in ((2, 1), (16, 1), (17, 1), (18, 2), (160, 10)):
         path.write_text("é" * round(tokens * CHARACTERS_PER_TOKEN))
         assert len(count_rows(str(path), job).examples) == blocks
-
-
-def test_rows_of_questions_leave_those_without_an_answer(tmp_path: Path) -> None:
-    """A node skips them too; an answer may be a text, a list, or a table."""
+    # A node skips them too; an answer may be a text, a list, or a table
     answers = ["b", ["x", "c"], {"text": ["a"], "answer_start": [0]}, "x", [], {"text": []}]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"question": "q", "context": "a b c", "answer": a}) + "\n" for a in answers))
     assert count_rows(str(path), make_job("question-answering")).examples == (1, 1, 1)
-
-
-def test_rows_of_long_contexts_are_windows(tmp_path: Path) -> None:
-    """Windows of 16 tokens: 3 special ones, 3 of the question, 10 of the context, of which 5 overlap."""
+    # Windows of 16 tokens: 3 special ones, 3 of the question, 10 of the context, of which 5 overlap
     path = tmp_path / "rows.jsonl"
     characters = [round(tokens * CHARACTERS_PER_TOKEN) for tokens in (3, 10, 11, 15, 16, 60)]
     question, *contexts = ("q" * count for count in characters)

@@ -157,10 +157,7 @@ def test_evaluation_guests_take_part_in_nothing_else() -> None:
     members = [Member(node=name, address="", instance="", is_guest=name != "a") for name in ("a", "mine", "other")]
     assert [member.node for member in invited(members, None)] == ["a"]
     assert [member.node for member in invited(members, Evaluation(owner="mine", folder=Path()))] == ["a", "mine"]
-
-
-def test_evaluation_leaves_other_owners_data_alone() -> None:
-    """For the planner nobody else has rows or classes."""
+    # For the planner nobody else has rows or classes
     narrowed = Evaluation(owner="b", folder=Path()).narrow({name: facts(name) for name in ("a", "b")})
     assert (narrowed["a"].train_rows, narrowed["a"].eval_rows, narrowed["a"].labels) == (0, 0, ())
     assert narrowed["b"] == facts("b")

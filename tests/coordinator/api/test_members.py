@@ -99,9 +99,9 @@ def test_run_that_failed_leaves_no_new_folder(here: Path) -> None:
     assert not (here / "run-1").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_train_refuses_options_that_contradict_each_other() -> None:
+    """Before anything is read, in the words of Python."""
+    rows: list[tuple[dict[str, object], str]] = [
         ({}, "give one of local=N"),
         ({"local": 2, "coordinator": "x:1"}, "give one of local=N"),
         ({"local": 2, "nodes": 2}, "nodes= is for coordinator="),
@@ -114,12 +114,10 @@ def test_run_that_failed_leaves_no_new_folder(here: Path) -> None:
             "web= is for local=; start the coordinator with 'ringtune coord",
         ),
         ({"coordinator": "x:1", "log": "tensorboard", "wait": False}, "log= is written by the command that follows"),
-    ],
-)
-def test_train_refuses_options_that_contradict_each_other(options: dict[str, object], text: str) -> None:
-    """Before anything is read, in the words of Python."""
-    with pytest.raises(UsageError, match=text):
-        ringtune.train("none.toml", **options)  # type: ignore[arg-type]
+    ]
+    for options, text in rows:
+        with pytest.raises(UsageError, match=text):
+            ringtune.train("none.toml", **options)  # type: ignore[arg-type]
 
 
 def test_connect_refuses_who_is_not_there(here: Path) -> None:

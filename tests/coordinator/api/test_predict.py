@@ -75,17 +75,14 @@ def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
     process.stdout.close()
 
 
-def test_process_that_fails_tells_its_own_error(tmp_path: Path) -> None:
+def test_process_that_fails_or_says_nothing_is_told(tmp_path: Path) -> None:
     """After the rows before it; with the class that its exit code says, or as one that was lost."""
     code = LINE + "import sys; sys.stderr.write('error: a column is missing\\n'); sys.exit(5)"
     with pytest.raises(InvalidInputError, match="column is missing"):
         read(code, tmp_path)
     with pytest.raises(PeerLostError, match="predicting was ended by SIGTERM"):
         read("import os; os.kill(os.getpid(), 15)", tmp_path)
-
-
-def test_process_that_says_nothing_has_a_deadline(tmp_path: Path) -> None:
-    """What was waited for, how long, and which key is the remedy; the process is ended."""
+    # What was waited for, how long, and which key is the remedy; the process is ended
     with pytest.raises(DeadlineError, match=r"waited 0\.2 s for the next row .* raise runtime\.wait_s"):
         read("import time; time.sleep(600)", tmp_path, wait_s=0.2)
 
@@ -134,11 +131,6 @@ def test_sample_goes_on_from_the_prompt_and_stands_in_the_report(
     assert json.loads((folder / "report.json").read_text()) == before | {"sample": wanted}
 
 
-def test_sample_is_not_made_without_a_prompt(tmp_path: Path) -> None:
-    """Nothing is read or told."""
-    assert shown(tmp_path / "gone", "") == []
-
-
 def test_sample_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with the reason and the way; the report is as it was."""
     folder = write_run(tmp_path / "run")
@@ -151,6 +143,8 @@ def test_sample_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch: 
     (told,) = shown(folder)
     assert told == "no sample of text: the base model is not here; 'ringtune predict' makes one where the base model is"
     assert (folder / "report.json").read_bytes() == before
+    # Nothing is read or told
+    assert shown(tmp_path / "gone", "") == []
 
 
 SAID = {"predicted": "pos", "probability": 0.75, "of_class": {"neg": 0.25, "pos": 0.75}}
@@ -180,15 +174,12 @@ def test_writing_keeps_the_columns_of_a_row_and_adds_its_own() -> None:
     }
 
 
-def test_writing_refuses_a_column_that_is_called_like_a_prediction() -> None:
+def test_writing_refuses_a_column_that_is_called_like_a_prediction_and_rows_that_differ() -> None:
     """Nothing of the row is lost silently."""
     for writer in (CsvWriter(io.StringIO()), JsonWriter(io.StringIO())):
         with pytest.raises(DataError, match="a column 'predicted', which a prediction is called; rename it"):
             writer.add(found(predicted="mine"))
-
-
-def test_writing_refuses_rows_that_differ_in_csv() -> None:
-    """The form that can say it is named."""
+    # The form that can say it is named
     writer = CsvWriter(io.StringIO())
     writer.add(found(text="a"))
     with pytest.raises(DataError, match=r"rows differ in column 'id', which csv can't say; write .jsonl"):
@@ -242,7 +233,7 @@ def test_writing_refuses_other_endings_and_the_rows_themselves(tmp_path: Path) -
         pass
 
 
-def test_summary_counts_classes_and_what_is_right() -> None:
+def test_summary_judges_what_has_its_own() -> None:
     """Rows without a class are predicted and not judged; whole numbers are class names."""
     summary = Summary(Job(model=Model(path="m")))
     for row in (found(label="pos"), found(label="neg"), found(label=""), found(text="x")):
@@ -255,10 +246,7 @@ def test_summary_counts_classes_and_what_is_right() -> None:
     numbers = Summary(Job(model=Model(path="m")))
     numbers.add(found({**SAID, "predicted": "3"}, label=3))
     assert numbers.to_json()["accuracy"] == 1.0
-
-
-def test_summary_judges_words_and_numbers() -> None:
-    """A word that is cut counts as none; a row without a number is predicted and not judged."""
+    # A word that is cut counts as none; a row without a number is predicted and not judged
     tags = Summary(Job(model=Model(path="m", task="token-classification")))
     tags.add(RowPrediction({"words": ["a", "b", "c"], "tags": ["X", "O", "O"]}, {"predicted": ["X", "X", None]}))
     tags.add(RowPrediction({"words": ["a"]}, {"predicted": ["O"]}))
@@ -269,10 +257,7 @@ def test_summary_judges_words_and_numbers() -> None:
         numbers.add(RowPrediction({"text": "a", "label": truth}, {"predicted": 2.0}))
     assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
     assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"
-
-
-def test_summary_tells_of_texts_that_ended_at_once() -> None:
-    """An empty cell is no failure, and nobody has to guess that."""
+    # An empty cell is no failure, and nobody has to guess that
     texts = Summary(Job(model=Model(path="m", task="causal-lm")))
     for said in ({"predicted": "", "tokens": 0}, {"predicted": " a", "tokens": 1}):
         texts.add(RowPrediction({"text": "a"}, said))

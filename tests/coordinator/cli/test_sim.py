@@ -18,9 +18,12 @@ from ringtune.job.job import parse_job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.base import Patience
-from ringtune.schedule.operation_tables import BlockCapacity, Choice
+from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, ScheduledTable
 from ringtune.schedule.turns import StartPoint
+from ringtune.techniques.operations import expected_table
 from sim.prediction import predict
+from sim.ring import ExpectedTables
+from tests.support.choosing import make_choice
 from tests.support.moves import moving
 from tests.support.plans import changed
 from tests.support.predictions import (
@@ -48,17 +51,14 @@ def predicted(*arguments: str | Path) -> dict[str, Any]:
     return value
 
 
-def test_sim_prints_the_prediction_as_json(tmp_path: Path) -> None:
-    """One line with everything, beside the plan's digest."""
+def test_sim_prints_the_prediction(tmp_path: Path) -> None:
+    """As JSON it is one line with everything, beside the plan's digest."""
     plan, profile = write_pair(tmp_path)
     value = predicted(plan, "--profile", profile)
     assert value == json.loads(
         json.dumps({"plan_digest": PLAN.digest, "method": PLAN.course.method.name, **EXPECTED.to_json()})
     )
-
-
-def test_sim_prints_tables_for_people(tmp_path: Path) -> None:
-    """Wall time, then a line for each node, link and depth."""
+    # Wall time, then a line for each node, link and depth
     plan, profile = write_pair(tmp_path)
     result = ringtune("sim", plan, "--profile", profile)
     assert result.exit_code == 0
@@ -68,10 +68,7 @@ def test_sim_prints_tables_for_people(tmp_path: Path) -> None:
     names = [line.split()[0] for line in lines[3:] if line]
     assert names == ["node", "alice", "bob", "link", "alice", "bob", "trained", "1", "2", "3", "4"]
     assert "954 MiB" in lines[4]
-
-
-def test_sim_reads_the_line_of_ringtune_plan(tmp_path: Path) -> None:
-    """``ringtune plan --json > plan.json`` is a plan too."""
+    # ``ringtune plan --json > plan.json`` is a plan too
     _, profile = write_pair(tmp_path)
     line = write_json(tmp_path / "line.json", {"event": "plan", "plan": PLAN.to_json(), "memory": {}})
     assert predicted(line, "--profile", profile)["wall_s"] == EXPECTED.wall_s
@@ -119,10 +116,7 @@ def test_sim_of_a_run_says_how_far_off_it_is(tmp_path: Path) -> None:
     off, of_steps = (f"{100 * measured[name]:+.1f} %" for name in ("error_share", "steps_error_share"))
     assert f"measured training {format_seconds(real.wall_s)}: {format_seconds(real.train_s)} of steps; " in text
     assert f"the prediction is off by {off}, {of_steps} of the steps" in text
-
-
-def test_sim_replays_a_run_with_its_own_times(tmp_path: Path) -> None:
-    """With the run's trace in place of medians the error goes away."""
+    # With the run's trace in place of medians the error goes away
     real = write_run(tmp_path / "run", slower=1.25)
     value = predicted(tmp_path / "run", "--trace", tmp_path / "run")
     assert value["wall_s"] == pytest.approx(real.wall_s, abs=1e-4)
@@ -260,14 +254,9 @@ BAD_PROFILES: list[tuple[Change, str, int]] = [
     (put("nodes.1.shape.wire_dtype", "int8"), "node bob was profiled with wire_dtype int8, the job has float32", 5),
     (drop_link, "the profile lacks link bob -> alice", 5),
     (drop_node, "the plan names node 'bob', which the profile lacks", 5),
-    (put("links.0.rate_bytes_per_s", -1.0), "rate_bytes_per_s is -1.0, it has to be above 0", 5),
-    (put("links.0.rate_bytes_per_s", 0), "rate_bytes_per_s is 0.0, it has to be above 0", 5),
     (put("links.1.rate_bytes_per_s", float("nan")), "links[1].rate_bytes_per_s has to be a finite number", 5),
-    (put("links.1.latency_s", float("inf")), "links[1].latency_s has to be a finite number", 5),
-    (put("links.0.latency_s", -0.5), "latency_s is -0.5, it has to be at least 0", 5),
     (put("links.0.target", "carol"), "names node carol, which the profile lacks", 5),
     (put("links.1.speed", 3), "unknown key 'links[1].speed'", 5),
-    (put("nodes.0.work_times.1.median_s", -2.0), "forward.median_s is -2.0", 5),
     (put("nodes.0.work_times.1.work", "nap"), "work 'nap' is not one of", 5),
     (put("schema", 1), "profile schema 1 is not", 5),
     (put("nodes.1.memory_bytes", 100_000), "node bob needs ", 6),
@@ -343,17 +332,14 @@ def test_sim_refuses_a_trace_that_is_cut_off(share: float, tmp_path: Path) -> No
     assert code == 7
 
 
-def test_sim_refuses_times_of_other_micro_batches(tmp_path: Path) -> None:
+def test_sim_refuses_times_of_another_plan(tmp_path: Path) -> None:
     """A recording of batches half as large says nothing about these."""
     write_run(tmp_path / "run")
     plan, profile = write_pair(tmp_path / "other", plan=changed(PLAN, microbatches=4))
     error, code = check_refused(tmp_path, plan, profile, "--trace", tmp_path / "run")
     assert "micro-batches of 2 x 8 tokens, the plan has 4 and 1 x 8; its times say nothing about it" in error
     assert code == 5
-
-
-def test_sim_refuses_a_trace_of_other_nodes(tmp_path: Path) -> None:
-    """Nothing of what was recorded would be used."""
+    # Nothing of what was recorded would be used
     write_run(tmp_path / "run")
     trace = tmp_path / "trace.json"
     trace.write_text((tmp_path / "run/trace.json").read_text().replace('"alice"', '"carol"').replace('"bob"', '"dan"'))
@@ -411,3 +397,79 @@ def test_memory_has_one_meaning(tmp_path: Path) -> None:
     on_card = report_lines({"steps": 8, "wall_s": 2.0, "nodes": {"bob": {**report, **card}}, "eval": {"count": 0}})
     assert f"needs {needs}, NVIDIA T4 512 MiB of 16.0 GiB, whole process 1,024 MiB" in on_card[1]
     assert len(on_card) == len(after) + 1 and "CUDA's context" in "".join(on_card)
+
+
+CHOOSING = changed(PLAN, choice=make_choice(subnets=1, refresh_steps=4))
+
+
+def table(code: str) -> Operations:
+    """A table in which all blocks of all micro-batches have one operation, but for the highest block."""
+    rows = (code * 3 + "1",) * 2
+    return Operations(
+        batches=tuple(
+            BatchOperations(owner=owner.node, batch_id=at, rows=rows) for owner in PLAN.course.owners for at in range(3)
+        )
+    )
+
+
+TABLES = (ScheduledTable(step=0, operations=table("3")), ScheduledTable(step=4, operations=table("1")))
+
+
+def prediction_of(folder: Path) -> dict[str, Any]:
+    """The JSON line of a prediction."""
+    result = ringtune("sim", folder, "--json")
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+def test_prediction_takes_tables_that_are_known_or_expected() -> None:
+    """Scores take time, which is no time of steps; steps take what the expected table leaves of them."""
+    once = changed(PLAN, choice=make_choice(subnets=1))
+    fixed = predict(changed(PLAN, operations=expected_table(once.course)), PROFILE)
+    found, full = predict(once, PROFILE), predict(PLAN, PROFILE)
+    assert found.train_s == pytest.approx(fixed.train_s)
+    assert found.train_s < full.train_s
+    assert found.evaluation_s > 2 * fixed.evaluation_s
+    # In place of expected ones, at their steps; the expected one where none is known
+    chooser = ExpectedTables(CHOOSING, TABLES)
+    assert [chooser.table(step, ()) for step in (0, 4)] == [table("3"), table("1")]
+    assert chooser.table(6, ()) == expected_table(CHOOSING.course)
+    less = predict(CHOOSING, PROFILE, tables=TABLES[:1])
+    more = predict(CHOOSING, PROFILE, tables=TABLES[1:])
+    assert less.train_s < predict(CHOOSING, PROFILE).train_s < more.train_s
+    # A run that repeats tables has them in its plan
+    choice = Choice.given(TABLES)
+    given = predict(changed(PLAN, choice=choice), PROFILE)
+    chosen = predict(CHOOSING, PROFILE, tables=TABLES)
+    assert given.train_s == pytest.approx(chosen.train_s, rel=0.01)  # frozen blocks work ahead where nothing is scored
+    assert given.num_steps == chosen.num_steps
+    assert given.evaluation_s < chosen.evaluation_s
+
+
+def test_sim_of_a_run_that_chose_does_as_the_run_did(tmp_path: Path) -> None:
+    """The tables of operations.json, step by step."""
+    real = write_run(tmp_path, plan=CHOOSING, tables=TABLES)
+    value = prediction_of(tmp_path)
+    assert value["wall_s"] == real.wall_s != predict(CHOOSING, PROFILE).wall_s
+    assert abs(value["measured"]["error_share"]) < 1e-5
+
+
+@pytest.mark.parametrize("tables", [TABLES, ()])
+def test_sim_of_a_resumed_run_that_chose_has_its_tables(tmp_path: Path, tables: tuple[ScheduledTable, ...]) -> None:
+    """The last four steps, from a step where a table is due; without the file the expected tables stand for them."""
+    start = StartPoint.of(CHOOSING.course, step=4, holder="bob", operations=table("3"))
+    real = predict(CHOOSING, PROFILE, start=start, keep_spans=True, tables=tables)
+    write_run(tmp_path, plan=CHOOSING, tables=tables)
+    write_prediction(tmp_path, CHOOSING, real, {})
+    value = prediction_of(tmp_path)
+    assert value["measured"]["steps"] == 4
+    assert value["wall_s"] == pytest.approx(real.wall_s)
+
+
+def test_sim_of_a_run_with_a_damaged_file_of_tables_names_it(tmp_path: Path) -> None:
+    """One sentence, no trace."""
+    write_run(tmp_path, plan=CHOOSING, tables=TABLES)
+    (tmp_path / "operations.json").write_text("{")
+    result = ringtune("sim", tmp_path)
+    assert result.exit_code != 0 and "operations.json can't be read" in result.output

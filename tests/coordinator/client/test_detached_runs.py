@@ -151,16 +151,27 @@ def test_fetched_folder_that_is_cut_short_does_not_look_complete(
 ADAPTER = ("adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors")
 
 
-def test_run_goes_on_when_nobody_follows_it_and_is_fetched_whole(tmp_path: Path) -> None:
-    """The folder is that of a run that was followed; only then may the coordinator drop the books."""
+def test_run_goes_on_when_nobody_follows_it_and_is_fetched_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is that of a run that was followed; only then may the coordinator drop the books.
+
+    These are the events of a run, whose results are weights and figures; its log is what a submitter would have seen.
+    """
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
         with RunFolder(tmp_path / "followed") as folder:
             client.run(RunRequest(job=JOB, num_nodes=2), progress=Progress(), folder=folder)
         record = ended(client, start(client))
         assert (record.state, record.steps_done, record.num_steps, record.is_fetched) == ("done", 8, 8, False)
         assert [entry.is_fetched for entry in client.runs()] == [True, False]
+        events = list(client.events(record.run_id, wait=False, whole=True, with_files=True))
         fetch_run(client, record, tmp_path / "fetched", replace=False)
         assert [entry.is_fetched for entry in client.runs()] == [True, True]
+        show_events(client, record.run_id, follow=True, progress=JsonProgress(sys.stdout))
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["event"] for line in lines].count("step") >= 8 and lines[-1]["event"] == "report"
+        assert run_table(client.runs())[2].split()[:3] == [record.run_id, "done", "model"]
+        assert json.loads(run_lines(client.runs())[1])["num_steps"] == 8
     names = [
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         for folder in (tmp_path / "followed", tmp_path / "fetched")
@@ -169,23 +180,11 @@ def test_run_goes_on_when_nobody_follows_it_and_is_fetched_whole(tmp_path: Path)
     assert content(tmp_path / "fetched") == content(tmp_path / "followed")
     assert RunCheckpoints(tmp_path / "fetched").steps() == (8, 6)
     assert [line["step"] for line in steps_of(tmp_path / "fetched/metrics.jsonl")] == list(range(1, 9))
-
-
-def test_books_have_neither_rows_nor_the_content_of_the_nodes(tmp_path: Path) -> None:
-    """What is kept are the events of a run, whose results are weights and figures."""
-    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
-        run_id = start(client)
-        ended(client, run_id)
-        kinds = {event.WhichOneof("event") for event in client.events(run_id, wait=False, whole=True, with_files=True)}
-        files = {
-            event.file.path
-            for event in client.events(run_id, wait=False, whole=True, with_files=True)
-            if event.HasField("file")
-        }
-    assert kinds <= {
+    assert {event.WhichOneof("event") for event in events} <= {
         *("run_id", "state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json"),
         *("file", "checkpoint_json", "done", "note", "members_json"),
     }
+    files = {event.file.path for event in events if event.HasField("file")}
     assert files == {"trace.json", *(f"adapter/{name}" for name in ADAPTER)}
 
 
@@ -448,8 +447,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("after", ["job_toml", "plan_json", "checkpoint_json"])
-def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, in a folder that is new nothing does, and the next fetch gets all."""
     out, new = tmp_path / "out", tmp_path / "new"
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
@@ -458,14 +456,14 @@ def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pyte
         (out / "checkpoints/step-8.json").unlink()  # as of a run that was followed to an earlier step
         (out / "mine.txt").write_text("not of the run", encoding="utf-8")
         before = files_in(out)
-        with monkeypatch.context() as lost:
-            cut_off(client, lost, after=after)
-            with pytest.raises(ConnectionFailedError, match="is lost"):
-                fetch_run(client, record, out, replace=True)
-            with pytest.raises(ConnectionFailedError, match="is lost"):
-                fetch_run(client, record, new, replace=False)
-        assert files_in(out) == before
-        assert not new.exists()
+        for after in ("job_toml", "plan_json", "checkpoint_json"):
+            with monkeypatch.context() as lost:
+                cut_off(client, lost, after=after)
+                for folder, replace in ((out, True), (new, False)):
+                    with pytest.raises(ConnectionFailedError, match="is lost"):
+                        fetch_run(client, record, folder, replace=replace)
+            assert files_in(out) == before
+            assert not new.exists()
         with pytest.raises(UsageError, match="already holds a run"):
             fetch_run(client, record, out, replace=False)
         assert files_in(out) == before
@@ -486,19 +484,6 @@ def test_fetched_folder_tells_where_its_run_is_driven(tmp_path: Path) -> None:
         client.stop_run(run_id, "enough", now=True)
         gate.open.set()
         ended(client, run_id)
-
-
-def test_log_of_a_run_is_what_its_submitter_would_have_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Phases, steps and the report, until the run is over."""
-    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
-        run_id = start(client)
-        show_events(client, run_id, follow=True, progress=JsonProgress(sys.stdout))
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [line["event"] for line in lines].count("step") >= 8
-        assert lines[-1]["event"] == "report"
-        table = run_table(client.runs())
-        assert table[1].split()[:3] == [run_id, "done", "model"]
-        assert json.loads(run_lines(client.runs())[0])["num_steps"] == 8
 
 
 def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> None:

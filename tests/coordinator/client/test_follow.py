@@ -5,6 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +19,7 @@ import pytest
 
 from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit
 from coordinator.client.run_folder import RunFolder
-from coordinator.client.submit import Client
+from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import PlainProgress, Progress
 from coordinator.server.run_store import RunStore
@@ -24,6 +30,7 @@ from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_run_record import ONE, TWO, record
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, facts, job, steps_of
 from tests.support.kept_runs import JOB, Gate, content, ended, keeping
+from tests.support.processes import RUN_S, source_environment
 from tests.support.tap import Tap
 
 
@@ -175,7 +182,7 @@ def step(kind: str = "train") -> control_pb2.RunEvent:
     return control_pb2.RunEvent(step_json=json.dumps({"kind": kind, "step": 1}))
 
 
-def test_rehearsal_ends_once_after_its_steps() -> None:
+def test_rehearsal_ends_once_after_its_steps_or_its_time() -> None:
     """Training steps count, other items do not; the end is asked for once, by the run's id."""
     ended: list[str] = []
     sink = RehearsalLimit(2, ended.append, clock=lambda: 0.0)
@@ -190,10 +197,7 @@ def test_rehearsal_ends_once_after_its_steps() -> None:
     sink(step())
     sink(step())
     assert (ended, sink.is_enough) == (["r-1"], True)
-
-
-def test_rehearsal_ends_when_its_time_is_over() -> None:
-    """Steps that take long are not waited for; the time runs from the first of them."""
+    # Steps that take long are not waited for; the time runs from the first of them
     now_s, ended = [0.0], list[str]()
     sink = RehearsalLimit(100, ended.append, clock=lambda: now_s[0])
     sink(control_pb2.RunEvent(run_id="r-1"))
@@ -270,3 +274,73 @@ def test_rehearsal_that_fails_keeps_what_was_measured(error: RingTuneError, monk
     assert found == PROFILE
     (line,) = [line for line in said.splitlines() if "failed" in line]
     assert "as they were measured before it" in line and str(error) in line
+
+
+def test_interrupts_ask_at_the_first_signal_and_raise_at_the_second() -> None:
+    """The first one leaves the main thread alone."""
+    rows: list[signal.Signals] = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    for number in rows:
+        asked = threading.Event()
+        with Interrupts() as interrupts, interrupts.asking(asked.set):
+            os.kill(os.getpid(), number)
+            assert asked.wait(30.0)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+
+
+def test_interrupts_raise_where_nothing_can_be_asked() -> None:
+    """Before a run and after it Ctrl-C is what it always is; the handlers are given back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupts:
+        with interrupts.asking(lambda: None):
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+    # A hang-up that was ignored before is ignored still
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts, interrupts.asking(lambda: pytest.fail("nobody stops it")):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+_PRINTS = """
+import sys
+from pathlib import Path
+from coordinator.client.submit import Interrupts
+
+with Interrupts(log=Path(sys.argv[1])) as interrupts:
+    with interrupts.asking(lambda: None):
+        print("open", flush=True)
+        sys.stdin.readline()  # until the terminal is closed
+        print("closed, on the standard output", flush=True)
+    print("closed, on the standard error", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the way to a controlling terminal is Linux's")
+def test_terminal_that_is_closed_is_followed_by_a_file(tmp_path: Path) -> None:
+    """Both outputs go there after SIGHUP; before it, to the terminal."""
+    ours, theirs = pty.openpty()
+    log = tmp_path / "run.log"
+    command = [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0)\n{_PRINTS}"]
+    with subprocess.Popen(  # noqa: S603 - our own module
+        [*command, str(log)],
+        stdin=subprocess.PIPE,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=source_environment(),
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while b"\n" not in shown:
+            shown += os.read(ours, 100)
+        assert b"open" in shown
+        os.close(ours)
+        process.communicate(b"now\n", timeout=RUN_S)
+    assert process.returncode == 0
+    assert log.read_text().splitlines() == ["closed, on the standard output", "closed, on the standard error"]

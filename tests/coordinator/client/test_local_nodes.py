@@ -105,6 +105,18 @@ def test_local_setup_shares_memory_and_threads() -> None:
     setup = LocalSetup.of(job(data__train="x.csv", runtime__threads=3), 4, available_bytes=4 * GIB)
     assert setup.memory_bytes == GIB - LIBRARY_BYTES
     assert (setup.num_owners, setup.threads) == (4, 3)
+    # No nodes, no data, more owners than nodes
+    with pytest.raises(UsageError, match="--local 0"):
+        LocalSetup.of(job(data__train="x.csv"), 0)
+    with pytest.raises(JobError, match=r"data\.train is empty"):
+        LocalSetup.of(job(), 2)
+    with pytest.raises(JobError, match=r"data\.owners = 3 is more than --local 2"):
+        LocalSetup.of(job(data__train="x.csv", data__owners=3), 2, available_bytes=8 * GIB)
+    # The ring order is the order of names
+    names = [node_name(index, 12) for index in range(12)]
+    assert names == sorted(names)
+    assert names[:2] == ["node-00", "node-01"]
+    assert node_name(0, 1) == "node-0"
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -153,24 +165,6 @@ def test_local_setup_says_where_not_even_one_node_fits() -> None:
     assert LocalSetup.of(wanted, 2, available_bytes=3 * LIBRARY_BYTES).memory_bytes == LIBRARY_BYTES // 2
 
 
-def test_local_setup_refuses_what_makes_no_sense() -> None:
-    """No nodes, no data, more owners than nodes."""
-    with pytest.raises(UsageError, match="--local 0"):
-        LocalSetup.of(job(data__train="x.csv"), 0)
-    with pytest.raises(JobError, match=r"data\.train is empty"):
-        LocalSetup.of(job(), 2)
-    with pytest.raises(JobError, match=r"data\.owners = 3 is more than --local 2"):
-        LocalSetup.of(job(data__train="x.csv", data__owners=3), 2, available_bytes=8 * GIB)
-
-
-def test_local_names_sort_like_numbers() -> None:
-    """The ring order is the order of names."""
-    names = [node_name(index, 12) for index in range(12)]
-    assert names == sorted(names)
-    assert names[:2] == ["node-00", "node-01"]
-    assert node_name(0, 1) == "node-0"
-
-
 def test_local_nodes_keep_their_parts_below_the_folder_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,10 +181,7 @@ def test_exit_error_is_what_the_agent_printed() -> None:
     error = exit_error("node node-1", DataError.exit_code, "loading\nerror: x.csv has no rows\n", log=LOG)
     assert type(error) is InvalidInputError
     assert str(error) == "node node-1: x.csv has no rows"
-
-
-def test_exit_error_of_a_killed_agent_is_a_lost_node() -> None:
-    """A signal is named with its remedy; what it printed last is shown only where that tells why."""
+    # A signal is named with its remedy; what it printed last is shown only where that tells why
     error = exit_error("node node-1", -signal.SIGKILL, "INFO edge.agent.agent: run r1 begins\n", log=LOG)
     assert type(error) is PeerLostError
     assert str(error).startswith("node node-1 was ended by SIGKILL; the system does so where memory runs out")

@@ -118,35 +118,28 @@ def test_saved_run_that_was_interrupted_names_its_nodes(
     parse(line)
 
 
-def test_saved_run_refuses_another_folder(tmp_path: Path) -> None:
+def test_saved_run_refuses_another_folder_and_half_a_file(tmp_path: Path) -> None:
     """A path that is no folder is no run."""
     with pytest.raises(UsageError, match="is no folder"):
         read_run(tmp_path / "none")
-
-
-def test_saved_run_refuses_half_a_file(tmp_path: Path) -> None:
-    """A truncated plan is damage, named."""
+    # A truncated plan is damage, named
     folder = write_run(tmp_path / "run")
     (folder / "plan.json").write_text("{")
     with pytest.raises(IntegrityError, match=r"plan\.json is not readable"):
         read_run(folder)
 
 
-def test_saved_run_is_evaluated_by_one_owner_with_the_classes_of_the_head(tmp_path: Path) -> None:
-    """The file stands for all data, classes are those of the plan, and another model folder may be given."""
+def test_saved_run_is_evaluated_by_one_owner_without_helpers(tmp_path: Path) -> None:
+    """The nodes that evaluate are others than those that the job names."""
     run = read_run(write_run(tmp_path / "run"))
+    job = run.job.with_overrides({"offload.mode": {"node-1": "laptop"}, "train.method": "all"})
+    assert not evaluation_job(dataclasses.replace(run, job=job), None).offload.is_on
+    # The file stands for all data, classes are those of the plan, and another model folder may be given
     made = evaluation_job(run, tmp_path / "rows.csv", model=tmp_path / "tiny")
     assert made.data.train == made.data.eval == str(tmp_path / "rows.csv")
     assert (made.data.labels, made.data.owners, made.data.split) == (LABELS, 0, "iid")
     assert made.model.path == str(tmp_path / "tiny")
     assert made.train.batch_size == run.job.train.batch_size
-
-
-def test_evaluation_needs_no_helper(tmp_path: Path) -> None:
-    """The nodes that evaluate are others than those that the job names."""
-    run = read_run(write_run(tmp_path / "run"))
-    job = run.job.with_overrides({"offload.mode": {"node-1": "laptop"}, "train.method": "all"})
-    assert not evaluation_job(dataclasses.replace(run, job=job), None).offload.is_on
 
 
 @pytest.mark.parametrize("frozen", [None, FrozenWeights(dtype="int8", native=True)])

@@ -1,8 +1,11 @@
-"""The planner's part in copies: where the run may move and there is room, else without and with the reason."""
+"""What boards keep: copies of what others train, and hidden states; without room none, and the reason is told."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,13 +13,16 @@ import pytest
 from coordinator.planner.draft import job_draft
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import CapacityError, PlanError
+from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
-from tests.support.planner_rings import QUICK, device
+from ringtune.schedule.placement import ActivationCacheSettings
+from ringtune.schedule.plan import Plan
+from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
+from tests.support.planner_rings import MIB, QUICK, device
 
 
 def wanted(**changes: Any) -> Job:
@@ -64,15 +70,13 @@ def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:
 
 def test_method_that_trains_all_parameters_keeps_no_copies_and_says_what_they_would_be() -> None:
     """Its checkpoints are on the disks."""
-    found = planned("auto", train__method="hift")
+    small = {name: device(name, num_blocks=3, rows=320) for name in "ab"}
+    found = planned("auto", small, train__method="hift")
     assert not found.plan.placement.copies
     assert "hift trains all parameters" in found.note and "checkpoints on the disks" in found.note
     with pytest.raises(PlanError, match=r"set recovery.copies = 'none'"):
-        planned("next", train__method="hift")
-
-
-def test_one_host_has_nobody_to_keep_copies() -> None:
-    """There is nothing to say."""
+        planned("next", small, train__method="hift")
+    # There is nothing to say
     found = planned("auto", {"a": facts()["a"]})
     assert not found.plan.placement.copies and found.note == ""
 
@@ -89,10 +93,92 @@ def test_owner_without_blocks_is_searched_for_without_copies_of_others() -> None
     assert 0 < kept(12, 12) < kept(11, 12) == kept(6, 12)
 
 
-@pytest.mark.parametrize(("says", "has", "gets"), [("next", "none", True), ("none", "next", False)])
-def test_given_plan_gets_the_copies_that_the_job_says(says: str, has: str, gets: bool) -> None:
+def test_given_plan_gets_the_copies_that_the_job_says() -> None:
     """No result depends on them."""
-    given = GivenPlan(plan=planned(has).plan)
-    found = accept_plan(given, wanted(recovery__copies=says), facts())
-    assert found.plan.placement.copies is gets
-    assert found.memory_bytes == planned(says).memory_bytes
+    for says, has, gets in [("next", "none", True), ("none", "next", False)]:
+        given = GivenPlan(plan=planned(has).plan)
+        found = accept_plan(given, wanted(recovery__copies=says), facts())
+        assert found.plan.placement.copies is gets
+        assert found.memory_bytes == planned(says).memory_bytes
+
+
+def caching(changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
+    """Twelve blocks, of which the upper two train, two owners of 320 rows, two passes; with a cache."""
+    values = {"cache.prefix": "auto", "train.epochs": 2, "train.checkpoint_every": 0}
+    return parse_job('[model]\npath = "models/x"\n', source="test").with_overrides({**values, **changes})
+
+
+def cache_facts(**changes: Any) -> dict[str, NodeFacts]:
+    """Two boards that own rows."""
+    return {name: dataclasses.replace(device(name, num_blocks=12, rows=320), **changes) for name in ("a", "b")}
+
+
+def with_cache(changes: Mapping[str, Any] = MappingProxyType({}), nodes: dict[str, NodeFacts] | None = None) -> Planned:
+    """Plan without links, so that slices are even."""
+    return make_plan(caching(changes), nodes or cache_facts(), effort=QUICK)
+
+
+def test_plan_has_the_cache_that_the_job_asks_for_and_says_what_it_costs() -> None:
+    """Limit and type are the placement's; of one node nothing leaves it."""
+    found = with_cache({"cache.max_bytes": 512 * MIB, "cache.dtype": "bfloat16"})
+    assert found.plan.placement.cache == ActivationCacheSettings(max_bytes=512 * MIB, dtype="bfloat16")
+    assert "hidden states of others' rows on their disks" in found.note and "bfloat16 rounds them" in found.note
+    (line,) = cache_lines(found.plan)
+    assert "kept at b: " in line and "of the forwards of blocks" in line
+    assert with_cache(nodes={"a": cache_facts()["a"]}).note == ""
+    exact = with_cache({"model.dtype": "float64"}).plan.placement.cache
+    assert exact is not None and exact.dtype == "float64", "the very numbers are kept too"
+    without = with_cache({"cache.prefix": "off"})
+    assert (without.plan.placement.cache, without.note, cache_lines(without.plan)) == (None, "", [])
+
+
+def test_plan_goes_without_a_cache_where_it_would_save_nothing() -> None:
+    """The note has the reason."""
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"train.epochs": 1}, "no batch comes again"),
+        ({"train.method": "all"}, "no batch comes again"),
+        ({"cache.max_bytes": 1000}, "raise cache.max_bytes"),
+        ({"operations.policy": "two-stage", "operations.compute": 0.5}, "operation tables"),
+    ]
+    for changes, reason in rows:
+        found = with_cache(changes)
+        assert found.plan.placement.cache is None
+        assert found.note.startswith("hidden states are not kept: ") and reason in found.note
+
+
+def test_plan_goes_without_a_cache_where_a_disk_has_no_room() -> None:
+    """With one byte less than everything takes the plan has none; a plan that has one is refused on such a disk."""
+    whole = with_cache()
+    needed = max_kept_bytes(whole.plan.course, whole.plan.placement, "a")
+    assert with_cache(nodes=cache_facts(state_free_bytes=needed)).plan == whole.plan
+    short = cache_facts(state_free_bytes=needed - 1)
+    found = with_cache(nodes=short)
+    assert found.plan.placement.cache is None and "of hidden states) but" in found.note
+    with pytest.raises(StorageError, match=r"of hidden states\) but .* lower cache\.max_bytes"):
+        keep_plan(caching(), whole.plan, short)
+
+
+def test_plan_file_has_the_cache_and_old_ones_have_none() -> None:
+    """What is written is read; a plan without has its old digest."""
+    plan = with_cache().plan
+    value = plan.to_json()
+    assert Plan.from_json(value) == plan
+    assert value["placements"][0]["cache"] == {"max_bytes": 1 << 30, "dtype": "float32"}
+    assert "cache" not in with_cache({"cache.prefix": "off"}).plan.to_json()["placements"][0]
+    bad = {**plan.placement.to_json(), "cache": {"dtype": "int8"}}
+    with pytest.raises(PlanError, match="dtype = 'int8'"):
+        type(plan.placement).from_json(bad)
+
+
+def test_given_plan_keeps_nothing_that_the_job_does_not_ask_for() -> None:
+    """Hosts have hidden states of others' rows only where the job says so, and no more of them."""
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"cache.prefix": "off"}, "the job says cache.prefix = 'off'"),
+        ({"cache.dtype": "bfloat16"}, "1,024 MiB of float32 at most; the job says 1,024 MiB of bfloat16 at most"),
+        ({"cache.max_bytes": 1 << 20}, "the job says 1.0 MiB of float32 at most"),
+    ]
+    for changes, says in rows:
+        given = GivenPlan(plan=with_cache().plan)
+        assert accept_plan(given, caching(), cache_facts()).plan == given.plan
+        with pytest.raises(PlanError, match=re.escape(says)):
+            accept_plan(given, caching(changes), cache_facts())

@@ -20,13 +20,15 @@ from coordinator.planner.search import plan_of
 from coordinator.planner.step_time import Ring, job_s
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.profile import NodeFacts, Profile, Work
-from ringtune.errors import CapacityError, JobError, PlanError
+from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.offload import helpers_by_host
 from sim.prediction import predict
 from sim.ring import VirtualRing
+from tests.coordinator.planner.test_helpers import PAIRS, job_of, of_users
 from tests.support.planner_rings import CLASSES, MIB, QUICK, class_ring, device, draft_for
 
 _SLOWER = {Work.BACKWARD: 1.8, Work.BACKWARD_LOWEST: 2.2, Work.UPDATE: 10.0}
@@ -73,8 +75,8 @@ def planned(job: Job, *nodes: NodeFacts) -> Plan:
 
 def test_plan_of_hift_shares_the_blocks_of_alike_nodes_out() -> None:
     """Every node hosts; all own data; the method and the place of its state are the job's."""
-    plan = planned(wanted(hift__state="disk", hift__group_size=2), *map(board, "abcd"))
-    assert [piece.num_blocks for piece in plan.placement.slices] == [3, 3, 3, 3]
+    plan = planned(wanted(hift__state="disk", hift__group_size=2), *(board(name, num_blocks=6) for name in "abcd"))
+    assert [piece.num_blocks for piece in plan.placement.slices] == [2, 2, 1, 1]
     assert plan.course.method == Hift(group_size=2)
     assert plan.placement.state_on_disk
     assert not planned(wanted(), board("a")).placement.state_on_disk
@@ -95,11 +97,12 @@ def test_plan_of_hift_that_stays_in_its_warm_up_is_refused() -> None:
 def test_plan_of_hift_that_fits_no_node_is_refused_with_both_numbers() -> None:
     """One board is too small, alone; four of them are not."""
     job = wanted(train__optimizer="adamw")
-    need = made(job, board("a")).memory["a"].total_bytes
+    need = made(job, board("a", num_blocks=6)).memory["a"].total_bytes
     small = round(0.8 * need)
     with pytest.raises(CapacityError, match=r"node a needs .*MiB.* but has .*MiB"):
-        planned(job, board("a", memory_bytes=small))
-    four = made(job, *(board(name, memory_bytes=small, rows=100 if name == "a" else 0) for name in "abcd"))
+        planned(job, board("a", num_blocks=6, memory_bytes=small))
+    rows = {"a": 100, "b": 0, "c": 0, "d": 0}
+    four = made(job, *(board(name, num_blocks=6, memory_bytes=small, rows=rows[name]) for name in rows))
     assert all(estimate.total_bytes <= small for estimate in four.memory.values())
 
 
@@ -119,10 +122,7 @@ def test_plan_of_hift_has_room_for_one_item_between_two_hosts() -> None:
     nodes = [board(name, num_blocks=4) for name in "ab"]
     found = [planned(wanted(train__microbatches=count), *nodes).placement.credits for count in (1, 4)]
     assert found == [2, 4]
-
-
-def test_plan_of_hift_keeps_blocks_from_an_owner_without_room_for_them() -> None:
-    """Embedding, head and their state take most of an owner; a node without data takes more blocks."""
+    # Embedding, head and their state take most of an owner; a node without data takes more blocks
     need = made(wanted(), board("a"), board("b", rows=0)).memory["a"].total_bytes
     plan = planned(wanted(), board("a", memory_bytes=need - 20 * MIB), board("b", rows=0))
     assert plan.slice_of("a").num_blocks < 6
@@ -140,19 +140,19 @@ def ring_of(rng: random.Random, kinds: list[str], *, owners: int) -> Profile:
     return dataclasses.replace(profile, nodes=tuple(map(full, profile.nodes)))
 
 
-@pytest.mark.parametrize(("seed", "group_size"), [(0, 1), (1, 3), (2, 1), (3, 3)])
-def test_formula_of_hift_is_near_the_simulated_run(seed: int, group_size: int) -> None:
+def test_formula_of_hift_is_near_the_simulated_run() -> None:
     """A step of a sweep takes what its group lets it: the mean is within a quarter of the simulator's."""
-    rng = random.Random(seed)
-    profile = ring_of(rng, [rng.choice(sorted(CLASSES)) for _ in range(3)], owners=1)
-    draft = draft_of(profile, group_size=group_size)
-    costs = ring_costs(draft, profile, optimizer="adamw")
-    ring = Ring(nodes=(0, 1, 2), counts=(2, 2, 2))
-    plan = plan_of(draft, costs, ring)
-    simulated = predict(plan, profile).train_s
-    assert job_s(costs, ring) == pytest.approx(simulated, rel=0.25)
-    judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6)
-    assert judged == pytest.approx(simulated, rel=0.1)
+    for seed, group_size in [(0, 1), (1, 3), (2, 1), (3, 3)]:
+        rng = random.Random(seed)
+        profile = ring_of(rng, [rng.choice(sorted(CLASSES)) for _ in range(3)], owners=1)
+        draft = draft_of(profile, group_size=group_size)
+        costs = ring_costs(draft, profile, optimizer="adamw")
+        ring = Ring(nodes=(0, 1, 2), counts=(2, 2, 2))
+        plan = plan_of(draft, costs, ring)
+        simulated = predict(plan, profile).train_s
+        assert job_s(costs, ring) == pytest.approx(simulated, rel=0.25)
+        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6)
+        assert judged == pytest.approx(simulated, rel=0.1)
 
 
 def test_prediction_of_hift_counts_the_bytes_of_unit_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,26 +217,120 @@ def test_explanation_of_hift_says_how_far_the_backward_goes() -> None:
     ]
 
 
-def test_refusal_of_an_owner_of_hift_names_what_helps_it() -> None:
-    """No other node can keep its embedding; an optimizer with less state, or a roomier owner helps."""
+def test_refusal_of_hift_names_what_helps() -> None:
+    """No other node can keep an owner's embedding; an optimizer with less state, or a roomier owner helps."""
     small = board("a", memory_bytes=100 * MIB)
     with pytest.raises(CapacityError, match=r"for embedding and head but .*'adafactor' or 'sgd'") as refused:
         planned(wanted(), small)
     assert "add a node" not in str(refused.value)
     with pytest.raises(CapacityError, match=r"or let a node with more memory own its rows$"):
         planned(wanted(train__optimizer="sgd"), small)
-
-
-def test_refusal_names_the_settings_of_hift_that_would_fit() -> None:
-    """State on disk and smaller groups each make room; with less memory only what still fits is named."""
+    # State on disk and smaller groups each make room; with less memory only what still fits is named
     job = wanted(hift__group_size=8, train__checkpoint_every=0)
     most = made(job, board("a", num_blocks=6)).memory["a"].total_bytes
     ones = job.with_overrides({"hift.group_size": 1})
-    small = made(ones, board("a", num_blocks=6)).memory["a"].total_bytes
+    least = made(ones, board("a", num_blocks=6)).memory["a"].total_bytes
     with pytest.raises(CapacityError, match=r"hift\.group_size = 1 would fit; or lower train\.batch_size"):
-        planned(job, board("a", num_blocks=6, memory_bytes=(small + most) // 2))
+        planned(job, board("a", num_blocks=6, memory_bytes=(least + most) // 2))
     with pytest.raises(CapacityError, match=r"hift\.state = 'disk' would fit; or lower train\.batch_size"):
-        planned(ones, board("a", num_blocks=6, memory_bytes=small - 20 * MIB))
+        planned(ones, board("a", num_blocks=6, memory_bytes=least - 20 * MIB))
     with pytest.raises(CapacityError) as refused:
         planned(job, board("a", num_blocks=6, memory_bytes=50 * MIB))
     assert "would fit" not in str(refused.value)
+
+
+BLOCK = 2 * 7_097_856
+COPIES = 2 * (47_677_440 + 591_360 + 2 * 1540)
+
+
+def test_plan_of_state_without_room_on_the_disk_is_refused_with_both_numbers() -> None:
+    """Twelve blocks and the copies need 255 MiB; the message has the node and what can be done."""
+    node = board("a")
+    job = wanted(hift__state="disk", train__checkpoint_every=0)
+    enough = 12 * BLOCK + COPIES
+    assert made(job, dataclasses.replace(node, state_free_bytes=enough)).plan
+    with pytest.raises(StorageError) as refused:
+        made(job, dataclasses.replace(node, state_free_bytes=200 * MIB))
+    with pytest.raises(StorageError):
+        made(job, dataclasses.replace(node, state_free_bytes=enough - 1))
+    assert str(refused.value) == (
+        "node a needs 255 MiB in its folder for state for blocks [0, 12) (255 MiB of optimizer state) but "
+        "200 MiB are free there; make room, or start it with --state on another disk, or set hift.state = 'memory'"
+    )
+    assert made(wanted(train__checkpoint_every=0), dataclasses.replace(node, state_free_bytes=0)).plan
+
+
+def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
+    """State fits, three checkpoints beside it do not: to do without them is named, state in memory would not help."""
+    node = dataclasses.replace(board("a"), state_free_bytes=300 * MIB)
+    job = wanted(hift__state="disk", train__checkpoint_every=10)
+    message = r"for embedding and head \(92\.1 MiB of optimizer state and 414 MiB of checkpoints\) but 300 MiB are free"
+    with pytest.raises(StorageError, match=message) as refused:
+        made(job, node)
+    assert "checkpoint_every = 0" in str(refused.value)
+    assert "hift.state = 'memory'" not in str(refused.value)
+    # Its checkpoints lie on the disk already
+    job = wanted(hift__state="disk", train__checkpoint_every=10)
+    plan = made(job, board("a")).plan
+    keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=12 * BLOCK + COPIES)})
+    with pytest.raises(StorageError, match=r"node a needs 255 MiB .* but 100 MiB are free"):
+        keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=100 * MIB)})
+
+
+def test_plan_of_merged_adapters_without_room_on_the_disk_is_refused() -> None:
+    """Their host keeps them in a file; beside the matrices they take no disk."""
+    linear: dict[str, Any] = {"adapter__config": "linear", "train__checkpoint_every": 0}
+
+    def planned(*, merged: bool, free_bytes: int) -> Plan:
+        job = job_of(users="joint", mode={"a": "b"}, offload__merged=merged, **linear)
+        nodes = of_users("a", "b", state_free_bytes=free_bytes)
+        return make_plan(job, nodes).plan
+
+    plan = planned(merged=True, free_bytes=1 << 40)
+    needed = PAIRS.adapter_block_bytes * plan.slice_of("a").num_blocks
+    assert needed and helpers_by_host(planned(merged=True, free_bytes=needed)) == {"a": "b"}
+    assert helpers_by_host(planned(merged=False, free_bytes=0)) == {"a": "b"}
+    with pytest.raises(
+        StorageError, match=r"of merged adapters\) but .* are free there; .* set offload\.merged = false"
+    ):
+        keep_plan(
+            job_of(users="joint", mode={"a": "b"}, offload__merged=True, **linear),
+            plan,
+            of_users("a", "b", state_free_bytes=needed - 1),
+        )
+
+
+def test_plan_of_helpers_without_room_for_their_checkpoints_is_refused() -> None:
+    """A matrix of each user's own with moments is no small file; whoever helps, no disk has room."""
+    rows: list[Any] = ["auto", {"a": "b"}]
+    for mode in rows:
+        job = job_of(mode=mode, adapter__config="linear", train__checkpoint_every=1)
+        with pytest.raises(StorageError, match=r"of checkpoints\) but .* are free there"):
+            make_plan(job, of_users("a", "b", state_free_bytes=10))
+
+
+def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:
+    """It is as fast as the other, but has room for the state of three blocks only."""
+    small = dataclasses.replace(board("b", rows=0), state_free_bytes=3 * BLOCK)
+    plan = made(wanted(hift__state="disk", train__checkpoint_every=0), board("a"), small).plan
+    assert plan.slice_of("b").num_blocks <= 3
+    assert made(wanted(train__checkpoint_every=0), board("a"), small).plan.slice_of("b").num_blocks > 3
+
+
+def test_nodes_that_share_a_disk_share_its_room() -> None:
+    """Each alone would fit; together they do not, and the refusal has both numbers. On two disks they fit."""
+    job = wanted(hift__state="disk", train__checkpoint_every=0)
+
+    def nodes(free_bytes: int, disks: str = "xx") -> dict[str, NodeFacts]:
+        found = zip("ab", disks, strict=True)
+        return {
+            name: dataclasses.replace(board(name, num_blocks=4), state_free_bytes=free_bytes, state_disk=disk)
+            for name, disk in found
+        }
+
+    assert made(job, *nodes(4 * BLOCK + 2 * COPIES).values()).plan.slice_of("b").num_blocks
+    with pytest.raises(StorageError, match=r"a, b share a disk and together need 238 MiB .* but 230 MiB") as refused:
+        made(job, *nodes(230 * MIB).values())
+    assert str(refused.value).endswith("or set hift.state = 'memory'")
+    for apart in ("xy", [""] * 2):
+        assert made(job, *nodes(230 * MIB, apart).values()).plan  # type: ignore[arg-type]

@@ -57,19 +57,16 @@ def test_given_plan_is_carried_out_as_it_is() -> None:
     plan = Plan.of(plan.course, dataclasses.replace(plan.placement, slices=tuple(moved), credits=1))
     made = accept_plan(GivenPlan(plan=plan), job(), two())
     assert made.plan == plan and sorted(made.memory) == ["a", "b"]
-
-
-def test_given_plan_of_a_method_that_knows_its_ring_is_that_of_its_job() -> None:
-    """PipeAdapter counts the hosts above each block: the job's method is compared as it is on the plan's own ring."""
+    # PipeAdapter counts the hosts above each block: the job's method is compared as it is on the plan's own ring
     wanted = job(train__method="pipeadapter")
     plan = given(wanted).plan
     slices = tuple(
         dataclasses.replace(piece, start=at, stop=to)
         for piece, at, to in zip(plan.placement.slices, (0, 3), (3, 4), strict=True)
     )
-    moved = Plan.of(plan.course, dataclasses.replace(plan.placement, slices=slices))
-    assert moved.course.method != plan.course.method
-    assert accept_plan(GivenPlan(plan=moved), wanted, two()).plan == moved
+    uneven = Plan.of(plan.course, dataclasses.replace(plan.placement, slices=slices))
+    assert uneven.course.method != plan.course.method
+    assert accept_plan(GivenPlan(plan=uneven), wanted, two()).plan == uneven
 
 
 def test_given_plan_reads_back_from_its_file(tmp_path: Path) -> None:
@@ -141,9 +138,9 @@ def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFact
     return lambda plan, wanted, nodes: (plan, job(**changes), nodes)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
+def test_given_plan_that_does_not_fit_is_refused() -> None:
+    """Names, rows, model, memory and every key of the job that the planner does not choose."""
+    rows: list[tuple[Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed], type[RingTuneError], str]] = [
         (other_rows, DataError, "node b has 11 training and 5 evaluation rows, the plan says 10 and 5"),
         (new_owner, DataError, "node b has 10 training and 5 evaluation rows, the plan says 0 and 0"),
         (lost_node, PlanError, "the plan is for the nodes a, b; b not among a, c"),
@@ -160,14 +157,10 @@ def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFact
             r"method = .*, the job says .* \(train\.method, \[unfreeze\]\); change it, or plan anew",
         ),
         (other_job(data__labels=["neg", "pos", "so"]), PlanError, r"labels = .* \(data.labels\)"),
-    ],
-)
-def test_given_plan_that_does_not_fit_is_refused(
-    change: Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed], error: type[RingTuneError], message: str
-) -> None:
-    """Names, rows, model, memory and every key of the job that the planner does not choose."""
-    with pytest.raises(error, match=message):
-        accept_plan(*change(given(), job(), two()))
+    ]
+    for change, error, message in rows:
+        with pytest.raises(error, match=message):
+            accept_plan(*change(given(), job(), two()))
 
 
 def test_members_of_a_local_ring_are_checked_before_any_is_started() -> None:
@@ -254,10 +247,7 @@ def test_given_times_replace_measured_ones_and_nothing_else() -> None:
         hardware="Made-up 3000",
     )
     assert found.by_name["a"] == expected
-
-
-def test_given_times_that_a_run_recorded_have_its_messages_in_them() -> None:
-    """What messages take from computing is not counted a second time in the next plan."""
+    # What messages take from computing is not counted a second time in the next plan
     live = {"a": facts("a", **NO_TIMES)}
     for was_recorded in (True, False):
         found = with_given_times(live, Profile(nodes=(measured("a", has_messages=was_recorded),)))

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import pytest
 
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.draft import initiator_order
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.make_plan import check_inputs, make_plan
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.planned import Planned
+from coordinator.planner.search import choose_plan
+from coordinator.run.planning import FirstInspectionDone
+from coordinator.screen.plan_text import plan_text
 from ringtune.costs.links import with_assumed
-from ringtune.costs.profile import NodeFacts
+from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.job.job import Job
+from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
-from tests.support.fake_agents import MODEL, facts, job
+from tests.coordinator.run.test_planning import looked
+from tests.support.fake_agents import MODEL, NO_TIMES, facts, job
 
 
 def plan_for(wanted: Job, *nodes: NodeFacts) -> Plan:
@@ -32,6 +43,11 @@ def test_plan_orders_ring_and_owners_by_name() -> None:
     assert [piece.node for piece in plan.placement.slices] == ["a", "b", "c"]
     assert [owner.node for owner in plan.course.owners] == ["a", "c"]
     assert plan.course.num_steps == 2 * 2 * 2
+    # Slices begin behind the private blocks
+    plan = plan_for(job(privacy__private_blocks=2), facts("a"), facts("b"))
+    assert slices(plan) == {"a": (2, 3), "b": (3, 4)}
+    with pytest.raises(PlanError, match="private_blocks = 4 leaves nothing"):
+        plan_for(job(privacy__private_blocks=4), facts("a"))
 
 
 def test_plan_of_images_counts_the_tokens_that_an_image_has() -> None:
@@ -55,10 +71,17 @@ def times(seconds: float) -> dict[str, Any]:
     return {"block_forward_s": seconds, "block_graph_s": seconds, "block_backward_s": seconds}
 
 
-def test_plan_follows_measured_speed() -> None:
+def test_plan_follows_measured_speed_and_no_noise() -> None:
     """A node that is three times as fast hosts three of four blocks."""
     plan = plan_for(job(), facts("a", **times(0.003)), facts("b", **times(0.001)))
     assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
+    # Nodes with the same hardware get even slices, whatever a busy moment made of their times
+    noisy = facts("a", hardware="x", **times(0.002)), facts("b", hardware="x", **times(0.001))
+    assert slices(plan_for(job(), *noisy)) == {"a": (0, 2), "b": (2, 4)}
+    # If one node was not measured, all count as equal
+    unknown: dict[str, Any] = {"block_forward_s": 0.0, "block_graph_s": 0.0, "block_backward_s": 0.0}
+    fast: dict[str, Any] = {"block_graph_s": 1e-6, "block_backward_s": 1e-6}
+    assert slices(plan_for(job(), facts("a", **unknown), facts("b", **fast))) == {"a": (0, 2), "b": (2, 4)}
 
 
 def test_plan_weighs_what_trains_longest() -> None:
@@ -74,25 +97,17 @@ def test_plan_weighs_what_trains_longest() -> None:
     assert [owner.node for owner in plan.course.owners] == ["a", "b"]
 
 
-def test_plan_of_equal_machines_ignores_noise() -> None:
-    """Nodes with the same hardware get even slices, whatever a busy moment made of their times."""
-    noisy = facts("a", hardware="x", **times(0.002)), facts("b", hardware="x", **times(0.001))
-    assert slices(plan_for(job(), *noisy)) == {"a": (0, 2), "b": (2, 4)}
-
-
-def test_plan_without_measurement_is_even() -> None:
-    """If one node was not measured, all count as equal."""
-    unknown: dict[str, Any] = {"block_forward_s": 0.0, "block_graph_s": 0.0, "block_backward_s": 0.0}
-    fast: dict[str, Any] = {"block_graph_s": 1e-6, "block_backward_s": 1e-6}
-    assert slices(plan_for(job(), facts("a", **unknown), facts("b", **fast))) == {"a": (0, 2), "b": (2, 4)}
-
-
-def test_plan_moves_blocks_away_from_a_small_node() -> None:
+def test_plan_moves_blocks_away_from_a_small_node_and_takes_fewer_credits() -> None:
     """A node with room for one block hosts one, embedding and head counted in; at the top it needs more."""
     need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
     plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
     assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
     assert plan.placement.credits == 8
+    # Where nothing fits with 8 tensors in flight, fewer may do; the other decisions stay
+    need = make_plan(job(), {"a": facts("a")}).memory["a"].total_bytes
+    made = make_plan(job(), {"a": facts("a", memory_bytes=need - 1)})
+    assert made.plan.placement.credits == 4
+    assert made.memory["a"].total_bytes < need
 
 
 def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
@@ -100,18 +115,7 @@ def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
     small: dict[str, Any] = {"memory_bytes": 15_000, "activation_token_bytes": 20_000}
     with pytest.raises(CapacityError, match=r"node a needs .*KiB.* for blocks \[0, 2\) but has 14.6 KiB, and no other"):
         plan_for(job(), facts("a", **small), facts("b", **small))
-
-
-def test_plan_takes_fewer_credits_before_it_gives_up() -> None:
-    """Where nothing fits with 8 tensors in flight, fewer may do; the other decisions stay."""
-    need = make_plan(job(), {"a": facts("a")}).memory["a"].total_bytes
-    made = make_plan(job(), {"a": facts("a", memory_bytes=need - 1)})
-    assert made.plan.placement.credits == 4
-    assert made.memory["a"].total_bytes < need
-
-
-def test_plan_refuses_an_owner_without_room_for_its_head() -> None:
-    """An owner that hosts no block still needs embedding and head."""
+    # An owner that hosts no block still needs embedding and head
     with pytest.raises(CapacityError, match=r"node a needs .* but has 10 B"):
         plan_for(job(), facts("a", memory_bytes=10), facts("b"))
 
@@ -149,14 +153,6 @@ def test_plan_of_pipeadapter_counts_the_versions_of_the_lower_hosts() -> None:
     assert tight.memory_bytes["a"] < need
 
 
-def test_plan_leaves_private_blocks_to_the_owners() -> None:
-    """Slices begin behind the private blocks."""
-    plan = plan_for(job(privacy__private_blocks=2), facts("a"), facts("b"))
-    assert slices(plan) == {"a": (2, 3), "b": (3, 4)}
-    with pytest.raises(PlanError, match="private_blocks = 4 leaves nothing"):
-        plan_for(job(privacy__private_blocks=4), facts("a"))
-
-
 def test_plan_of_an_evaluation_needs_no_room_for_graphs() -> None:
     """Where training does not fit, a run of no steps does: no graph, no moments."""
     wanted = job(unfreeze__every_steps=1)
@@ -168,10 +164,24 @@ def test_plan_of_an_evaluation_needs_no_room_for_graphs() -> None:
     assert (made.plan.course.num_steps, made.memory["a"].parts()["optimizer"]) == (0, 0)
 
 
-def test_plan_agrees_on_labels() -> None:
+def test_plan_agrees_on_labels_and_model() -> None:
     """Without labels in the job the classes are the sorted union of what the owners have."""
     plan = plan_for(job(), facts("a", labels=("neg",), eval_labels=("neg",)), facts("b", labels=("pos", "so-so")))
     assert plan.course.labels == ("neg", "pos", "so-so")
+    # A class that only evaluation has, a single class, and a class outside the job's list are named
+    with pytest.raises(DataError, match="node a has evaluation rows of class 'odd'"):
+        plan_for(job(), facts("a", eval_labels=("neg", "odd")))
+    with pytest.raises(DataError, match="needs two"):
+        plan_for(job(), facts("a", labels=("neg",), eval_labels=()))
+    with pytest.raises(DataError, match="node a has training rows of class 'neg'"):
+        plan_for(job(data__labels=["pos", "maybe"]), facts("a"))
+    # Two digests of the model are two models
+    other = dataclasses.replace(MODEL, digest="cd" * 32)
+    with pytest.raises(ModelError, match="nodes a and b have different models"):
+        plan_for(job(), facts("a"), facts("b", model=other))
+    # Somebody has to have rows
+    with pytest.raises(DataError, match="no node has training rows"):
+        plan_for(job(), facts("a", rows=0))
 
 
 def test_make_plan_unites_the_tags_of_owners_and_refuses_others() -> None:
@@ -189,29 +199,6 @@ def test_make_plan_unites_the_tags_of_owners_and_refuses_others() -> None:
         plan_for(tags, facts("a", labels=("O",), eval_labels=()))
 
 
-def test_plan_refuses_labels_that_do_not_agree() -> None:
-    """A class that only evaluation has, a single class, and a class outside the job's list are named."""
-    with pytest.raises(DataError, match="node a has evaluation rows of class 'odd'"):
-        plan_for(job(), facts("a", eval_labels=("neg", "odd")))
-    with pytest.raises(DataError, match="needs two"):
-        plan_for(job(), facts("a", labels=("neg",), eval_labels=()))
-    with pytest.raises(DataError, match="node a has training rows of class 'neg'"):
-        plan_for(job(data__labels=["pos", "maybe"]), facts("a"))
-
-
-def test_plan_refuses_nodes_with_different_models() -> None:
-    """Two digests of the model are two models."""
-    other = dataclasses.replace(MODEL, digest="cd" * 32)
-    with pytest.raises(ModelError, match="nodes a and b have different models"):
-        plan_for(job(), facts("a"), facts("b", model=other))
-
-
-def test_plan_needs_an_owner() -> None:
-    """Somebody has to have rows."""
-    with pytest.raises(DataError, match="no node has training rows"):
-        plan_for(job(), facts("a", rows=0))
-
-
 def test_plan_of_one_machine_is_judged_by_the_simulator_and_even() -> None:
     """Two alike nodes with the assumed links of a machine: the simulator was asked, and even slices stay."""
     nodes = {name: facts(name) for name in "ab"}
@@ -221,3 +208,224 @@ def test_plan_of_one_machine_is_judged_by_the_simulator_and_even() -> None:
     assert planned.choice.best.simulated_s is not None
     assert planned.choice.even
     assert [(piece.node, piece.num_blocks) for piece in planned.plan.placement.slices] == [("a", 2), ("b", 2)]
+
+
+def test_initiators_follow_the_best_links() -> None:
+    """From the start of the shortest round on, always the best link to who has not had its turn."""
+    seconds = {frozenset("ac"): 3.0, frozenset("bc"): 1.0, frozenset("ab"): 5.0}
+    far = 10.0
+
+    def hand_over_s(source: str, target: str) -> float:
+        return seconds.get(frozenset((source, target)), far)
+
+    assert initiator_order(["d", "c", "a", "b"], hand_over_s) == ("a", "c", "b", "d")
+    # Links are directed: the round goes where they are good
+    good = {("a", "c"), ("c", "b"), ("b", "a")}
+    assert initiator_order(["a", "b", "c"], lambda *pair: 1.0 if pair in good else 2.0) == ("a", "c", "b")
+    # Names decide without links, among two, and among equals
+    assert initiator_order(["c", "a", "b"], None) == ("a", "b", "c")
+    assert initiator_order(["b", "a"], lambda *pair: 1.0) == ("a", "b")
+    assert initiator_order(["c", "a", "b"], lambda *pair: 1.0) == ("a", "b", "c")
+
+
+BF16, INT8 = FrozenWeights(dtype="bfloat16"), FrozenWeights(dtype="int8")
+LARGE = dataclasses.replace(
+    MODEL,
+    block_bytes=4_000_000,
+    block_matrix_params=990_000,
+    block_matrix_rows=1_000,
+    largest_matrix_params=10_000,
+)
+
+
+def large_nodes(memory_bytes: int = 1 << 30, **changes: Any) -> dict[str, NodeFacts]:
+    """Two nodes with blocks of 4 MB in float32."""
+    return {name: facts(name, memory_bytes=memory_bytes, model=LARGE, **{**NO_TIMES, **changes}) for name in "ab"}
+
+
+def planned_frozen(wish: str, memory_bytes: int = 1 << 30, **changes: Any) -> Planned:
+    """The plan of a job with this wish."""
+    return make_plan(job(runtime__frozen=wish), large_nodes(memory_bytes, **changes))
+
+
+def min_bytes(wish: str) -> int:
+    """What the fuller of the two nodes needs."""
+    return max(planned_frozen(wish).memory_bytes.values())
+
+
+def test_plan_holds_frozen_weights_as_the_job_says() -> None:
+    """With room for all, ``auto`` rounds nothing."""
+    rows: list[tuple[str, FrozenWeights | None]] = [
+        ("float32", None),
+        ("bfloat16", BF16),
+        ("int8", INT8),
+        ("auto", None),
+    ]
+    for wish, frozen in rows:
+        assert planned_frozen(wish).plan.course.frozen == frozen
+    # One node that widens lets all widen: no result depends on who hosts what
+    for fast, native in [("ab", True), ("a", False), ("", False)]:
+        members = {name: dataclasses.replace(each, fast_bfloat16=name in fast) for name, each in large_nodes().items()}
+        course = make_plan(job(runtime__frozen="bfloat16"), members).plan.course
+        assert course.frozen == FrozenWeights(dtype="bfloat16", native=native)
+
+
+def test_auto_takes_the_first_type_that_fits() -> None:
+    """On nodes that have just enough for one type, it is taken; ``--explain`` says what the larger ones lack."""
+    rows: list[tuple[str, FrozenWeights | None]] = [("float32", None), ("bfloat16", BF16), ("int8", INT8)]
+    for fits, frozen in rows:
+        found = planned_frozen("auto", min_bytes(fits))
+        assert found.plan.course.frozen == frozen
+        assert found.choice is not None
+        lines = explanation_text(explain(found.choice, relative=True))
+        told = [line for line in lines if line.startswith("  frozen weights in")]
+        assert len(told) == 1
+        if frozen is None:
+            assert told == ["  frozen weights in float32: they fit unrounded"]
+        else:
+            assert told[0].startswith(f"  frozen weights in {frozen}: in float32 node ")
+            assert "needs" in told[0] and "but has" in told[0]
+            assert ("in bfloat16 widened node" in told[0]) is (frozen == INT8)
+
+
+def test_plan_says_how_frozen_weights_are_held() -> None:
+    """One line, and none where they are as computed."""
+    found = {wish: planned_frozen(wish) for wish in ("float32", "int8")}
+    lines = {
+        wish: [line for line in plan_text(each.plan, each.memory, num_steps=0, measured=False) if "frozen" in line]
+        for wish, each in found.items()
+    }
+    assert lines == {
+        "float32": [],
+        "int8": ["frozen weights in int8, a scale for each row, widened to float32 a matrix at a time"],
+    }
+    # Only what was chosen has a reason
+    choice = planned_frozen("bfloat16").choice
+    assert choice is not None
+    assert explain(choice, relative=True).frozen == ""
+    # The look before the measurement settles the type
+    room = min_bytes("bfloat16")
+    assert looked(job(runtime__frozen="auto"), large_nodes(room)) == FirstInspectionDone(None, BF16)
+    assert looked(job(runtime__frozen="auto"), large_nodes()) == FirstInspectionDone(None, None)
+
+
+def test_auto_that_fits_with_no_type_is_refused_with_the_smallest() -> None:
+    """Both numbers are those of int8."""
+    with pytest.raises(CapacityError) as smallest:
+        planned_frozen("int8", 100_000)
+    with pytest.raises(CapacityError) as refused:
+        planned_frozen("auto", 100_000)
+    assert str(refused.value) == str(smallest.value)
+
+
+def test_given_plan_with_another_type_is_refused() -> None:
+    """The job's type is kept; ``auto`` takes what the plan has."""
+    given = GivenPlan(plan=planned_frozen("bfloat16").plan)
+    for wish in ("bfloat16", "auto"):
+        assert accept_plan(given, job(runtime__frozen=wish), large_nodes()).plan == given.plan
+    with pytest.raises(PlanError, match=r"the plan has frozen = bfloat16, the job says float32 \(runtime\.frozen\)"):
+        accept_plan(given, job(), large_nodes())
+
+
+def test_times_of_another_type_are_refused_or_called_rough() -> None:
+    """Blocks in bfloat16 take other times; ``auto`` takes what it can and says so."""
+    shape = TimedShape(rows=1, frozen="bfloat16 widened")
+    given = Profile(nodes=tuple(large_nodes(shape=shape).values()))
+    with pytest.raises(PlanError, match=r"with frozen weights in bfloat16 widened, the run has them in float32"):
+        check_inputs(job(), given)
+    assert "predicted times are rough" in make_plan(job(runtime__frozen="auto"), given.by_name).note
+    assert "rough" not in make_plan(job(runtime__frozen="bfloat16"), given.by_name).note
+
+
+def test_refusal_names_the_types_of_frozen_weights_that_would_fit() -> None:
+    """Only those: where int8 alone would fit, bfloat16 is not named, and where none would, neither is."""
+    least = {wish: min_bytes(wish) for wish in ("float32", "bfloat16", "int8")}
+    with pytest.raises(CapacityError, match=r"runtime\.frozen = 'bfloat16' or runtime\.frozen = 'int8' would fit; or "):
+        planned_frozen("float32", least["bfloat16"])
+    with pytest.raises(CapacityError, match=r"runtime\.frozen = 'int8' would fit; or ") as refused:
+        planned_frozen("bfloat16", least["int8"])
+    assert "'bfloat16'" not in str(refused.value)
+    with pytest.raises(CapacityError) as refused:
+        planned_frozen("float32", least["int8"] // 2)
+    assert "would fit" not in str(refused.value)
+
+
+BLOCK_BYTES = LARGE.block_bytes
+
+
+class Counted:
+    """How often plans were searched for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        monkeypatch.setattr("coordinator.planner.make_plan.choose_plan", self._count)
+
+    def _count(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return choose_plan(*args, **kwargs)
+
+
+def chosen_type(wanted: Job, large_nodes: dict[str, NodeFacts]) -> tuple[object, ...]:
+    """The plan and why other types were passed over, or the refusal."""
+    try:
+        found = make_plan(wanted, large_nodes)
+    except CapacityError as error:
+        return (str(error),)
+    assert found.choice is not None
+    return found.plan, found.choice.too_large, found.memory_bytes
+
+
+def random_nodes(draw: random.Random) -> tuple[Job, dict[str, NodeFacts]]:
+    """A job and nodes with room for about all, some, or none of the blocks; some own no rows."""
+    num_nodes, num_blocks = draw.randint(1, 4), draw.randint(4, 8)
+    model = dataclasses.replace(LARGE, num_blocks=num_blocks)
+    each_bytes = num_blocks * BLOCK_BYTES / num_nodes
+    large_nodes = {}
+    for name in "abcd"[:num_nodes]:
+        rows = 10 if name == "a" else draw.choice((0, 10))
+        room = round(each_bytes * draw.uniform(0.1, 2.0)) + 1_000_000
+        large_nodes[name] = facts(name, rows=rows, memory_bytes=room, model=model, **NO_TIMES)
+    changes = {"privacy__private_blocks": draw.choice((0, 1)), "memory__activations": draw.choice(("none", "auto"))}
+    method = draw.choice(("ringada", "all", "single")) if num_nodes == 1 else draw.choice(("ringada", "all"))
+    return job(runtime__frozen="auto", train__method=method, **changes), large_nodes
+
+
+@pytest.mark.thorough
+def test_bound_never_changes_the_choice_and_searches_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many random rings plans, reasons and refusals are those of searching every type."""
+    counted, bound = Counted(monkeypatch), MemoryCaps.may_fit
+    rings, searches = [random_nodes(random.Random(seed)) for seed in range(60)], []
+    answers = []
+    for rule in (bound, lambda _: True):
+        monkeypatch.setattr(MemoryCaps, "may_fit", rule)
+        before = counted.calls
+        answers.append([chosen_type(*each) for each in rings])
+        searches.append(counted.calls - before)
+    assert answers[0] == answers[1]
+    assert len({type(answer[0]) for answer in answers[0]}) == 2, "plans and refusals have to be among them"
+    assert searches[0] < 0.7 * searches[1], searches
+
+
+@pytest.mark.parametrize(("room", "searched"), [(2.0, 1), (0.75, 1), (0.4, 1), (0.1, 0)])
+def test_type_that_can_not_fit_is_not_searched(room: float, searched: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for float32, bfloat16, int8 or for nothing: one search at most, and none for a remedy."""
+    counted = Counted(monkeypatch)
+    memory_bytes = round(room * BLOCK_BYTES * LARGE.num_blocks / 2) + 300_000
+    large_nodes = {name: facts(name, memory_bytes=memory_bytes, model=LARGE, **NO_TIMES) for name in "ab"}
+    found = chosen_type(job(runtime__frozen="auto", memory__activations="auto"), large_nodes)
+    assert counted.calls == searched
+    assert len(found) == (3 if searched else 1)
+
+
+def test_smaller_settings_are_looked_for_only_where_the_last_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that is passed over needs no remedy: nobody would read it."""
+    asked: list[Job] = []
+
+    def remedy(one: Job, _: object) -> str:
+        asked.append(one)
+        return ""
+
+    monkeypatch.setattr("coordinator.planner.make_plan.memory_remedy", remedy)
+    large_nodes = {name: facts(name, memory_bytes=6_000_000, model=LARGE, **NO_TIMES) for name in "ab"}
+    assert len(chosen_type(job(runtime__frozen="auto"), large_nodes)) == 3
+    assert asked == []

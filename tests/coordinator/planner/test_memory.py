@@ -1,85 +1,96 @@
-"""Memory of slices: which slices fit, and how a slice saves activations to fit."""
+"""Memory of slices: which fit, how a slice saves activations, and what ``memory.activations`` makes of a plan."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import random
+from typing import Any
 
 import pytest
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.judge import plan_job_s, simulated_step_s
-from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving, slice_saving
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving, extra_share, slice_saving
+from coordinator.planner.planned import Planned
 from coordinator.planner.ring_costs import RingCosts, ring_costs
 from coordinator.planner.search import plan_of, with_saving
 from coordinator.planner.step_time import Ring, job_s, step_times
+from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import CapacityError, JobError, PlanError
+from ringtune.job.job import Job
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range, Units
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from tests.support import fake_agents
+from tests.support.fake_agents import facts, job
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
 from tests.support.plans import random_operations
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
+def test_memory_caps_equal_node_memory_for_every_slice() -> None:
     """For any ring, role, depth, method and number of private blocks the bytes are those of the whole plan."""
-    rng = random.Random(seed)
-    num_nodes = rng.randint(2, 5)
-    num_blocks = rng.randint(max(3, num_nodes), 9)
-    profile = class_ring(rng, random_kinds(rng, num_nodes), num_blocks=num_blocks, owners=rng.randint(1, num_nodes))
-    private = rng.choice([0, 0, 1])
-    draft = draft_for(
-        profile,
-        microbatches=rng.choice([1, 4]),
-        num_steps=rng.choice([40, 100, 700]),
-        every_steps=rng.choice([10, 40]),
-        private_blocks=private,
-        method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
-    )
-    facts = {
-        name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
-        for name, node in profile.by_name.items()
-    }
-    caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
-    for _ in range(30):
-        hosts = rng.sample(sorted(facts), rng.randint(1, min(num_nodes, num_blocks - private)))
-        counts = random_counts(rng, num_blocks - private, len(hosts))
-        slices, at = [], private
-        for name, count in zip(hosts, counts, strict=True):
-            slices.append(Slice(node=name, start=at, stop=at + count))
-            at += count
-        plan = draft.placed(slices)
-        for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
-            wanted = caps.estimate(plan, piece.node).total_bytes
-            assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted
+    for seed in range(8):
+        rng = random.Random(seed)
+        num_nodes = rng.randint(2, 5)
+        num_blocks = rng.randint(max(3, num_nodes), 9)
+        profile = class_ring(rng, random_kinds(rng, num_nodes), num_blocks=num_blocks, owners=rng.randint(1, num_nodes))
+        private = rng.choice([0, 0, 1])
+        draft = draft_for(
+            profile,
+            microbatches=rng.choice([1, 4]),
+            num_steps=rng.choice([40, 100, 700]),
+            every_steps=rng.choice([10, 40]),
+            private_blocks=private,
+            method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
+        )
+        facts = {
+            name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
+            for name, node in profile.by_name.items()
+        }
+        caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
+        for _ in range(30):
+            hosts = rng.sample(sorted(facts), rng.randint(1, min(num_nodes, num_blocks - private)))
+            counts = random_counts(rng, num_blocks - private, len(hosts))
+            slices, at = [], private
+            for name, count in zip(hosts, counts, strict=True):
+                slices.append(Slice(node=name, start=at, stop=at + count))
+                at += count
+            plan = draft.placed(slices)
+            for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
+                wanted = caps.estimate(plan, piece.node).total_bytes
+                assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted
 
 
-@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["table", "random", "two-stage"] * 2)))
-def test_memory_caps_with_operations_are_never_too_small(seed: int, kind: str) -> None:
+def test_memory_caps_with_operations_are_never_too_small() -> None:
     """Before a ring is chosen any slice may be passed by, so that more may wait; graphs count as in the whole plan."""
-    rng = random.Random(seed)
-    profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=6, owners=2)
-    draft = with_operations(draft_for(profile, microbatches=4, method="all"), rng, kind)
-    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
-    for _ in range(10):
-        hosts = rng.sample(sorted(profile.by_name), rng.randint(1, 3))
-        counts = random_counts(rng, 6, len(hosts))
-        stops = [sum(counts[: at + 1]) for at in range(len(counts))]
-        slices = [
-            Slice(node=name, start=stop - count, stop=stop)
-            for name, count, stop in zip(hosts, counts, stops, strict=True)
-        ]
-        plan = draft.placed(slices)
-        for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
-            wanted = caps.estimate(plan, piece.node)
-            found = caps.estimate_of(piece.node, piece.start, piece.stop, above)
-            assert found.total_bytes >= wanted.total_bytes
-            assert found.parts()["activations"] == wanted.parts()["activations"]
+    for seed, kind in list(enumerate(["table", "random", "two-stage"] * 2)):
+        rng = random.Random(seed)
+        profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=6, owners=2)
+        draft = with_operations(draft_for(profile, microbatches=4, method="all"), rng, kind)
+        caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+        for _ in range(10):
+            hosts = rng.sample(sorted(profile.by_name), rng.randint(1, 3))
+            counts = random_counts(rng, 6, len(hosts))
+            stops = [sum(counts[: at + 1]) for at in range(len(counts))]
+            slices = [
+                Slice(node=name, start=stop - count, stop=stop)
+                for name, count, stop in zip(hosts, counts, stops, strict=True)
+            ]
+            plan = draft.placed(slices)
+            for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
+                wanted = caps.estimate(plan, piece.node)
+                found = caps.estimate_of(piece.node, piece.start, piece.stop, above)
+                assert found.total_bytes >= wanted.total_bytes
+                assert found.parts()["activations"] == wanted.parts()["activations"]
 
 
 def test_memory_caps_let_a_node_host_more_where_tables_leave_graphs_out() -> None:
@@ -134,9 +145,9 @@ def chosen(memory_bytes: int, *, may_project: bool = False) -> SliceSaving:
     return slice_saving(AUTO, KEPT, needs, facts, may_project=may_project)
 
 
-@pytest.mark.parametrize(
-    ("memory_bytes", "may_project", "wanted"),
-    [
+def test_auto_takes_the_cheapest_way_that_fits() -> None:
+    """Everything, then projections where they may be, then as few of the lowest blocks as needed run again."""
+    rows: list[tuple[int, bool, SliceSaving]] = [
         (600, True, KEEPS_ALL),
         (599, False, SliceSaving(2, 4)),
         (520, False, SliceSaving(2, 4)),
@@ -146,13 +157,11 @@ def chosen(memory_bytes: int, *, may_project: bool = False) -> SliceSaving:
         (479, True, SliceSaving(2, 4, is_projected=True)),
         (160, False, SliceSaving(2, 8)),
         (150, True, SliceSaving(2, 8, is_projected=True)),
-    ],
-)
-def test_auto_takes_the_cheapest_way_that_fits(memory_bytes: int, *, may_project: bool, wanted: SliceSaving) -> None:
-    """Everything, then projections where they may be, then as few of the lowest blocks as needed run again."""
-    found = chosen(memory_bytes, may_project=may_project)
-    assert found == wanted
-    assert needs(found) <= memory_bytes
+    ]
+    for memory_bytes, may_project, wanted in rows:
+        found = chosen(memory_bytes, may_project=may_project)
+        assert found == wanted
+        assert needs(found) <= memory_bytes
 
 
 def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
@@ -168,27 +177,22 @@ def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
     assert found == SliceSaving(3, 6)
     assert least(found) <= 427
     assert slice_saving(AUTO, KEPT, needs, facts, first_is_small=True) == SliceSaving(2, 6)
-
-
-def test_auto_without_a_way_that_fits_takes_the_smallest() -> None:
-    """So that a refusal names the least that the slice needs."""
+    # So that a refusal names the least that the slice needs
     assert chosen(99, may_project=True) == SliceSaving(2, 8, is_projected=True)
 
 
-@pytest.mark.parametrize(
-    ("activations", "wanted"),
-    [
+def test_other_words_hold_for_every_slice() -> None:
+    """Whether it fits or not."""
+    rows: list[tuple[str, SliceSaving]] = [
         (NONE, KEEPS_ALL),
         (VELORA, SliceSaving(2, 2, is_projected=True)),
         (RECOMPUTE, SliceSaving(2, 8)),
         (BOTH, SliceSaving(2, 8, is_projected=True)),
-    ],
-)
-def test_other_words_hold_for_every_slice(activations: str, wanted: SliceSaving) -> None:
-    """Whether it fits or not."""
-    assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
-    assert wanted.policy == activations
-    assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
+    ]
+    for activations, wanted in rows:
+        assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
+        assert wanted.policy == activations
+        assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
 
 
 # ---- in a ring -------------------------------------------------------------------------------------
@@ -275,3 +279,182 @@ def test_step_time_with_auto_is_near_the_simulated_one(seed: int) -> None:
         found = simulated_step_s(plan, profile, Units.top(6, depth), optimizer="adamw", owner=owner)
         assert predicted[depth] == pytest.approx(found, rel=0.15)
     assert plan_job_s(plan, profile, optimizer="adamw") == pytest.approx(job_s(costs, ring))
+
+
+ALL = (Range(0, 4),)
+MODEL = dataclasses.replace(fake_agents.MODEL, hidden_size=64, intermediate_size=128)
+TRAINED = (
+    KeptInput(layers=("query", "key", "value"), width=MODEL.hidden_size),
+    KeptInput(layers=("up",), width=MODEL.hidden_size),
+    KeptInput(layers=("down",), width=MODEL.intermediate_size),
+)
+FULL = {"adapter__config": "full", "train__method": "all"}
+
+
+def two_nodes(memory_bytes: int = 10**9, **changes: Any) -> dict[str, NodeFacts]:
+    """Two nodes with so much memory, whose blocks' own weights train."""
+    changes = {"activation_token_bytes": 2500, **changes}
+    model = dataclasses.replace(MODEL, kept_inputs=TRAINED)
+    return {name: dataclasses.replace(facts(name), memory_bytes=memory_bytes, model=model, **changes) for name in "ab"}
+
+
+def planned(activations: str, memory_bytes: int = 10**9, **keys: Any) -> Planned:
+    """The plan of a job with this policy."""
+    return make_plan(job_with(activations, **keys), two_nodes(memory_bytes))
+
+
+def job_with(activations: str, **keys: Any) -> Job:
+    """A job with this policy that trains own weights."""
+    return job(memory__activations=activations, **{**FULL, **keys})
+
+
+@functools.cache
+def kept_bytes() -> int:
+    """Nearly the least with which everything can be kept: with one credit."""
+    high = max(planned("none").memory_bytes.values())
+    low = high // 4
+    while high - low > high // 100:
+        middle = (low + high) // 2
+        try:
+            planned("none", middle)
+            high = middle
+        except CapacityError:
+            low = middle
+    return high
+
+
+def too_little() -> int:
+    """So much less that something has to be saved, but not much."""
+    return round(0.97 * kept_bytes())
+
+
+def test_words_of_a_job_hold_for_all_blocks_that_train() -> None:
+    """VeLoRA is part of the course, with all layers that read one tensor; recomputation is part of the placement."""
+    found = {word: planned(word).plan for word in ("none", "velora", "recompute", "both", "auto")}
+    again = {word: plan.placement.recompute for word, plan in found.items()}
+    assert again == {"none": (), "velora": (), "recompute": ALL, "both": ALL, "auto": ()}
+    courses = {word: plan.course.velora for word, plan in found.items()}
+    assert courses["none"] == courses["recompute"] == courses["auto"] is None
+    assert courses["velora"] == courses["both"]
+    assert courses["velora"] is not None
+    assert (courses["velora"].blocks, courses["velora"].layers) == (ALL, ("query", "key", "value", "down"))
+    assert found["recompute"].course == found["none"].course
+    # Blocks that never train have no policy; neither has a run without steps
+    plan = planned("both", privacy__private_blocks=1).plan
+    assert plan.placement.recompute == (Range(1, 4),)
+    assert plan.course.velora is not None
+    assert plan.course.velora.blocks == (Range(1, 4),)
+    alone = make_plan(job_with("both"), two_nodes(), evaluation_only=True).plan
+    assert (alone.placement.recompute, alone.course.velora) == ((), None)
+
+
+def test_auto_saves_only_as_much_as_it_has_to() -> None:
+    """With room everything is kept; with less some blocks run again, or have projections where [velora] allows it."""
+    enough = kept_bytes()
+    assert planned("auto", enough).plan == planned("none", enough).plan
+    tight = planned("auto", too_little())
+    assert tight.plan.placement.recompute
+    assert tight.plan.course.velora is None
+    assert max(tight.memory_bytes.values()) < enough
+    allowed = planned("auto", too_little(), velora__parts=2)
+    assert allowed.plan.course.velora is not None
+    assert allowed.plan.placement.recompute == ()
+
+
+def test_refusals_name_auto_where_it_would_fit() -> None:
+    """And only there."""
+    enough = kept_bytes()
+    with pytest.raises(CapacityError, match=r"; memory.activations = 'auto' would fit; or lower train.batch_size"):
+        planned("none", too_little())
+    with pytest.raises(CapacityError, match=r"; lower train.batch_size") as caught:
+        planned("none", enough // 3)
+    assert "would fit" not in str(caught.value)
+
+
+def test_velora_that_does_not_fit_the_model_is_refused() -> None:
+    """Layers that the model lacks, and more parts than an input has values."""
+    rows: list[tuple[dict[str, Any], str]] = [
+        (
+            {"velora__layers": ["gate"]},
+            "velora.layers has 'gate', which does not train in this model with adapter",
+        ),
+        (
+            {"velora__parts": 99999},
+            f"velora.parts is 99999, but an input of query, key, value, down has {MODEL.hidden_size}",
+        ),
+    ]
+    for keys, message in rows:
+        with pytest.raises(JobError) as caught:
+            planned("velora", **keys)
+        assert message in str(caught.value)
+
+
+def test_velora_leaves_layers_alone_whose_input_stays_anyway() -> None:
+    """Behind ReLU the input of ``down`` is kept: the defaults leave it out, and who names it is told why."""
+    behind_relu = (*TRAINED[:-1], dataclasses.replace(TRAINED[-1], always_kept=True))
+    nodes = {
+        name: dataclasses.replace(node, model=dataclasses.replace(node.model, kept_inputs=behind_relu))
+        for name, node in two_nodes().items()
+    }
+    velora = make_plan(job_with("velora"), nodes).plan.course.velora
+    assert velora is not None
+    assert velora.layers == ("query", "key", "value")
+    with pytest.raises(JobError, match="has 'down', but this model's activation function keeps the input"):
+        make_plan(job_with("velora", velora__layers=["down"]), nodes)
+
+
+def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
+    """What a slice needs so, and what it would need; projections that would do; and what dropout costs."""
+    made = planned("auto", too_little())
+    assert made.choice is not None
+    found = explain(made.choice, relative=True, dropout=0.1)
+    assert found.activations is not None
+    saved = next(each for each in found.activations.slices if each.says)
+    assert saved.needed_bytes <= too_little() < saved.keeping_bytes
+    text = "\n".join(explanation_text(found))
+    for part in (
+        "memory.activations = 'auto':",
+        "run again:",
+        "which does not fit",
+        "a section [velora] lets auto choose it",
+        "VeLoRA keeps",
+        "train.dropout = 0 would keep",
+    ):
+        assert part in text, part
+    lines = plan_text(made.plan, made.memory, measured=False, num_steps=0)
+    assert any("activations" in line and line.startswith("node") for line in lines)
+
+
+def test_explanation_is_silent_where_nothing_was_asked_for() -> None:
+    """Everything is kept, and there is no dropout."""
+    made = planned("none")
+    assert made.choice is not None
+    assert explain(made.choice, relative=True).activations is None
+    # A run too short to unfreeze it keeps nothing there, so there is nothing to compare with
+    assert extra_share(KEEPS_ALL, Range(2, 2), two_nodes()["a"]) == 0.0
+
+
+def test_given_plan_has_the_policy_of_its_job() -> None:
+    """``auto`` takes any blocks that run again; all other words say which."""
+    plan = planned("recompute").plan
+    assert accept_plan(GivenPlan(plan=plan), job_with("recompute"), two_nodes()).plan == plan
+    assert accept_plan(GivenPlan(plan=plan), job_with("auto"), two_nodes()).plan == plan
+    with pytest.raises(PlanError, match="the plan has the policy 'recompute' for activations at node a, the job says"):
+        accept_plan(GivenPlan(plan=plan), job_with("none"), two_nodes())
+    with pytest.raises(PlanError, match="the plan has the policy 'none' for activations at node a"):
+        accept_plan(GivenPlan(plan=planned("none").plan), job_with("recompute"), two_nodes())
+
+
+def test_given_plan_has_the_velora_of_its_job() -> None:
+    """Its layers and parts, and only where the job allows it."""
+    plan = planned("velora").plan
+    assert accept_plan(GivenPlan(plan=plan), job_with("velora"), two_nodes()).plan == plan
+    for other, keys, has in (
+        ("none", {}, "the plan has VeLoRA"),
+        ("auto", {}, "the plan has VeLoRA"),
+        ("velora", {"velora__parts": 2}, "the plan has other settings of VeLoRA"),
+    ):
+        with pytest.raises(PlanError, match=has):
+            accept_plan(GivenPlan(plan=plan), job_with(other, **keys), two_nodes())
+    with pytest.raises(PlanError, match="the plan has no VeLoRA"):
+        accept_plan(GivenPlan(plan=planned("none").plan), job_with("velora"), two_nodes())

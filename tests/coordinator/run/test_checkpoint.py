@@ -1,21 +1,30 @@
-"""From which step a run goes on, with which nodes: as it was, from copies, in another placement, or not at all."""
+"""From which step a run goes on and with which nodes; reports of nodes, and which complaint is believed."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from coordinator.planner.limits import Effort
-from coordinator.run.checkpoint import Disks, ResumeChooser, ResumePoint
+from coordinator.run.checkpoint import CheckpointManager, Disks, ResumeChooser, ResumePoint
 from coordinator.run.driver import AbsentNodes
+from coordinator.run.recovery import GRACE_S, PeerSuspicions, Reports, with_role
+from coordinator.run.report import RunLedger
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.job.job import Job, Model
+from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard
 from ringtune.run_control.continuation import job_digest
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.replicas import CopyDigest
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import job
 from tests.support.plans import make_method, make_plan
 from tests.support.profiles import profile_of
 
@@ -77,15 +86,12 @@ def chosen(nodes: Sequence[str], **values: Any) -> ResumePoint:
     return found
 
 
-def test_run_goes_on_as_it_was_where_all_is_whole() -> None:
+def test_run_goes_on_as_it_was_also_where_a_disk_is_lost() -> None:
     """Each node has its own shard, and the plan is the very one."""
     found = chosen("abcd")
     assert (found.manifest, found.planned.plan, found.sources, found.told) == (CHECKPOINTS[0], PLAN, None, "")
     assert (found.start.step, found.start.holder, found.start.placement_number) == (8, "a", 0)
-
-
-def test_run_goes_on_where_a_disk_is_lost_in_the_placement_that_it_had() -> None:
-    """The node loads from the copy at the next host; the others from their own shards."""
+    # The node loads from the copy at the next host; the others from their own shards
     found = chosen("abcd", damaged={"c": {8: "c has no shard", 4: "c has no shard"}})
     assert found.planned.plan == PLAN and found.start.step == 8 and "c has no shard" in found.told
     assert found.sources == {
@@ -97,19 +103,20 @@ def test_run_goes_on_where_a_disk_is_lost_in_the_placement_that_it_had() -> None
     assert found.head_sha256 == "a" * 64
 
 
-@pytest.mark.parametrize("more", [(), ("e",)])
-def test_run_goes_on_without_a_node_in_another_placement(more: tuple[str, ...]) -> None:
+def test_run_goes_on_without_a_node_in_another_placement() -> None:
     """From the turn of the checkpoint on; a node that had no part in the run may host."""
-    found = chosen("abd", more=more)
-    before, after = found.planned.plan.placements
-    assert before == PLAN.placement and (after.placement_number, after.first_turn, after.copies) == (1, 4, True)
-    hosts = {piece.node for piece in after.slices}
-    assert "c" not in hosts and hosts <= {"a", "b", "d", *more} and found.start.placement_number == 1
-    assert found.sources is not None
-    taken = [source for sources in found.sources.values() for source in sources]
-    assert sum(source.stop - source.start for source in taken) == 4
-    assert {source.node for source in taken if source.start in (1, 2)} == {"d"}
-    assert found.told.startswith("node c is not there; the checkpoint of step 8 is taken from copies")
+    rows: list[tuple[str, ...]] = [(), ("e",)]
+    for more in rows:
+        found = chosen("abd", more=more)
+        before, after = found.planned.plan.placements
+        assert before == PLAN.placement and (after.placement_number, after.first_turn, after.copies) == (1, 4, True)
+        hosts = {piece.node for piece in after.slices}
+        assert "c" not in hosts and hosts <= {"a", "b", "d", *more} and found.start.placement_number == 1
+        assert found.sources is not None
+        taken = [source for sources in found.sources.values() for source in sources]
+        assert sum(source.stop - source.start for source in taken) == 4
+        assert {source.node for source in taken if source.start in (1, 2)} == {"d"}
+        assert found.told.startswith("node c is not there; the checkpoint of step 8 is taken from copies")
 
 
 def test_run_that_had_lost_a_node_goes_on_without_it() -> None:
@@ -120,10 +127,7 @@ def test_run_that_had_lost_a_node_goes_on_without_it() -> None:
     found, passed = choose("abd", plan=after, manifests=(newest,), parts={})
     assert found is not None and (found.planned.plan, found.start.placement_number, found.sources) == (after, 1, None)
     assert passed == ()
-
-
-def test_newer_step_is_passed_over_where_nobody_has_it_with_who_had_it() -> None:
-    """D and its copy of c's blocks are gone, and c's newest shard is damaged: the checkpoint before is taken."""
+    # D and its copy of c's blocks are gone, and c's newest shard is damaged: the checkpoint before is taken
     parts = {**COPIES, "d": [SavedPart(4, RUN, (1, 2))]}
     found, passed = choose("abcd", parts=parts, damaged={"c": {8: "c: torn"}})
     assert found is not None and found.manifest == CHECKPOINTS[1] and found.sources is None
@@ -133,10 +137,16 @@ def test_newer_step_is_passed_over_where_nobody_has_it_with_who_had_it() -> None
     )
 
 
-def test_run_of_which_nothing_is_whole_is_refused_with_all_that_is_missing() -> None:
-    """Two neighbours are gone."""
+def test_run_of_which_nothing_is_whole_is_refused_or_begins_anew() -> None:
+    """Two neighbours are gone, and all that is missing is told."""
     with pytest.raises(IntegrityError, match=r"step 8 .*node c, d is not there; .*blocks 1, 2.*step 4.*without --res"):
         choose("ab")
+    # It says why
+    found, passed = choose("abcd", manifests=(manifest(8, with_shards=False),), parts={})
+    assert found is None and len(passed) == 1
+    # Its digest is in the manifest
+    with pytest.raises(ModelError, match="put the same folder back"):
+        choose("abcd", manifests=(manifest(8, model_digest="ff" * 32),))
 
 
 def test_end_of_a_turn_is_taken_before_an_older_checkpoint() -> None:
@@ -153,12 +163,6 @@ def test_end_of_a_turn_is_taken_before_an_older_checkpoint() -> None:
         "the end of step 8 can't be used: no node that is there has what was trained of blocks 0, 1, 2, 3, which node "
         "a, c, d had, or a copy of it",
     )
-
-
-def test_run_without_checkpoints_begins_anew_where_its_turns_are_lost() -> None:
-    """It says why."""
-    found, passed = choose("abcd", manifests=(manifest(8, with_shards=False),), parts={})
-    assert found is None and len(passed) == 1
 
 
 def test_missing_owner_is_waited_for_or_left_out() -> None:
@@ -184,12 +188,6 @@ def test_methods_that_do_not_move_need_their_own_nodes(method: str) -> None:
         choose("abd", plan=plan, manifests=saved)
 
 
-def test_other_model_is_refused() -> None:
-    """Its digest is in the manifest."""
-    with pytest.raises(ModelError, match="put the same folder back"):
-        choose("abcd", manifests=(manifest(8, model_digest="ff" * 32),))
-
-
 def test_absent_hosts_are_done_without_and_owners_are_not() -> None:
     """After the wait all members that are there stand in; what is needed is named."""
     absent = AbsentNodes(Resume(plan=PLAN, manifests=CHECKPOINTS), JOB)
@@ -204,3 +202,177 @@ def test_absent_hosts_are_done_without_and_owners_are_not() -> None:
     stays = AbsentNodes(Resume(plan=stale, manifests=(manifest(8, stale),)), JOB)
     assert stays.instead(["a", "b", "d"], stale.nodes) == ()
     assert "depends on the ring" in stays.need_reason(["c"])
+
+
+def complaint(node: str) -> rd.NodeFailed:
+    """What a node says that lost a link."""
+    return rd.NodeFailed(node, "PeerLostError", f"node {node} lost a link")
+
+
+def test_blame_waits_for_the_accused_to_speak_and_prefers_who_kept_silent() -> None:
+    """A complaint is believed only after a moment."""
+    suspicions = PeerSuspicions()
+    suspicions.add(complaint("a"), "b", 10.0)
+    assert suspicions.verdict(10.0 + GRACE_S / 2) is None
+    assert suspicions.verdict(10.0 + GRACE_S) == complaint("a")
+    assert suspicions.verdict(10.0 + GRACE_S) is None, "it is told once"
+    # If a complains about b and b about c, it is c who is gone, though a was first
+    suspicions = PeerSuspicions()
+    suspicions.add(complaint("a"), "b", 10.0)
+    suspicions.add(complaint("b"), "c", 10.1)
+    assert suspicions.verdict(10.2 + GRACE_S) == complaint("b")
+    # A cable that is cut between two nodes makes both complain
+    suspicions = PeerSuspicions()
+    suspicions.add(complaint("a"), "b", 10.0)
+    suspicions.add(complaint("b"), "a", 10.1)
+    assert suspicions.verdict(20.0) == complaint("a")
+
+
+def test_lost_node_that_only_helped_is_called_a_helper() -> None:
+    """With what it did and the remedy; a host that helps another one is a lost host."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+    helpers = (Helper(node="b", start=0, stop=1), Helper(node="z", start=1, stop=2), Helper(node="z", start=2, stop=4))
+    plan = Plan.of(plan.course, dataclasses.replace(plan.placement, helpers=helpers))
+    assert with_role("it is lost", "a", plan) == with_role("it is lost", "b", plan) == "it is lost"
+    assert with_role("it is lost", "z", plan) == (
+        "it is lost; helper z fits the adapters of a's blocks [1, 2), b's blocks [2, 4): start it again and --resume "
+        "the run, or train anew with another helper in [offload]"
+    )
+
+
+class _NoBooks:
+    """Books into which nothing is written, of a run of which eight items are granted."""
+
+    plan, end_seq = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), 8
+
+    def note_end(self, seq: int, at_unix_s: float) -> None:
+        """Ignore it."""
+
+    def add_report(self, request: control_pb2.ReportRequest) -> None:
+        """Ignore it."""
+
+
+def take(reports: Reports, **values: Any) -> list[rd.Event]:
+    """The events of a report."""
+    recorder: Any = _NoBooks()
+    return list(reports.take(control_pb2.ReportRequest(node="a", **values), recorder))
+
+
+def copy(turn: int, unit: int) -> control_pb2.CopyDigest:
+    """The digest of a copy as a node sends it."""
+    return control_pb2.CopyDigest(turn=turn, unit=unit, sha256=f"{unit:02}")
+
+
+def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
+    """Also if they came in an earlier report; a turn has its own only."""
+    reports = Reports(CheckpointManager("r", job(), None))
+    assert take(reports, number=1, copies=[copy(0, -1), copy(1, 4)]) == []
+    (done,) = take(reports, number=2, copies=[copy(0, 4)], turns_done=[0])
+    assert done == rd.TurnReported("a", 0, (), (CopyDigest(-1, "-1"), CopyDigest(4, "04")))
+    assert take(reports, number=3, turns_done=[1]) == [rd.TurnReported("a", 1, (), (CopyDigest(4, "04"),))]
+    assert take(reports, number=4, turns_done=[2]) == [rd.TurnReported("a", 2)]
+    # An owner has two copies, of embedding and head
+    reports = Reports(CheckpointManager("r", job(), None))
+    with pytest.raises(IntegrityError, match="node a reports digests of copies without end"):
+        take(reports, number=1, copies=[copy(0, -1), copy(0, 4), copy(0, 4)])
+
+
+@pytest.mark.parametrize("lost_peer", ["a", ""])
+def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer: str) -> None:
+    """It stood still, is a member again, and says that its neighbour closed the link: because it was lost itself."""
+    before = make_plan([("a", 0, 2), ("c", 2, 4)], ["a"])
+    recorder: Any = _NoBooks()
+    recorder.plan = before.extended(make_plan([("a", 0, 4)], ["a"]).placement, 1)
+    error = {"error": "PeerLostError", "message": "node a closed the link", "lost_peer": lost_peer}
+
+    def heard(node: str, placement_number: int) -> bool:
+        reports = Reports(CheckpointManager("r", job(), None))
+        request = control_pb2.ReportRequest(node=node, number=1, **error)  # type: ignore[arg-type]
+        events = list(reports.take(request, recorder, placement_number))
+        return bool(events) or reports.verdict(math.inf) is not None
+
+    assert heard("c", 0) and heard("a", 0) and heard("a", 1)
+    assert not heard("c", 1)
+
+
+def _step(**changes: Any) -> Callable[[control_pb2.ReportRequest], object]:
+    values = {"loss_sum": 1.0, "count": 4.0, **changes.pop("values", {})}
+    made = {"seq": 3, "step": 3, "kind": "train", "at_unix_s": 1e9, **changes}
+    numbers = [control_pb2.Number(name=name, value=value) for name, value in values.items()]
+    return lambda report: report.steps.add(values=numbers, **made)
+
+
+def _part(part: str, **values: Any) -> Callable[[control_pb2.ReportRequest], object]:
+    return lambda report: getattr(report, part).add(**values)
+
+
+DIGEST = "ab" * 32
+HOSTILE = [
+    (_step(seq=1 << 62), "item 4611686018427387904 of step 3, which nobody granted"),
+    (_step(seq=8), "which nobody granted"),
+    (_step(seq=-1), "which nobody granted"),
+    (_step(kind="x" * 70_000), "an item of kind 'xxx"),
+    (_step(at_unix_s=math.nan), "figures of item 3 at nan"),
+    (_step(at_unix_s=1e300), "figures of item 3 at"),
+    (_step(values={"loss_sum": math.nan}), "'loss_sum' = nan of item 3"),
+    (_step(values={"loss_sum": math.inf}), "'loss_sum' = inf"),
+    (_step(values={"count": math.nan}), "'count' = nan"),
+    (_step(values={"count": -1.0}), "'count' = -1.0"),
+    (_step(values={"questions": 1e300}), "'questions' = 1e+300"),
+    (_step(values={f"n{n}": 0.0 for n in range(99)}), "101 figures"),
+    (_part("traffic", seq=9, target="b", payload="h", bytes=1), "bytes of item 9, which nobody granted"),
+    (_part("traffic", seq=1, target="x\x1b[2J", payload="h", bytes=1), "which is none of the plan"),
+    (_part("traffic", seq=1, target="b", payload="?", bytes=1), "which is none of the plan"),
+    (_part("traffic", seq=1, target="b", payload="h", bytes=1 << 60), "bytes for item 1"),
+    (_part("transfers", source="c", bytes=1, seconds=1.0, at_unix_s=1e9), "1 bytes from 'c'"),
+    (_part("transfers", source="b", bytes=1, seconds=math.inf, at_unix_s=1e9), "a message after inf s"),
+    (_part("spans", action="E1.0", start_unix_s=math.nan, end_unix_s=1.0), "an action from nan"),
+    (_part("spans", action="E1.0", start_unix_s=0.0, end_unix_s=math.inf), "to inf"),
+    (_part("spans", action="E1.0", start_unix_s=0.0, end_unix_s=1.0, worked_s=math.nan), "of nan s"),
+    (_part("saved", turn=1, step=4, sha256="../x", bytes=1), "a shard of step 4"),
+    (_part("saved", turn=1, step=-4, sha256=DIGEST, bytes=1), "a shard of step -4"),
+    (lambda report: setattr(report, "number", 1 << 62), "with number 4611686018427387904 after 1"),
+    (lambda report: setattr(report, "lost_peer", "nobody"), "that it lost 'nobody'"),
+]
+
+
+def test_report_with_figures_that_are_none_is_refused() -> None:
+    """Before anything counts on them; the error names the node and is short."""
+    recorder: Any = _NoBooks()
+    for spoil, message in HOSTILE:
+        reports = Reports(CheckpointManager("r", job(), None))
+        take(reports, number=1)
+        request = control_pb2.ReportRequest(node="a", number=2)
+        spoil(request)
+        with pytest.raises(IntegrityError, match=r"^node a reports ") as caught:
+            list(reports.take(request, recorder))
+        assert message in str(caught.value), message
+        assert len(str(caught.value)) < 500 and str(caught.value).isprintable(), message
+
+
+def test_report_of_granted_items_is_taken() -> None:
+    """Negative control; and a measurement may have any loss, since nobody trains on it."""
+    reports = Reports(CheckpointManager("r", job(), None))
+    request = control_pb2.ReportRequest(node="a", number=1)
+    for add in (
+        _step(),
+        _step(kind="measure", values={"loss_sum": math.nan}),
+        _part("traffic", seq=8, target="b", payload="t", bytes=1),
+        _part("transfers", source="b", bytes=1, seconds=1.0, at_unix_s=1e9),
+        _part("spans", action="E1.0", start_unix_s=-4e8, end_unix_s=-4e8 + 1),
+        _part("saved", turn=1, step=4, sha256=DIGEST, bytes=1),
+    ):
+        add(request)
+    recorder: Any = _NoBooks()
+    assert [type(event) for event in reports.take(request, recorder)] == [rd.StepReported] * 2
+
+
+def test_totals_that_are_no_figures_are_refused() -> None:
+    """An error of ours with the node, whatever a JSON number may be."""
+    ledger = RunLedger(_NoBooks.plan, job())
+    totals = {"peak_rss_bytes": 7, "hosted_bytes": 1, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
+    ledger.add_totals("a", totals)
+    values: tuple[Any, ...] = (math.inf, math.nan, -1, 1 << 70, 10**400, "7", None, True)
+    for name, value in itertools.product(totals, values):
+        with pytest.raises(IntegrityError, match="the totals of node a are not readable"):
+            ledger.add_totals("a", {**totals, name: value})

@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy
 import pytest
+from safetensors import deserialize
 from safetensors.numpy import load, save
 
-from coordinator.run import collect
+from coordinator.run import collect, result_files
 from coordinator.run.collect import ExpectedResult, Results, check_parts
+from coordinator.run.result_files import result_folder, same_everywhere, saved_files, saved_part
 from ringtune.costs.profile import KindFacts
 from ringtune.errors import IntegrityError
+from ringtune.models.result_files import adapter_result, model_result
+from ringtune.schedule.placement import Slice
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import is_finite
 from tests.support.fake_agents import MODEL, block_tensor, job
@@ -87,19 +91,17 @@ def test_results_of_users_are_a_whole_folder_each() -> None:
         assert load(files[f"users/{user}/model_head.safetensors"]).keys() == {"h"}
 
 
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
+def test_results_without_a_user_or_a_block_of_theirs_are_refused() -> None:
+    """Named before anything is sent: a user gets all blocks or the run has no result."""
+    rows: list[tuple[dict[str, list[str]], str]] = [
         ({"anna": ["b.0"]}, "no node sent users/ben/adapter.safetensors; use one version"),
         ({"anna": ["b.0", "b.1"], "ben": ["b.1"]}, "no node sent b.0 of users/ben/adapter.safetensors"),
-    ],
-)
-def test_results_without_a_user_or_a_block_of_theirs_are_refused(sent: dict[str, list[str]], message: str) -> None:
-    """Named before anything is sent: a user gets all blocks or the run has no result."""
-    results = Results()
-    results.take("a", {"adapter_config.json": Pieces.of(b"{}"), **_adapters(sent)})
-    with pytest.raises(IntegrityError, match=re.escape(message)):
-        results.send(job(model__task="causal-lm"), lambda event: pytest.fail(str(event)), users=("anna", "ben"))
+    ]
+    for sent, message in rows:
+        results = Results()
+        results.take("a", {"adapter_config.json": Pieces.of(b"{}"), **_adapters(sent)})
+        with pytest.raises(IntegrityError, match=re.escape(message)):
+            results.send(job(model__task="causal-lm"), lambda event: pytest.fail(str(event)), users=("anna", "ben"))
 
 
 def test_results_have_the_totals_of_each_node() -> None:
@@ -109,6 +111,16 @@ def test_results_have_the_totals_of_each_node() -> None:
     assert dict(results.totals()) == {"a": {"peak_rss_bytes": 7}}
     results.take("b", {})
     with pytest.raises(IntegrityError, match=r"totals\.json of node b is not JSON"):
+        dict(results.totals())
+    # ``Infinity`` and a huge exponent are no figures, for whoever reads a node's JSON
+    for text in (b'{"peak_rss_bytes": Infinity}', b'{"cpu_s": 1e999}', json.dumps({"a": float("nan")}).encode()):
+        results = Results()
+        results.take("b", {"totals.json": Pieces.of(text)})
+        with pytest.raises(IntegrityError, match=r"totals\.json of node b is not JSON"):
+            dict(results.totals())
+    results = Results()
+    results.take("b", {"totals.json": Pieces.of(b" " * ((1 << 20) + 1))})
+    with pytest.raises(IntegrityError, match=r"node b sent totals\.json of 1,048,577 bytes"):
         dict(results.totals())
 
 
@@ -137,9 +149,15 @@ def _with(value: Any, dtype: Any = numpy.float32, count: int = 3) -> dict[str, A
     return blocks(2) | {block_tensor(3): numpy.full(count, value, dtype=dtype)}
 
 
-def test_parts_as_planned_pass() -> None:
-    """Negative control of all others."""
+def test_part_that_is_not_as_planned_is_refused() -> None:
+    """Parts as planned pass."""
     check("b", blocks(2, 3))
+    # Nothing, numbers that are none, other types and shapes, other blocks: the node is named, the text is short
+    for tensors, message in BAD_PARTS:
+        with pytest.raises(IntegrityError) as caught:
+            check("b", tensors)
+        text = str(caught.value)
+        assert message in text and "node b" in text and len(text) < 600 and text.isprintable(), message
 
 
 BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
@@ -157,15 +175,6 @@ BAD_PARTS: list[tuple[dict[str, Any] | None, str]] = [
     (blocks(2, 3, **{f"bert.encoder.layer.{'9' * 5000}.x": numpy.ones(1, dtype=numpy.float32)}), "not its to send"),
     (blocks(2, 3, **{"\x1b[2J": numpy.ones(1, dtype=numpy.float32)}), "not its to send"),
 ]
-
-
-def test_part_that_is_not_as_planned_is_refused() -> None:
-    """Nothing, numbers that are none, other types and shapes, other blocks: the node is named, the text is short."""
-    for tensors, message in BAD_PARTS:
-        with pytest.raises(IntegrityError) as caught:
-            check("b", tensors)
-        text = str(caught.value)
-        assert message in text and "node b" in text and len(text) < 600 and text.isprintable(), message
 
 
 def test_file_that_is_none_is_refused_as_damaged() -> None:
@@ -208,27 +217,40 @@ def test_long_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(read) <= 16
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_descriptions_are_objects_of_bounded_size() -> None:
+    """A config is read whole by everybody later; the head comes from the node that has it."""
+    for name, content, message in [
         ("adapter_config__json", b"[" * 100_000, "is not JSON"),
         ("adapter_config__json", b'{"a": Infinity}', "is not JSON"),
         ("head_config__json", b'{"a": 1e999}', "is not JSON"),
         ("head_config__json", b" " * ((1 << 20) + 1), "1,048,577 bytes"),
         ("model_head__safetensors", HEAD["model_head.safetensors"], "not its to send"),
-    ],
-)
-def test_descriptions_are_objects_of_bounded_size(name: str, content: bytes, message: str) -> None:
-    """A config is read whole by everybody later; the head comes from the node that has it."""
-    with pytest.raises(IntegrityError, match="node b") as caught:
-        check("b", blocks(2, 3), WANTED, **{name: content})
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(IntegrityError, match="node b") as caught:
+            check("b", blocks(2, 3), WANTED, **{name: content})
+        assert message in str(caught.value)
 
 
-def test_head_has_as_many_numbers_as_planned() -> None:
+def test_sizes_of_parts_are_those_of_the_plan() -> None:
     """A head of another task or number of classes is none of this run."""
     with pytest.raises(IntegrityError, match=r"node a sent model_head\.safetensors with 24 numbers outside of blocks"):
         check("a", blocks(0, 1), model_head__safetensors=save({"head": numpy.ones(24, dtype=numpy.float32)}))
+    # A user with another kind of adapter has other numbers in a block, as planning counted them
+    kind = KindFacts(
+        config="linear",
+        users=("ben",),
+        adapter_block_bytes=8,
+        adapter_block_factor_bytes=0,
+        pair_token_bytes=0,
+        pair_rounded_token_bytes=0,
+        pair_projected_token_bytes=0,
+        more_activation_token_bytes=0.0,
+    )
+    wanted = WANTED._replace(model=dataclasses.replace(MODEL, kinds=(kind,)))
+    assert [wanted.block_numbers(f"users/{user}/adapter.safetensors") for user in ("anna", "ben")] == [3, 2]
+    # What a node may send is bounded by its slice: far below what would fill a disk
+    wide = WANTED._replace(part=make_plan([("a", 0, 1), ("b", 1, 4)], ["a", "b"]), holder="b")
+    assert wide.most_bytes("a") < WANTED._replace(holder="").most_bytes("a") < wide.most_bytes("b") < 1 << 27
 
 
 def test_blocks_may_lack_adapters_only_where_the_job_says_so() -> None:
@@ -248,28 +270,6 @@ def test_private_blocks_come_from_the_holder_and_replicas_from_the_first() -> No
     check_parts(files, wanted)
     with pytest.raises(IntegrityError, match=r"node b sent adapter\.safetensors"):
         check_parts({**files, "b": {"adapter.safetensors": Pieces.of(save(blocks(0)))}}, wanted)
-
-
-def test_each_kind_of_a_user_has_its_own_size() -> None:
-    """A user with another kind of adapter has other numbers in a block, as planning counted them."""
-    kind = KindFacts(
-        config="linear",
-        users=("ben",),
-        adapter_block_bytes=8,
-        adapter_block_factor_bytes=0,
-        pair_token_bytes=0,
-        pair_rounded_token_bytes=0,
-        pair_projected_token_bytes=0,
-        more_activation_token_bytes=0.0,
-    )
-    wanted = WANTED._replace(model=dataclasses.replace(MODEL, kinds=(kind,)))
-    assert [wanted.block_numbers(f"users/{user}/adapter.safetensors") for user in ("anna", "ben")] == [3, 2]
-
-
-def test_bound_of_a_part_grows_with_what_its_node_hosts() -> None:
-    """What a node may send is bounded by its slice: far below what would fill a disk."""
-    wide = WANTED._replace(part=make_plan([("a", 0, 1), ("b", 1, 4)], ["a", "b"]), holder="b")
-    assert wide.most_bytes("a") < WANTED._replace(holder="").most_bytes("a") < wide.most_bytes("b") < 1 << 27
 
 
 def test_finite_numbers_of_every_type_are_told_from_others() -> None:
@@ -293,14 +293,101 @@ def test_finite_numbers_of_every_type_are_told_from_others() -> None:
         assert is_finite([numbers[:3], memoryview(numbers[3:])], dtype) is found, (dtype, numbers)
 
 
-def test_totals_with_figures_that_are_none_are_refused() -> None:
-    """``Infinity`` and a huge exponent are no figures, for whoever reads a node's JSON."""
-    for text in (b'{"peak_rss_bytes": Infinity}', b'{"cpu_s": 1e999}', json.dumps({"a": float("nan")}).encode()):
-        results = Results()
-        results.take("b", {"totals.json": Pieces.of(text)})
-        with pytest.raises(IntegrityError, match=r"totals\.json of node b is not JSON"):
-            dict(results.totals())
-    results = Results()
-    results.take("b", {"totals.json": Pieces.of(b" " * ((1 << 20) + 1))})
-    with pytest.raises(IntegrityError, match=r"node b sent totals\.json of 1,048,577 bytes"):
-        dict(results.totals())
+def file_of(**tensors: bytes) -> bytes:
+    """A safetensors file of float32 vectors, written by the real library."""
+    arrays = {name: numpy.frombuffer(data, dtype=numpy.float32) for name, data in tensors.items()}
+    return bytes(save(arrays))
+
+
+def merge(parts: dict[str, bytes]) -> bytes:
+    """The merged file of some files."""
+    return bytes(result_files.merge({source: Pieces.of(content) for source, content in parts.items()}))
+
+
+def test_merge_keeps_every_byte_whoever_came_first() -> None:
+    """The merged file, read by the safetensors library, has each part's tensors unchanged."""
+    low, high = struct.pack("<2f", 1.5, -2.0), struct.pack("<3f", 0.25, 1e-30, 7.0)
+    merged = merge({"node-1": file_of(a=low), "node-2": file_of(b=high)})
+    found = {name: (entry["dtype"], entry["shape"], bytes(entry["data"])) for name, entry in deserialize(merged)}
+    assert found == {"a": ("F32", [2], low), "b": ("F32", [3], high)}
+    # The same tensors give the same file, whichever node sent which
+    one, two = file_of(a=b"\0" * 4), file_of(b=b"\1" * 8)
+    assert merge({"x": one, "y": two}) == merge({"x": two, "y": one})
+    # A float32 tensor never starts at an odd offset because a byte tensor lies before it
+    odd = bytes(save({"a": numpy.frombuffer(b"abc", dtype=numpy.uint8)}))
+    merged = merge({"x": odd, "y": file_of(z=b"\0" * 8)})
+    (length,) = struct.unpack("<Q", merged[:8])
+    header = json.loads(merged[8 : 8 + length])
+    assert (8 + length) % 8 == 0
+    assert header["z"]["data_offsets"] == [0, 8]
+    assert header["a"]["data_offsets"] == [8, 11]
+    # A node that hosts nothing sends an empty file
+    assert deserialize(merge({"x": file_of()})) == []
+    # Two nodes that both claim a block are named
+    with pytest.raises(IntegrityError, match="nodes x and y both sent tensor a"):
+        merge({"x": file_of(a=b"\0" * 4), "y": file_of(a=b"\0" * 4)})
+
+
+def test_same_everywhere_names_who_differs() -> None:
+    """Configurations of one run have to be equal."""
+    assert same_everywhere([("a", b"1"), ("b", b"1")], name="adapter_config.json") == b"1"
+    with pytest.raises(IntegrityError, match="nodes a and c"):
+        same_everywhere([("a", b"1"), ("b", b"1"), ("c", b"2")], name="adapter_config.json")
+    with pytest.raises(IntegrityError, match="no node sent"):
+        same_everywhere([], name="adapter_config.json")
+
+
+def part_of(*names: str, **files: bytes) -> dict[str, Pieces]:
+    """What a node hands in of a model: tensors of one number, and small files."""
+    weights = bytes(save({name: numpy.ones(2, dtype=numpy.float32) for name in names}))
+    return {"model.safetensors": Pieces.of(weights), **{name: Pieces.of(content) for name, content in files.items()}}
+
+
+LOW = part_of("bert.encoder.layer.0.w", "bert.encoder.layer.1.w")
+HIGH = part_of("bert.encoder.layer.2.w", "bert.embeddings.w", "heads.ringtune.1.weight", **{"config.json": b"{}"})
+
+
+def names_in(content: Pieces) -> set[str]:
+    """Names of the tensors in a file."""
+    return {name for name, _ in deserialize(bytes(content))}
+
+
+def test_folder_of_a_result_has_all_parts_and_only_files_that_came() -> None:
+    """Weights are merged, the config is there; tokenizer files only as the owner has them."""
+    folder = result_folder({"a": LOW, "b": {**HIGH, "vocab.txt": Pieces.of(b"x")}}, model_result())
+    assert folder.keys() == {"config.json", "model.safetensors", "vocab.txt"}
+    assert names_in(folder["model.safetensors"]) == names_in(LOW["model.safetensors"]) | names_in(
+        HIGH["model.safetensors"]
+    )
+    # Of a family that is plugged in; other results have none, and a second one has to be the same
+    adapter, result = Pieces.of(file_of(x=b"1234")), adapter_result("causal-lm", "lora")
+    own = {"adapter.safetensors": adapter, "adapter_config.json": Pieces.of(b"{}")}
+    assert result_folder({"a": own}, result).keys() == own.keys()
+    folder = result_folder({"a": {**own, "adapter_interface.json": Pieces.of(b"{1}")}}, result)
+    assert bytes(folder["adapter_interface.json"]) == b"{1}"
+    # What no node sent is named
+    with pytest.raises(IntegrityError, match=r"no node sent config\.json"):
+        result_folder({"a": LOW}, model_result())
+    with pytest.raises(IntegrityError, match=r"no node sent model\.safetensors"):
+        result_folder({"b": {"config.json": Pieces.of(b"{}")}}, model_result())
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 16])
+def test_model_goes_back_to_nodes_in_parts(tmp_path: Path, shard_bytes: int) -> None:
+    """From one file or several: each node gets the blocks of its slice, an owner also what is in no block."""
+    for name, content in result_folder({"a": LOW, "b": HIGH}, model_result(), shard_bytes=shard_bytes).items():
+        (tmp_path / name).write_bytes(bytes(content))
+    (sent,) = saved_files(tmp_path, model_result()).items()
+    assert sent[0] == "model.safetensors"
+    (tmp_path / "came").mkdir()
+    (tmp_path / "came" / sent[0]).write_bytes(bytes(sent[1]))
+    wanted = {
+        (0, 2, False): {"bert.encoder.layer.0.w", "bert.encoder.layer.1.w"},
+        (2, 3, True): {"bert.encoder.layer.2.w", "bert.embeddings.w", "heads.ringtune.1.weight"},
+        (0, 0, True): {"bert.embeddings.w", "heads.ringtune.1.weight"},
+        (0, 0, False): set(),
+    }
+    for (start, stop, is_owner), names in wanted.items():
+        piece = Slice(node="n", start=start, stop=stop)
+        part = saved_part(tmp_path / "came", model_result(), piece, is_owner=is_owner)
+        assert names_in(part["model.safetensors"]) == names

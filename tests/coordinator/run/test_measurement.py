@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from functools import partial
@@ -55,17 +56,24 @@ def links_asked(cluster: FakeCluster) -> list[str]:
 
 
 def test_run_on_several_machines_measures_every_link_once() -> None:
-    """Three machines have six links; the next run on them knows the links, and says so in its profile."""
+    """Three machines have six links; the next run knows them, and says so in its profile.
+
+    With a given profile or plan nothing is asked; of the latter the profile is complete where links are known.
+    """
     with FakeCluster("a", "b", "c", agents=HOSTS) as cluster:
         first = run(cluster)
         asked = links_asked(cluster)
-        second = run(cluster)
-        asked_again = links_asked(cluster)
-    assert asked == asked_again == ["a>b", "a>c", "b>a", "b>c", "c>a", "c>b"]
-    for outcome in (first, second):
+        assert first.plan is not None
+        given = GivenPlan(plan=first.plan)
+        outcomes = [first, run(cluster), run(cluster, profile=first.profile), run(cluster, plan=given)]
+        cluster.server.coordinator.links = LinkCache()
+        unknown = run(cluster, plan=given)
+        assert links_asked(cluster) == asked == ["a>b", "a>c", "b>a", "b>c", "c>a", "c>b"]
+    for outcome in outcomes:
         assert outcome.profile is not None
         assert [link.rate_bytes_per_s for link in outcome.profile.links] == [1e6] * 6
         assert not any(link.is_assumed for link in outcome.profile.links)
+    assert unknown.profile is not None and unknown.profile.links == ()
 
 
 def _near_or_far(request: control_pb2.MeasureLinkRequest, *, node: str) -> control_pb2.MeasureLinkReply:
@@ -94,32 +102,6 @@ def test_run_on_one_machine_measures_no_link_and_knows_what_they_are() -> None:
     ]
 
 
-def test_run_with_a_given_profile_measures_no_link() -> None:
-    """The profile's links are taken, whatever they are."""
-    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
-        first = run(cluster)
-        asked = links_asked(cluster)
-        run(cluster, profile=first.profile)
-        assert links_asked(cluster) == asked
-
-
-def test_run_with_a_given_plan_measures_no_link_and_has_those_that_are_known() -> None:
-    """Its plan is fixed, so nothing is asked for it; its profile is complete all the same where links are known."""
-    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
-        first = run(cluster)
-        asked = links_asked(cluster)
-        assert first.plan is not None
-        assert first.profile is not None
-        given = run(cluster, plan=GivenPlan(plan=first.plan))
-        cluster.server.coordinator.links = LinkCache()
-        unknown = run(cluster, plan=GivenPlan(plan=first.plan))
-        assert links_asked(cluster) == asked
-    assert given.profile is not None
-    assert given.profile.links == first.profile.links != ()
-    assert unknown.profile is not None
-    assert unknown.profile.links == ()
-
-
 def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
     """Report the turns as done, and that the other node's messages came at 1 MB/s."""
     request = agent.report(turns)
@@ -130,29 +112,20 @@ def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
     agent.stub.Report(request, timeout=CALL_S)
 
 
-def test_links_that_a_run_does_not_use_grow_old_beside_it() -> None:
-    """Measured at 0 min and known at 50 to a run that sends nothing over them: at 61 min they are measured anew."""
+@pytest.mark.parametrize(
+    ("options", "asked"), [({}, [2, 2, 4]), ({"on_grant": _with_transfers}, [2, 2, 2])], ids=["unused", "used"]
+)
+def test_links_that_a_run_does_not_use_grow_old_beside_it(options: dict[str, Any], asked: list[int]) -> None:
+    """Measured at 0 min, and known at 50 to a run: at 61 min they are measured anew unless its messages showed them."""
     now_s = [0.0]
-    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
+    with FakeCluster("a", "b", agents={name: {**HOSTS[name], **options} for name in "ab"}) as cluster:
         cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
-        asked = []
+        found = []
         for minutes in (0, 50, 61):
             now_s[0] = 60.0 * minutes
             run(cluster)
-            asked.append(len(links_asked(cluster)))
-    assert asked == [2, 2, 4]
-
-
-def test_links_that_a_run_uses_stay_young() -> None:
-    """The messages of the run at 50 min showed what they are, so at 61 min nothing is measured."""
-    now_s = [0.0]
-    agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
-    with FakeCluster("a", "b", agents=agents) as cluster:
-        cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
-        for minutes in (0, 50, 61):
-            now_s[0] = 60.0 * minutes
-            run(cluster)
-        assert links_asked(cluster) == ["a>b", "b>a"]
+            found.append(len(links_asked(cluster)))
+    assert found == asked
 
 
 def test_links_of_a_given_profile_are_not_known_to_the_next_run() -> None:
@@ -330,6 +303,7 @@ def test_measurement_without_links_asks_for_none() -> None:
             "b -> a can't be measured",
         ),
         ({"facts_changes": {"node": "x"}}, Exception, "node b sent the facts of node x"),
+        ({"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}, ModelError, "different models"),
     ],
 )
 def test_measurement_that_fails_names_the_node_and_frees_the_others(
@@ -342,18 +316,6 @@ def test_measurement_that_fails_names_the_node_and_frees_the_others(
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
 
 
-def test_measurement_refuses_nodes_with_different_models() -> None:
-    """Their times have nothing to do with each other."""
-    import dataclasses
-
-    other = dataclasses.replace(MODEL, digest="cd" * 32)
-    with (
-        FakeCluster("a", "b", agents={"b": {"facts_changes": {"model": other}}}) as cluster,
-        pytest.raises(ModelError, match="different models"),
-    ):
-        measure(cluster)
-
-
 def test_measurement_waits_for_nodes_and_says_who_came() -> None:
     """Like a run."""
     with FakeCluster("a") as cluster, pytest.raises(DeadlineError, match="1 have joined"):
@@ -362,26 +324,20 @@ def test_measurement_waits_for_nodes_and_says_who_came() -> None:
         measure(cluster)
 
 
-def test_measurement_gives_up_on_a_node_that_does_not_answer() -> None:
-    """The deadline of the job ends it, and names the node."""
+@pytest.mark.parametrize(
+    ("nodes", "lease_s", "changes", "message"),
+    [("ab", 60.0, {"runtime__wait_s": 2.0}, "node b"), ("a", 2.0, {"runtime__lease_s": 2.0}, "node a is lost")],
+)
+def test_measurement_gives_up_on_a_node_that_does_not_answer(
+    nodes: str, lease_s: float, changes: dict[str, Any], message: str
+) -> None:
+    """The deadline of the job ends it, or the lease of the node, and the node is named."""
     go_on = threading.Event()
-    with FakeCluster("a", "b") as cluster:
-        cluster.agents["b"].on_inspect = lambda: go_on.wait(CALL_S)
+    with FakeCluster(*nodes, lease_s=lease_s) as cluster:
+        cluster.agents[nodes[-1]].on_inspect = lambda: go_on.wait(CALL_S)
         try:
-            with pytest.raises(PeerLostError, match="node b"):
-                measure(cluster, changes={"runtime__wait_s": 2.0})
-        finally:
-            go_on.set()
-
-
-def test_measurement_ends_when_a_node_is_lost() -> None:
-    """Its lease runs out while it measures; leases of the coordinator are short here."""
-    go_on = threading.Event()
-    with FakeCluster("a", lease_s=2.0) as cluster:
-        cluster.agents["a"].on_inspect = lambda: go_on.wait(CALL_S)
-        try:
-            with pytest.raises(PeerLostError, match="node a is lost"):
-                measure(cluster, changes={"runtime__lease_s": 2.0})
+            with pytest.raises(PeerLostError, match=message):
+                measure(cluster, changes=changes)
         finally:
             go_on.set()
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from coordinator.run.join import KnownNodes, refusal_reason
 from coordinator.run.members import MAX_BETWEEN_S, Member, Registry, WakingClock, check_reachable
-from ringtune.errors import BusyError, ConnectionFailedError
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
+from ringtune.errors import BusyError, ConnectionFailedError, DataError, FrameError, IntegrityError
+from ringtune.schedule.methods import Hift, RingAda
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
+from tests.support.plans import changed, make_plan
 
 
 def member_named(node: str, address: str) -> Member:
@@ -27,78 +40,57 @@ def member(node: str, instance: str = "one") -> Member:
     return Member(node=node, address=f"127.0.0.1:{len(node)}", instance=instance)
 
 
-def test_registry_lists_the_living_by_name() -> None:
+def test_registry_has_members_for_a_lease() -> None:
     """Members come sorted by name, whatever the order in which they joined."""
     registry = Registry(lease_s=10)
     for node in ("b", "c", "a"):
         registry.join(member(node), now_s=0)
     assert [entry.node for entry in registry.living(now_s=1)] == ["a", "b", "c"]
-
-
-def test_registry_loses_a_member_after_one_lease() -> None:
-    """At the very end of its lease a member is lost, but still listed."""
+    # At the very end of its lease a member is lost, but still listed
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     assert registry.is_alive("a", now_s=9.9)
     assert not registry.is_alive("a", now_s=10.0)
     assert [entry.node for entry in registry.all(now_s=10.0)] == ["a"]
-
-
-def test_registry_renews_a_lease_by_heartbeat() -> None:
-    """A heartbeat starts the lease anew and carries the resident memory."""
+    # A heartbeat starts the lease anew and carries the resident memory
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     assert registry.heartbeat("a", "one", rss_bytes=7, now_s=9)
     assert registry.living(now_s=18)[0].rss_bytes == 7
-
-
-def test_registry_sends_a_late_member_back_to_join() -> None:
-    """A heartbeat after the lease does not revive a member: its run has gone on without it."""
+    # A heartbeat after the lease does not revive a member: its run has gone on without it
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     assert not registry.heartbeat("a", "one", rss_bytes=0, now_s=11)
+    # A member that was lost long ago is not listed for ever
+    registry = Registry(lease_s=10)
+    registry.join(member("a"), now_s=0)
+    assert registry.all(now_s=299) != ()
+    assert registry.all(now_s=300) == ()
 
 
-def test_registry_refuses_a_clone() -> None:
+def test_registry_has_one_process_for_a_name() -> None:
     """A second process with the name of a living one is refused, and told how long ago that one was seen."""
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     with pytest.raises(BusyError, match=r"taken .* seen 3\.0 s ago"):
         registry.join(member("a", instance="two"), now_s=3)
     assert not registry.heartbeat("a", "two", rss_bytes=0, now_s=3)
-
-
-def test_registry_takes_a_restart_after_the_lease() -> None:
-    """A new process may take the name of a lost one."""
+    # A new process may take the name of a lost one
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     registry.join(member("a", instance="two"), now_s=10)
     assert registry.living(now_s=11)[0].instance == "two"
-
-
-def test_registry_takes_the_same_process_again() -> None:
-    """A process that lost the reply of its first join may simply join again."""
+    # A process that lost the reply of its first join may simply join again
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     registry.join(member("a"), now_s=1)
     assert len(registry.living(now_s=2)) == 1
-
-
-def test_registry_ignores_a_leave_of_a_clone() -> None:
-    """Only the process that joined can leave."""
+    # Only the process that joined can leave
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     assert not registry.leave("a", "two")
     assert registry.leave("a", "one")
     assert registry.all(now_s=1) == ()
-
-
-def test_registry_forgets_ghosts() -> None:
-    """A member that was lost long ago is not listed for ever."""
-    registry = Registry(lease_s=10)
-    registry.join(member("a"), now_s=0)
-    assert registry.all(now_s=299) != ()
-    assert registry.all(now_s=300) == ()
 
 
 class Machine:
@@ -121,22 +113,181 @@ def passed_s(machine: Machine, clock: WakingClock, seconds: float, every_s: floa
     return last_s - began_s
 
 
-@pytest.mark.parametrize("every_s", [0.01, 0.25, MAX_BETWEEN_S])
-def test_clock_of_a_process_that_runs_is_the_machines(every_s: float) -> None:
+def test_clock_of_a_process_that_runs_is_the_machines() -> None:
     """However busy it is."""
-    machine = Machine()
-    assert passed_s(machine, WakingClock(machine), 60.0, every_s) == pytest.approx(60.0)
+    for every_s in [0.01, 0.25, MAX_BETWEEN_S]:
+        machine = Machine()
+        assert passed_s(machine, WakingClock(machine), 60.0, every_s) == pytest.approx(60.0)
 
 
-@pytest.mark.parametrize("stood_s", [MAX_BETWEEN_S + 0.1, 9.0, 86_400.0])
-def test_lease_is_not_over_because_the_coordinator_stood_still(stood_s: float) -> None:
+def test_lease_is_not_over_because_the_coordinator_stood_still() -> None:
     """It is over a lease of listening later, if nothing is heard."""
-    machine = Machine()
-    clock, registry = WakingClock(machine), Registry(5.0)
-    registry.join(Member(node="a", address="a:1", instance="x"), clock())
-    passed_s(machine, clock, 4.0, 0.25)
-    machine.now_s += stood_s
-    assert registry.is_alive("a", clock())
-    assert registry.silent_for_s("a", "x", clock()) == pytest.approx(4.0)
-    passed_s(machine, clock, 1.1, 0.25)
-    assert not registry.is_alive("a", clock())
+    for stood_s in [MAX_BETWEEN_S + 0.1, 9.0, 86_400.0]:
+        machine = Machine()
+        clock, registry = WakingClock(machine), Registry(5.0)
+        registry.join(Member(node="a", address="a:1", instance="x"), clock())
+        passed_s(machine, clock, 4.0, 0.25)
+        machine.now_s += stood_s
+        assert registry.is_alive("a", clock())
+        assert registry.silent_for_s("a", "x", clock()) == pytest.approx(4.0)
+        passed_s(machine, clock, 1.1, 0.25)
+        assert not registry.is_alive("a", clock())
+
+
+KNOWN = KnownNodes(make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), {name: facts(name) for name in "ab"})
+OTHER = dataclasses.replace(MODEL, digest="cd" * 32)
+
+
+def silent(number: int) -> dict[str, Any]:
+    """An agent on a machine of its own that never ends a turn."""
+    return {"on_grant": lambda agent, turns: None, "host": f"127.0.0.{number}"}
+
+
+class Going:
+    """A run that is under way, with what its submitter hears.
+
+    Args:
+        cluster: of its nodes.
+        changes: of the job.
+    """
+
+    def __init__(self, cluster: FakeCluster, **changes: object) -> None:
+        self.cluster = cluster
+        self._notes: queue.Queue[str] = queue.Queue()
+        cluster.server.coordinator.sinks.append(self._hear)
+        self.driver: RunDriver = cluster.server.coordinator.run(RunRequest(job=job(**changes), num_nodes=2))
+        assert all(agent.granted.wait(CALL_S) for agent in cluster.agents.values())
+
+    def _hear(self, event: control_pb2.RunEvent) -> None:
+        if event.WhichOneof("event") == "note":
+            self._notes.put(event.note)
+
+    def note_of(self, node: str) -> str:
+        """The next note that begins with this node."""
+        while not (note := self._notes.get(timeout=CALL_S)).startswith(f"node {node} "):
+            pass
+        return note
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """Two nodes on machines of their own."""
+    with FakeCluster("a", "b", agents={"a": silent(1), "b": silent(2)}) as made:
+        yield made
+
+
+def come(cluster: FakeCluster, **values: Any) -> FakeAgent:
+    """A third node joins."""
+    agent = FakeAgent("c", cluster.server.address, **{**silent(3), "rows": 0, **values})
+    cluster.agents["c"] = agent
+    agent.join()
+    return agent
+
+
+def test_node_that_comes_is_asked_and_may_have_blocks(cluster: FakeCluster) -> None:
+    """It measures itself as the others did, and is of the run from then on."""
+    going = Going(cluster)
+    agent = come(cluster)
+    assert going.note_of("c").startswith("node c may have blocks of this run")
+    assert agent.log == ["inspect"] and agent.inspected.measure and agent.inspected.measure_s == 1.0
+    assert going.driver.nodes == {"a", "b", "c"}
+    going.driver.stop("test")
+    assert agent.released.wait(CALL_S)
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "why"),
+    [
+        ({}, {"placement__replan": "never"}, "placement.replan is 'never'"),
+        ({}, {"train__method": "pipeadapter"}, "the run stays on its placement, as the result of pipeadapter"),
+        ({"facts_changes": {"model": OTHER}}, {}, "it has model cdcdcdcdcdcd…, the run has abababababab…"),
+        ({"fails_at": {"inspect": DataError("no such file")}}, {}, "no such file"),
+    ],
+)
+def test_node_that_does_not_fit_takes_no_part_and_the_run_goes_on(
+    cluster: FakeCluster, values: dict[str, Any], changes: dict[str, Any], why: str
+) -> None:
+    """The user is told why; nobody else notices."""
+    going = Going(cluster, **changes)
+    come(cluster, **values)
+    note = going.note_of("c")
+    assert "takes no part in this run" in note and why in note
+    assert going.driver.nodes == {"a", "b"}
+    going.driver.stop("test")
+
+
+def test_node_that_is_drained_takes_no_part(cluster: FakeCluster) -> None:
+    """It is to be taken into no run, and this is one."""
+    agent = come(cluster)
+    cluster.server.coordinator.drain_node("c", undo=False)
+    going = Going(cluster_of(cluster))
+    cluster.server.coordinator.leave("c", agent.address)
+    agent.join()
+    assert going.note_of("c").endswith("it is drained")
+    going.driver.stop("test")
+
+
+def cluster_of(cluster: FakeCluster) -> FakeCluster:
+    """The same, but for a node that takes no part."""
+    cluster.agents = {name: agent for name, agent in cluster.agents.items() if name != "c"}
+    return cluster
+
+
+def test_node_on_the_machine_of_all_others_takes_no_part() -> None:
+    """Its work would be taken for slow boards."""
+    quiet: dict[str, Any] = {"on_grant": lambda agent, turns: None}
+    with FakeCluster("a", "b", agents={"a": quiet, "b": quiet}) as cluster:
+        going = Going(cluster)
+        come(cluster, host="127.0.0.1")
+        assert "its nodes share a machine" in going.note_of("c")
+        going.driver.stop("test")
+
+
+def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeCluster) -> None:
+    """One that was left out by the plan, or came when nobody was wanted, is asked then."""
+    going = Going(cluster, placement__replan="never")
+    agent = come(cluster)
+    assert "takes no part" in going.note_of("c") and agent.log == []
+    machine: Any = going.driver._rounds
+    going.driver._join_handler.ask_others(going.driver.nodes)  # nobody is awaited
+    machine.awaited.for_room("CapacityError", "nothing fits", ("b",), time.monotonic() + 60.0)
+    going.driver._join_handler.ask_others(going.driver.nodes)
+    assert going.note_of("c") == "node c is back; resuming"
+    assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
+    going.driver.stop("test")
+
+
+def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
+    """It is told to forget the run; what the node says that took its place is taken."""
+    going = Going(cluster)
+    node = cluster.agents["a"]
+    with pytest.raises(FrameError, match="another process is node a"):
+        going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance="old"))
+    going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance=node.address))
+    with pytest.raises(IntegrityError, match="node z is not in run"):
+        going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="z", number=1))
+    going.driver.stop("test")
+
+
+def test_owner_that_comes_back_has_the_rows_that_it_had() -> None:
+    """Counts, labels and model; what it has of memory is a matter of the placement."""
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({}, ""),
+        ({"rows": 11}, "it has 11 training and 5 evaluation rows, the run began with 10 and 5"),
+        ({"labels": ("neg", "new")}, "its rows have other labels"),
+        ({"model": OTHER}, "it has model"),
+        ({"memory_bytes": 5}, ""),
+    ]
+    for changes, why in rows:
+        found = refusal_reason(facts("b", **changes), KNOWN)
+        assert found.startswith(why) and bool(found) == bool(why)
+
+
+def test_owner_with_copies_comes_back_with_the_device_that_it_had() -> None:
+    """Another one would update its copies otherwise; without copies it may."""
+    for method, is_refused in ((Hift(), True), (RingAda(every_steps=2), False)):
+        known = KnownNodes(changed(KNOWN.plan, method=method), KNOWN.facts)
+        found = refusal_reason(dataclasses.replace(facts("b"), numerics="cuda NVIDIA T4 sm_75"), known)
+        assert ("equal in every bit" in found) == is_refused
+    # They are not of the course
+    assert refusal_reason(facts("c", rows=99), KNOWN) == ""

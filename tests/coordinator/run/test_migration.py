@@ -202,33 +202,27 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
     assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its own"
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
+def test_run_that_stays_anyway_is_not_watched() -> None:
+    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
+    rows: list[Run] = [
         Run(job=job_of(placement__replan="never")),
         Run(assumed=True),
         Run(plan=make_plan([("a", 0, 4)], ["a"])),
         Run(plan=changed(PLAN, method=make_plan([("a", 0, 4)], ["a"], method="pipeadapter").course.method)),
-    ],
-    ids=["never", "assumed links", "one node", "stale weights"],
-)
-def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
-    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
-    assert run.replanning.pace is None
-    run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
-    assert run.replanning.moved(moved(1.0)) is None
-    assert run.notes == []
+    ]
+    for run in rows:
+        assert run.replanning.pace is None
+        run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
+        assert run.replanning.moved(moved(1.0)) is None
+        assert run.notes == []
 
 
-def test_resumed_run_is_watched_once_its_last_placement_holds() -> None:
+def test_run_is_watched_once_its_last_placement_holds() -> None:
     """Where another one is to come, the plan says when the run moves; after it a slow board is worth a move again."""
     plan = PLAN.extended(OTHER, first_turn=1)
     assert Run(plan=plan).replanning.pace is None
     assert Run(plan=plan, placement_number=1).replanning.pace is not None
-
-
-def test_run_is_watched_once_it_has_tried_all_moves_of_its_plan() -> None:
-    """Whether the last of them was made or failed: no other one is to come."""
+    # Whether the last of them was made or failed: no other one is to come
     plan = PLAN.extended(OTHER, first_turn=1).extended(PLAN.placement, first_turn=2)
     for last in (moved(2.0, plan.at(2)), moved(2.0, plan.at(1), placement_number=2, problem="node b has no room")):
         run = Run(plan=plan)
@@ -236,7 +230,7 @@ def test_run_is_watched_once_it_has_tried_all_moves_of_its_plan() -> None:
         assert run.replanning.moved(last) is run.replanning.pace is not None
 
 
-def test_replanning_counts_the_steps_that_could_be_done_on_another_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replanning_counts_the_steps_and_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns that are granted are done where the run is; where no other is left nothing is looked for."""
     found(monkeypatch, 60.0, 40.0, step=10)
     run = Run()
@@ -244,10 +238,7 @@ def test_replanning_counts_the_steps_that_could_be_done_on_another_placement(mon
     assert run.take() is not None
     run.consider({"b": 4.0}, end_step=19)
     assert run.answers.empty() and len(run.notes) == 2
-
-
-def test_replanning_leaves_lost_nodes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that the placement does not need may be lost, before the search or while it goes on."""
+    # A node that the placement does not need may be lost, before the search or while it goes on
     found(monkeypatch, 60.0, 40.0, nodes="a")
     run = Run()
     run.consider({"a": 2.0}, living="a")
@@ -319,17 +310,15 @@ def test_replanning_has_a_node_that_came_back_with_its_new_times(monkeypatch: py
     assert run.answers.empty() and not run.replanning._is_thinking
 
 
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
+def test_replanning_says_why_nobody_may_join() -> None:
+    """As for boards that change their pace."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"assumed": True}, "its nodes share a machine"),
         ({"job": job_of(placement__replan="never")}, "placement.replan is 'never'"),
         (
             {"plan": make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")},
             "the run stays on its placement",
         ),
-    ],
-)
-def test_replanning_says_why_nobody_may_join(values: dict[str, Any], why: str) -> None:
-    """As for boards that change their pace."""
-    assert Run(**values).replanning.why_closed.startswith(why)
+    ]
+    for values, why in rows:
+        assert Run(**values).replanning.why_closed.startswith(why)

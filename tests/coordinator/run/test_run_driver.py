@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import threading
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.client.submit import Client
+from coordinator.run.driver import Driver, StatusBoard
+from coordinator.run.measurement import MeasureDriver
 from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
+from coordinator.screen.listing import status_json, status_lines
 from coordinator.screen.progress import Progress
+from coordinator.server.server import CoordinatorServer
+from ringtune import __version__, cli
 from ringtune.errors import (
     BusyError,
     InterruptedRunError,
+    PlanError,
     RingTuneError,
 )
+from ringtune.schedule.plan import Plan
+from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeCluster, job
 from tests.support.fake_runs import run
+from tests.support.plans import make_plan
 
 
 def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
@@ -32,6 +45,11 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
     kinds = [event.WhichOneof("event") for event in there]
     assert [kinds[0], kinds[1], kinds[-1]] == ["run_id", "job_toml", "done"]
     assert {"plan_json", "step_json", "metrics_json", "report_json", "file"} <= set(kinds)
+    # Only then may they drop their shards one day; a run that failed can be gone on with
+    with FakeCluster("a", "b") as cluster:
+        run(cluster)
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        assert all(agent.is_finished for agent in cluster.agents.values())
 
 
 def test_run_goes_on_when_a_further_reader_fails() -> None:
@@ -71,14 +89,6 @@ def test_run_takes_nodes_with_data_first() -> None:
     assert came.plan.nodes == ("b", "c")
 
 
-def test_run_tells_nodes_whether_it_is_finished() -> None:
-    """Only then may they drop their shards one day; a run that failed can be gone on with."""
-    with FakeCluster("a", "b") as cluster:
-        run(cluster)
-        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
-        assert all(agent.is_finished for agent in cluster.agents.values())
-
-
 def test_run_that_is_cancelled_releases_every_node() -> None:
     """If the submitter goes away the run stops; nodes are free and the next run may begin."""
     silent: dict[str, Any] = {"on_grant": lambda agent, turns: None}
@@ -113,8 +123,156 @@ def test_run_is_refused_while_another_goes_on() -> None:
         assert first.join(CALL_S)
 
 
-def test_run_can_follow_another_at_once() -> None:
-    """Whoever hears that a run is done may submit the next one."""
-    with FakeCluster("a", "b") as cluster:
-        for _ in range(3):
-            run(cluster)
+def test_driver_is_made_only_as_one_that_says_what_is_done() -> None:
+    """The base alone can't be made, a run and a measurement can."""
+    assert [inspect.isabstract(one) for one in (Driver, RunDriver, MeasureDriver)] == [True, False, False]
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now_s
+
+
+def step(**changes: Any) -> control_pb2.RunEvent:
+    """An item that is through."""
+    values = {"kind": "train", "step": 5, "round": 1, "initiator": "a", "depth": 2, "loss": 0.25, **changes}
+    return control_pb2.RunEvent(step_json=json.dumps(values))
+
+
+def planned(plan: Plan) -> control_pb2.RunEvent:
+    """A run has a plan."""
+    return control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
+
+
+def test_run_status_follows_the_events() -> None:
+    """Phase, figures and times are the latest ones."""
+    clock = Clock()
+    board = StatusBoard("r1", clock=clock)
+    clock.now_s = 103.0
+    board.take(control_pb2.RunEvent(state="training"))
+    board.take(planned(make_plan([("a", 0, 4)], ["a"], num_steps=8)))
+    board.take(step())
+    clock.now_s = 105.0
+    found = board.read()
+    assert (found.phase, found.phase_s, found.run_s, found.is_over) == ("training", 2.0, 5.0, False)
+    assert (found.steps_done, found.num_steps, found.round, found.initiator) == (5, 8, 1, "a")
+    assert (found.depth, found.loss) == (2, 0.25)
+
+
+def test_run_status_tells_who_helps_whom() -> None:
+    """As the latest plan says, so that a node that hosts nothing is seen to be of use."""
+    board = StatusBoard("r1")
+    plain = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"])
+    board.take(planned(helped(plain, {"a": "z", "b": "a"})))
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["helpers"] == [
+        {"node": "z", "host": "a", "start": 0, "stop": 2},
+        {"node": "a", "host": "b", "start": 2, "stop": 4},
+    ]
+    assert status_lines(status, "127.0.0.1:7070")[1:3] == [
+        "z fits the adapters of a's blocks [0, 2)",
+        "a fits the adapters of b's blocks [2, 4)",
+    ]
+    board.take(planned(plain))
+    assert not board.read().helpers
+    # What was known stays
+    board = StatusBoard("r1")
+    board.take(planned(helped(make_plan([("a", 0, 4)], ["a"]), {"a": "z"})))
+    with pytest.raises(PlanError):
+        board.take(control_pb2.RunEvent(plan_json='{"course": {"num_steps": 8}}'))
+    assert [one.node for one in board.read().helpers] == ["z"]
+
+
+def test_run_status_names_the_units_of_a_group_and_figures_that_there_are() -> None:
+    """Where groups of units train, their names stand instead of a depth."""
+    board = StatusBoard("r1")
+    board.take(step(depth=0, trains="embedding"))
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["trains"] == "embedding"
+    assert status_lines(status, "127.0.0.1:7070")[1] == "step 5/0: round 1, a, trains embedding, loss 0.2500"
+    board.take(step(step=6))
+    assert not board.read().HasField("trains")
+    # Before the first step there is no loss, not a loss of 0; nor is there one of a batch without targets
+    board = StatusBoard("r1")
+    assert not board.read().HasField("loss")
+    board.take(step(loss=None))
+    assert not board.read().HasField("loss")
+    assert board.read().steps_done == 5
+
+
+def test_run_status_stops_the_clock_at_the_end() -> None:
+    """A failed run keeps its reason and its length."""
+    clock = Clock()
+    board = StatusBoard("r1", clock=clock)
+    clock.now_s = 104.0
+    board.take(control_pb2.RunEvent(failure=control_pb2.RunFailure(error="PeerLostError", message="node b is lost")))
+    clock.now_s = 150.0
+    found = board.read()
+    assert (found.is_over, found.phase, found.run_s, found.phase_s) == (True, "failed", 4.0, 46.0)
+    status = control_pb2.StatusReply(run=found)
+    assert status_lines(status, "127.0.0.1:7070")[:2] == [
+        "run r1: failed 46.0 s ago, after 4.0 s; nothing is driven now",
+        "error: node b is lost",
+    ]
+
+
+def test_run_status_is_answered_by_a_coordinator() -> None:
+    """Nothing yet, then the run that was; nodes with their state beside it."""
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
+        before = client.status()
+        assert (before.version, before.HasField("run")) == (__version__, False)
+        assert status_lines(before, client.address)[0] == "no run yet"
+        client.run(RunRequest(job=job()), progress=Progress(), folder=None)
+        value = json.loads(status_json(client.status()))
+    run = value["run"]
+    assert (run["phase"], run["is_over"], run["message"]) == ("done", True, "")
+    assert (run["steps_done"], run["num_steps"]) == (8, 8)
+    assert run["loss"] == 0.5
+    assert [(node["node"], node["state"]) for node in value["nodes"]] == [("a", "idle"), ("b", "idle")]
+
+
+def test_run_status_without_nodes_tells_how_one_joins_there() -> None:
+    """The command can be typed as it stands: with the address that was asked."""
+    lines = status_lines(control_pb2.StatusReply(), "10.0.0.7:7070")
+    assert lines[-1].endswith("ringtune node --coordinator 10.0.0.7:7070 --insecure")
+    with CoordinatorServer("127.0.0.1:0", lease_s=10.0) as server:
+        shown = CliRunner().invoke(cli.app, ["status", "--coordinator", server.address])
+    assert f"ringtune node --coordinator {server.address}" in shown.stdout
+
+
+def test_run_status_shows_a_run_under_way() -> None:
+    """While nodes work, they are running, and the phase is told."""
+    hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
+    with FakeCluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
+        cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
+        assert cluster.agents["a"].granted.wait(CALL_S)
+        found = client.status()
+    assert (found.run.phase, found.run.is_over) == ("training", False)
+    assert found.nodes[0].state == "running"
+    assert status_lines(found, client.address)[0].startswith(f"run {found.run.run_id}: training for")
+
+
+def test_run_status_says_for_whom_the_run_waits() -> None:
+    """With the time that is left, until another phase begins."""
+    clock = Clock()
+    board = StatusBoard("r1", clock=clock)
+    board.take(control_pb2.RunEvent(state="waiting"))
+    board.awaits(("b",), "b owns rows, which no other node has", clock.now_s + 300.0)
+    clock.now_s += 60.0
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["awaited"] == {
+        "nodes": ["b"],
+        "why": "b owns rows, which no other node has",
+        "seconds": 240.0,
+    }
+    (line,) = [line for line in status_lines(status, "127.0.0.1:7070") if line.startswith("waits for node b, ")]
+    assert "b owns rows, which no other node has; start it again" in line
+    board.take(control_pb2.RunEvent(state="moving"))
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["awaited"] is None
+    assert not any("waits for" in line for line in status_lines(status, "127.0.0.1:7070"))

@@ -97,15 +97,15 @@ def test_run_without_room_for_what_nodes_send_names_the_disk(monkeypatch: pytest
                     run(cluster)
 
 
-@pytest.mark.parametrize("phase", ["inspect", "prepare", "grant", "collect"])
-def test_run_ends_with_the_error_of_a_node(phase: str) -> None:
+def test_run_ends_with_the_error_of_a_node() -> None:
     """Whenever a node fails, its own error comes out, named, and every node is released."""
-    failing = {"fails_at": {phase: ModelError("the weights are gone; copy them again")}}
-    with FakeCluster("a", "b", agents={"b": failing}) as cluster:
-        with pytest.raises(ModelError, match="node b: the weights are gone"):
-            run(cluster)
-        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
-        assert not any(agent.is_finished for agent in cluster.agents.values())
+    for phase in ["inspect", "prepare", "grant", "collect"]:
+        failing = {"fails_at": {phase: ModelError("the weights are gone; copy them again")}}
+        with FakeCluster("a", "b", agents={"b": failing}) as cluster:
+            with pytest.raises(ModelError, match="node b: the weights are gone"):
+                run(cluster)
+            assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+            assert not any(agent.is_finished for agent in cluster.agents.values())
 
 
 def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,14 +54,11 @@ def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
 OPERATIONS = {"kind": "operations", "step": 6, "digest": "ab", "full": 12, "forward_only": 3, "shortcut": 5}
 
 
-def test_operations_line_of_an_empty_table_says_that_all_is_full() -> None:
+def test_lines_of_operations_and_scores() -> None:
     """A table that names no batch leaves every batch as it is."""
     nothing = {**OPERATIONS, "full": 0, "forward_only": 0, "shortcut": 0}
     assert operations_line(nothing) == "operations chosen after step 6: all full"
-
-
-def test_line_of_a_batch_that_is_scored_has_its_count() -> None:
-    """The lines of a turn differ, and say how many are to come."""
+    # The lines of a turn differ, and say how many are to come
     scored = {**step(0), "kind": "score", "batch": 3, "batches": 30}
     assert evaluating_line(scored) == "score after step 0: 3 of 30 batches, a"
 
@@ -128,32 +125,27 @@ def test_report_of_one_step_with_a_move_counts_the_move_as_training() -> None:
     assert evaluation_line({**EVALUATION, "step": 1}).startswith("evaluation after 1 step: ")
 
 
-@pytest.mark.parametrize(
-    ("figures", "words"),
-    [
+def test_evaluation_line_names_what_the_loss_is_a_mean_of() -> None:
+    """A language model predicts tokens, a long context has several windows."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
         ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
         (
             {"f1": 0.5, "exact_match": 0.25, "questions": 5},
             "loss 1.0000 on 7 windows; f1 0.5000, exact match 0.2500 on 5 questions",
         ),
-    ],
-)
-def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any], words: str) -> None:
-    """A language model predicts tokens, a long context has several windows."""
-    entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
-    assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
+    ]
+    for figures, words in rows:
+        entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
+        assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
 
 
-def test_plain_progress_names_the_units_of_a_group() -> None:
+def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None:
     """What a step of HiFT trained is no depth: of embedding and head it would be 0."""
     stream = io.StringIO()
     PlainProgress(stream).step({**step(8), "depth": 0, "trains": "embedding"})
     assert stream.getvalue() == "step 8/8: round 1, a, trains embedding, loss 0.5000\n"
-
-
-def test_plain_progress_shows_a_diverged_loss() -> None:
-    """A loss that is no number does not end the program."""
+    # A loss that is no number does not end the program
     stream = io.StringIO()
     progress = PlainProgress(stream)
     progress.step(step(8, loss=None))
@@ -161,7 +153,7 @@ def test_plain_progress_shows_a_diverged_loss() -> None:
     assert "loss -" in stream.getvalue()
 
 
-def test_live_progress_shows_nodes_and_bar() -> None:
+def test_live_progress_shows_nodes_and_bar_on_a_terminal() -> None:
     """On a terminal each node has a line with what it hosts and trains."""
     stream = io.StringIO()
     show(LiveProgress(Console(file=stream, force_terminal=True, width=120)))
@@ -169,6 +161,9 @@ def test_live_progress_shows_nodes_and_bar() -> None:
     assert "[2, 4)" in text
     assert "2 of 2" in text
     assert "8/8" in text
+    # Pipes and files get plain lines
+    assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
+    assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)
 
 
 def test_live_progress_ends_with_the_table_then_the_result() -> None:
@@ -190,12 +185,6 @@ def test_live_progress_ends_with_the_table_then_the_result() -> None:
     last = text[:result].rpartition("done")[2]
     assert "8/8" in last and "loss 0.2500" in last
     assert "0.0012" not in text and "0.7500" not in last
-
-
-def test_progress_is_plain_where_there_is_no_terminal() -> None:
-    """Pipes and files get plain lines."""
-    assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
-    assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)
 
 
 WAIT_S = 30.0
@@ -220,7 +209,7 @@ class Screen(io.StringIO):
         return count
 
 
-def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
+def test_waiting_says_each_thing_once_and_leaves_a_terminal_as_it_was() -> None:
     """A line for each thing that takes long; the result of the work is not touched."""
     screen = Screen(is_terminal=False)
     with WaitNotice("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
@@ -229,19 +218,13 @@ def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
         waiting.state("joining")
         assert screen.written.wait(WAIT_S)
     assert screen.getvalue() == "reading train.csv ...\nwaiting for nodes to join ...\n"
-
-
-def test_waiting_leaves_a_terminal_as_it_was() -> None:
-    """The line with the seconds is written over with blanks in the end."""
+    # The line with the seconds is written over with blanks in the end
     screen = Screen(is_terminal=True)
     with WaitNotice("planning", stream=screen, quiet_s=0.0):
         assert screen.written.wait(WAIT_S)
     first, *_, blank, end = screen.getvalue().split("\r")[1:]
     assert first.startswith("planning ... ") and blank.isspace() and end == ""
-
-
-def test_waiting_for_what_is_quick_says_nothing() -> None:
-    """Nothing is written before the quiet time is over, whatever ends it."""
+    # Nothing is written before the quiet time is over, whatever ends it
     screen = Screen(is_terminal=True)
     with pytest.raises(ValueError, match="wrong"), WaitNotice("planning", stream=screen, quiet_s=WAIT_S):
         raise ValueError("wrong")

@@ -1,16 +1,18 @@
-"""What is said of training before it starts: rows, groups of units, helpers and operations."""
+"""What is said before a run trains: rows, groups of units, helpers, operations, and the text of its plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import pytest
-
+from coordinator.planner.explain import explain
+from coordinator.planner.make_plan import make_plan as make_plan_make_plan
 from coordinator.run.run_text import training_facts
-from coordinator.screen.plan_text import plan_text
+from coordinator.screen.plan_text import plan_text, table_text
 from coordinator.screen.progress import PlainProgress
 from coordinator.screen.training_text import (
     choice_lines,
@@ -20,7 +22,7 @@ from coordinator.screen.training_text import (
     saved_lines,
     training_lines,
 )
-from ringtune.costs.memory_terms import MemoryEstimate, Term
+from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate, Term
 from ringtune.costs.profile import KindFacts
 from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
@@ -30,6 +32,8 @@ from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Units, units_text
 from ringtune.techniques.offload import helped
 from ringtune.techniques.offload_report import offload_facts
+from tests.support.fake_agents import NO_TIMES, facts, job
+from tests.support.moves import moving, slices_of
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import node
 
@@ -67,35 +71,26 @@ def test_training_lines_name_rows_that_are_used_more_often_than_others() -> None
     ]
 
 
-def test_training_lines_name_owners_with_few_rows_and_with_none_used() -> None:
+def test_training_lines_name_owners_and_classes() -> None:
     """An owner with fewer rows than a batch, and one that has no turn at all."""
     small = training_lines(course(40, 3, num_steps=20))
     assert "note: fewer rows than a batch of 4, so smaller batches: node-1 3" in small
     idle = training_lines(course(40, 40, num_steps=2))
     assert idle[-1].startswith("note: no turn in 2 steps, so no row is used: node-1; train longer")
-
-
-def test_training_lines_name_classes_that_look_alike() -> None:
-    """A space before a name makes another class: that is seen, and quoted."""
+    # A space before a name makes another class: that is seen, and quoted
     lines = training_lines(course(16, labels=(" pos", "Neg", "neg", "pos")))
     assert "4 classes: ' pos', Neg, neg, pos" in lines
     assert [line for line in lines if "different classes" in line] == [
         f"note: {names} are different classes, though they differ in spaces or capitals only; correct the rows?"
         for names in ("' pos' and 'pos'", "'Neg' and 'neg'")
     ]
-
-
-def test_training_lines_of_many_owners_and_classes_stay_short() -> None:
-    """Eight of each, and how many more."""
+    # Eight of each, and how many more
     labels = tuple(f"class-{index:02}" for index in range(30))
     lines = training_lines(course(*[40] * 20, num_steps=400, labels=labels))
     assert len(lines) == 1 + 8 + 1 + 1
     assert lines[9] == "  and 12 more owners, 2 to 2 epochs each"
     assert lines[10].endswith("class-07 and 22 more")
-
-
-def test_training_facts_are_those_of_an_evaluation_too() -> None:
-    """Nothing is trained: no lines, and no row is used."""
+    # Nothing is trained: no lines, and no row is used
     evaluation = course(16, num_steps=0)
     assert training_lines(evaluation) == []
     assert training_facts(evaluation)["used_rows"] == 0
@@ -119,9 +114,9 @@ def plan(owners: tuple[str, ...] = ("a", "b"), **settings: Any) -> Plan:
     return make_plan([("a", 0, 2), ("b", 2, 4)], owners, method=Hift(**settings), num_steps=10)
 
 
-@pytest.mark.parametrize(
-    ("units", "expected"),
-    [
+def test_units_have_names() -> None:
+    """Neighbouring blocks are a range."""
+    rows: list[tuple[list[int], str]] = [
         ([-1], "embedding"),
         ([-1, 0], "embedding, block 0"),
         ([0, 1, 2], "blocks 0 to 2"),
@@ -129,15 +124,13 @@ def plan(owners: tuple[str, ...] = ("a", "b"), **settings: Any) -> Plan:
         ([-1, 0, 1, 2, 3, 4], "embedding, blocks 0 to 3, head"),
         ([-1, 1, 4], "embedding, block 1, head"),
         ([4], "head"),
-    ],
-)
-def test_units_have_names(units: list[int], expected: str) -> None:
-    """Neighbouring blocks are a range."""
-    assert units_text(Units.of(4, units)) == expected
+    ]
+    for units, expected in rows:
+        assert units_text(Units.of(4, units)) == expected
 
 
 def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
-    """Groups in the order of a sweep, the sweeps of the run, and plainly what the rows of a gradient tell."""
+    """Sizes of a sweep, and what owners send each other of embedding and head."""
     lines = groups_lines(plan(group_size=2, order="top2down").course, MEMORY)
     assert lines == [
         "trains all parameters, one group a step: block 3, head | blocks 1 to 2 | embedding, block 0",
@@ -147,20 +140,11 @@ def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
         "note: these gradients tell the other owners much of a batch: with texts, the embedding's which tokens it had "
         "and, of learned positions, where they stood; the head's about how many rows of each class",
     ]
-
-
-def test_a_plan_with_one_owner_sends_no_gradients_of_units() -> None:
-    """Nobody else has a copy."""
+    # Nobody else has a copy
     assert len(groups_lines(plan(("a",)).course, {})) == 2
-
-
-def test_a_plan_with_adapters_says_nothing_of_groups() -> None:
-    """Methods whose blocks have adapters train the head and some blocks."""
+    # Methods whose blocks have adapters train the head and some blocks
     assert groups_lines(make_plan([("a", 0, 4)], ["a"]).course, {}) == []
-
-
-def test_the_table_of_a_plan_of_hift_names_the_units_of_its_step() -> None:
-    """Step 1 of groups of one trains block 0."""
+    # Step 1 of groups of one trains block 0
     text = plan_text(plan(), {}, at_step=1, measured=False)
     assert "actions from step 1, which trains block 0:" in text
 
@@ -174,30 +158,32 @@ def test_helpers_in_step_leave_the_result_as_it_is() -> None:
     assert lines[0] == "z fits the adapters of a's blocks [0, 2)"
     assert lines[1].endswith("the result is that of a run without helpers")
     assert helper_lines(PLAN) == []
+    # As hosts and owners are
+    shown = io.StringIO()
+    PlainProgress(shown).plan(helped(PLAN, {"a": "b"}), {"a": 1, "b": 1})
+    assert "b fits the adapters of a's blocks [0, 2)" in shown.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("manner", "words"),
-    [
+def test_helpers_in_another_manner_say_what_they_change() -> None:
+    """Each word of the job has a sentence, and the report its fact."""
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"interval": 3}, "add up 3 steps for one update"),
         ({"pairs": "bfloat16"}, "rounded to 16 bits"),
         ({"merged": True}, "inside matrices"),
         ({"overlap": True}, "one step behind within a turn"),
-    ],
-)
-def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], words: str) -> None:
-    """Each word of the job has a sentence, and the report its fact."""
-    plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
-    assert words in helper_lines(plan)[-1]
-    assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
-    facts = offload_facts(plan)["offload"]
-    assert {name: facts[name] for name in manner} == manner
-    assert (facts["staleness"] == "none") is not ("overlap" in manner)
+    ]
+    for manner, words in rows:
+        plan = helped(PLAN, {"a": "z"}, HelperSettings(**manner))
+        assert words in helper_lines(plan)[-1]
+        assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
+        facts = offload_facts(plan)["offload"]
+        assert {name: facts[name] for name in manner} == manner
+        assert (facts["staleness"] == "none") is not ("overlap" in manner)
 
 
-@pytest.mark.parametrize(
-    ("manner", "words"),
-    [
+def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through() -> None:
+    """Before the run begins; a user is an owner where nothing else is said."""
+    manners: list[tuple[HelperSettings, str]] = [
         (
             HelperSettings(users="alone"),
             "2 users train adapters of their own, which only their rows go through: the result",
@@ -206,18 +192,14 @@ def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], 
             HelperSettings(users="collaboration", merged=True),
             "2 users train adapters of their own, and every row goes through the sum of all; hosts hold",
         ),
-    ],
-)
-def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through(
-    manner: HelperSettings, words: str
-) -> None:
-    """Before the run begins; a user is an owner where nothing else is said."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
-    found = helped(plan, {"a": "z", "b": "z"}, manner)
-    assert helper_lines(found)[-1].startswith(words)
-    rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
-    assert offload_facts(found)["offload"]["rows_by_user"] == rows
-    assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
+    ]
+    for manner, words in manners:
+        plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
+        found = helped(plan, {"a": "z", "b": "z"}, manner)
+        assert helper_lines(found)[-1].startswith(words)
+        rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
+        assert offload_facts(found)["offload"]["rows_by_user"] == rows
+        assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
 
 
 def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
@@ -234,22 +216,15 @@ def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
     assert helper_lines(helped(many, {"a": "z"}, HelperSettings(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
 
 
-def test_helpers_are_shown_when_a_run_begins() -> None:
-    """As hosts and owners are."""
-    shown = io.StringIO()
-    PlainProgress(shown).plan(helped(PLAN, {"a": "b"}), {"a": 1, "b": 1})
-    assert "b fits the adapters of a's blocks [0, 2)" in shown.getvalue()
-
-
-@pytest.mark.parametrize("private", [0, 1])
-def test_plan_says_what_helpers_see(private: int) -> None:
+def test_plan_says_what_helpers_see() -> None:
     """They count among those that see hidden states, but never those of private blocks; of block 0 tokens are told."""
-    plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
-    words = "; helpers see the hidden states inside the blocks that they help with: z of "
-    tells = "" if private else "; z can tell the tokens from those of block 0"
-    found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
-    assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2){tells}")
-    assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
+    for private in [0, 1]:
+        plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
+        words = "; helpers see the hidden states inside the blocks that they help with: z of "
+        tells = "" if private else "; z can tell the tokens from those of block 0"
+        found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
+        assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2){tells}")
+        assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
 
 
 def test_users_who_chose_another_adapter_are_named_with_it() -> None:
@@ -302,10 +277,7 @@ def test_operations_to_be_chosen_are_marked_as_assumed() -> None:
         "operations of 2 subnets a block are chosen by the policy two-stage by weight-magnitude and fisher before "
         "training, and anew every 12 steps"
     ]
-
-
-def test_plan_without_operations_says_nothing_of_them() -> None:
-    """Whoever asks for none sees none."""
+    # Whoever asks for none sees none
     plan = make_plan(SLICES, ["a"], num_blocks=2)
     assert operations_lines(plan) == choice_lines(plan) == []
     assert "operations" not in "\n".join(plan_text(plan, {}, measured=False))
@@ -323,3 +295,48 @@ def test_saved_operations_are_told_by_node_then_as_compute_and_bytes() -> None:
         "  bytes  69% predicted, 68% by the paper's count",
     ]
     assert saved_lines(None) == []
+
+
+ONE = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_blocks=4, num_steps=20, local_iterations=2, method="all")
+READS = "can reconstruct the input text from the embeddings it receives; set privacy.private_blocks to make that harder"
+
+
+def test_plan_names_all_who_can_tell_the_tokens() -> None:
+    """Every host of the lowest blocks gets embeddings, in any placement of the run."""
+    both = changed(ONE, slices=slices_of([("a", 0, 2), ("d", 0, 2), ("b", 2, 4)]))
+    for plan, hosts in (
+        (ONE, "node a"),
+        (both, "each of the nodes a, d"),
+        (moving(both, (3, [("b", 0, 4)])), "each of the nodes a, d, b"),
+        (moving(ONE, (3, [("a", 0, 3), ("b", 3, 4)])), "node a"),
+    ):
+        assert f"privacy: {hosts} {READS}" in plan_text(plan, {}, num_steps=0, measured=True)
+
+
+def test_table_is_that_of_the_placement_that_holds_at_its_step() -> None:
+    """The run moves after step 6: from there on b hosts all blocks."""
+    plan = moving(ONE, (3, [("b", 0, 4)]))
+    before, after = (table_text(plan, at_step=step, num_steps=1) for step in (5, 6))
+    assert "F5.0[0,2)" in before and "F6.0[0,4)" in after
+
+
+GLOSSARY = Path(__file__).parents[3] / "docs" / "glossary.md"
+
+
+def test_explanation_has_a_legend_of_the_parts_that_it_prints() -> None:
+    """Each part that a node has is explained once, and no other part."""
+    made = make_plan_make_plan(job(), {name: facts(name, **NO_TIMES) for name in "ab"})
+    assert made.choice is not None
+    why = explain(made.choice, relative=True)
+    lines = plan_text(made.plan, made.memory, measured=False, num_steps=0, why=why)
+    printed = {part for node, _ in made.memory.items() for part, size in made.memory[node].parts().items() if size}
+    assert [line for line in lines if line.startswith("    ") and line.strip().partition(":")[0] in PARTS] == [
+        f"    {part}: {words}" for part, words in PART_WORDS.items() if part in printed
+    ]
+    assert {"optimizer", "adapters", "buffers", "passing"} <= printed
+
+
+def test_glossary_names_the_parts() -> None:
+    """In their order, and no others."""
+    entry = GLOSSARY.read_text(encoding="utf-8").partition("- **part** (of a node's memory):")[2].partition("\n- ")[0]
+    assert tuple(re.findall(r"\*(\w+)\*", entry)) == PARTS

@@ -1,16 +1,32 @@
-"""What is known of a run after its events, and whose books may be dropped."""
+"""The books of runs: what is known after their events, what a disk keeps, and which run is taken up again."""
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.limits import Choices
+from coordinator.run.requests import RunRequest
+from coordinator.server import run_store
+from coordinator.server.restart import MAX_IN_VAIN, NODES_S, last_of, resume_request, resumed_by, run_to_resume
 from coordinator.server.run_record import RunRecord, chain_of, in_order, to_drop
-from ringtune.errors import IntegrityError
+from coordinator.server.run_store import EventLog, RunStore, read_events
+from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, StorageError, UsageError
+from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
+from ringtune.run_control.continuation import Length, job_digest
 from ringtune.v1 import control_pb2
+from tests.support.fake_agents import job
+from tests.support.plans import two_nodes
 
 DAY_S = 86_400.0
 NOW_S = 100 * DAY_S
@@ -56,21 +72,18 @@ def test_record_follows_the_events_of_a_run() -> None:
     assert not found.is_resumable
     done = found.after(event("done", True), 7.0)
     assert (done.state, done.ended_unix_s, done.is_resumable) == ("done", 7.0, False)
-
-
-@pytest.mark.parametrize(("error", "state"), [("InterruptedRunError", "stopped"), ("PeerLostError", "failed")])
-def test_record_tells_a_run_that_was_stopped_from_one_that_failed(error: str, state: str) -> None:
-    """Both can go on if there is a checkpoint, and only then."""
-    failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error=error, message="why"))
-    found = record().after(failure, 9.0)
-    assert (found.state, found.message, found.ended_unix_s, found.is_resumable) == (state, "why", 9.0, False)
-    assert record(saved_step=4).after(failure, 9.0).is_resumable
-
-
-def test_record_of_a_run_that_goes_on_begins_at_its_checkpoint() -> None:
-    """What it goes on from is done and saved already."""
+    # What it goes on from is done and saved already
     found = record().after(event("resumed_json", {"step": 6, "passed_over": []}), 2.0)
     assert (found.steps_done, found.saved_step) == (6, 6)
+
+
+def test_record_tells_a_run_that_was_stopped_from_one_that_failed() -> None:
+    """Both can go on if there is a checkpoint, and only then."""
+    for error, state in [("InterruptedRunError", "stopped"), ("PeerLostError", "failed")]:
+        failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error=error, message="why"))
+        found = record().after(failure, 9.0)
+        assert (found.state, found.message, found.ended_unix_s, found.is_resumable) == (state, "why", 9.0, False)
+        assert record(saved_step=4).after(failure, 9.0).is_resumable
 
 
 def test_record_comes_back_from_its_text_and_nothing_else_does() -> None:
@@ -82,16 +95,13 @@ def test_record_comes_back_from_its_text_and_nothing_else_does() -> None:
             RunRecord.parse(text)
 
 
-def test_books_that_nobody_fetched_are_never_dropped() -> None:
+def test_books_that_nobody_fetched_are_dropped_only_after_their_own_time() -> None:
     """Neither by age nor by size; those of a run that ended before its plan hold nothing to fetch."""
     old = ended(ONE, days_ago=90, is_fetched=False, size_bytes=1000)
     nothing = ended(TWO, days_ago=90, is_fetched=False, num_steps=0)
     running = record(THREE, num_steps=8)
     assert to_drop([old, nothing, running], now_unix_s=NOW_S, keep_days=7, keep_bytes=0) == (TWO,)
-
-
-def test_books_that_nobody_fetches_go_after_their_own_time_if_one_is_set() -> None:
-    """Example: with 60 days the run of 90 days ago goes; size alone drops neither, and one that goes on stays."""
+    # Example: with 60 days the run of 90 days ago goes; size alone drops neither, and one that goes on stays
     old = ended(ONE, days_ago=90, is_fetched=False, size_bytes=1000)
     young = ended(TWO, days_ago=30, is_fetched=False, size_bytes=1000)
     running = record(THREE, num_steps=8)
@@ -126,3 +136,422 @@ def test_runs_are_in_the_order_of_their_start_also_within_a_second() -> None:
     late, early = record(ONE, started_unix_s=5.2), record(TWO, started_unix_s=5.1, first_run=ONE)
     assert in_order([late, early]) == [early, late]
     assert chain_of({ONE: late, TWO: early}, ONE) == (early, late)
+
+
+PLAN = event("plan_json", {"course": {"num_steps": 8}})
+DONE = control_pb2.RunEvent(done=True)
+
+
+def nobody(_step: int) -> None:
+    """Nobody waits for manifests."""
+
+
+def step(number: int) -> control_pb2.RunEvent:
+    """A step that is done."""
+    return event("step_json", {"kind": "train", "step": number})
+
+
+def read(path: Path) -> list[control_pb2.RunEvent]:
+    """All events of a file."""
+    return [entry.event for entry in read_events(path)]
+
+
+def test_event_log_passes_over_a_torn_end_and_names_damage(tmp_path: Path) -> None:
+    """However much of the last event a crash left, those before it come; a flipped bit is no event."""
+    path = tmp_path / "events"
+    log = EventLog(path)
+    for number in range(3):
+        log.append(step(number))
+    log.close()
+    whole = path.read_bytes()
+    ends = [entry.end for entry in read_events(path)]
+    assert ends[-1] == len(whole) == log.size_bytes
+    for length in range(ends[1], len(whole)):
+        path.write_bytes(whole[:length])
+        assert read(path) == [step(0), step(1)]
+    path.write_bytes(whole[: ends[1] - 1] + bytes([whole[ends[1] - 1] ^ 1]) + whole[ends[1] :])
+    with pytest.raises(IntegrityError, match="is damaged at byte"):
+        read(path)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, *, after_bytes: int) -> None:
+    """Let a disk take so many bytes of an event, and no more."""
+
+    def write(self: EventLog, content: bytes) -> None:
+        os.write(self._file.fileno(), content[:after_bytes])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_store.EventLog, "_write", write)
+
+
+def test_full_disk_ends_the_run_and_leaves_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an event is taken back, the error is that of a disk, and who follows hears how the run ended."""
+    kept = RunStore(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    full_disk(monkeypatch, after_bytes=5)
+    with pytest.raises(StorageError, match="No space left"):
+        run(step(0))
+    run(step(1))  # ignored: it would leave a gap
+    failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error="StorageError", message="full"))
+    run(failure)
+    assert list(kept.events(ONE, wait=True)) == [PLAN, failure]
+    assert read(tmp_path / "runs" / ONE / "events") == [PLAN]
+    kept.close()
+
+
+def test_follower_reads_the_disk_while_the_run_goes_on(tmp_path: Path) -> None:
+    """It gets every event in order, also those that came before it, and ends with the run."""
+    kept = RunStore(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    found: list[control_pb2.RunEvent] = []
+    first = threading.Event()
+
+    def follow() -> None:
+        for entry in kept.events(ONE, wait=True):
+            found.append(entry)
+            first.set()
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    assert first.wait(30.0)
+    steps = [step(number) for number in range(8)]
+    for entry in (*steps, DONE):
+        run(entry)
+    reader.join(30.0)
+    assert found == [PLAN, *steps, DONE]
+    assert list(kept.events(ONE, wait=False)) == found
+    kept.close()
+
+
+def test_follower_that_is_gone_ends(tmp_path: Path) -> None:
+    """A run that says nothing holds nobody who has left."""
+    kept = RunStore(tmp_path)
+    kept.begin(record(), on_saved=nobody)
+    assert list(kept.events(ONE, wait=True, is_over=lambda: True)) == []
+    kept.close()
+
+
+def test_run_that_was_under_way_is_found_as_interrupted(tmp_path: Path) -> None:
+    """A coordinator that starts again lists it with its steps and its checkpoint; a run that was over stays so."""
+    before = RunStore(tmp_path)
+    saved: list[int] = []
+    run = before.begin(record(ONE), on_saved=saved.append)
+    for entry in (PLAN, step(4), event("checkpoint_json", {"step": 4})):
+        run(entry)
+    assert saved == [4]
+    over = before.begin(record(TWO), on_saved=nobody)
+    over(PLAN)
+    over(DONE)
+    before.close()
+    again = RunStore(tmp_path)
+    first, second = again.records().values()
+    assert (first.state, first.steps_done, first.saved_step, first.is_resumable) == ("interrupted", 4, 4, True)
+    assert (second.state, second.is_fetched) == ("done", False)
+    again.fetched(TWO)
+    again.close()
+    third = RunStore(tmp_path)
+    assert [entry.is_fetched for entry in third.records().values()] == [False, True]
+    third.close()
+
+
+def test_run_that_goes_on_when_its_books_are_closed_is_interrupted(tmp_path: Path) -> None:
+    """What it says from then on is refused: with a gap before its end the books would pass for whole."""
+    kept = RunStore(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    kept.close()
+    for late in (step(0), DONE):
+        with pytest.raises(InterruptedRunError, match=f"books of run {ONE} are closed"):
+            run(late)
+    again = RunStore(tmp_path)
+    assert [entry.state for entry in again.records().values()] == ["interrupted"]
+    assert list(again.events(ONE, wait=True)) == [PLAN]
+    again.close()
+
+
+def test_books_that_were_fetched_go_when_their_time_is_over(tmp_path: Path) -> None:
+    """With no day to keep them they go at once; a run that goes on can't be fetched away."""
+    kept = RunStore(tmp_path, keep_days=0.0)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    kept.fetched(ONE)
+    assert list(kept.records()) == [ONE]
+    run(DONE)
+    kept.fetched(ONE)
+    assert list(kept.records()) == []
+    assert not (tmp_path / "runs" / ONE).exists()
+    with pytest.raises(UsageError, match="is not kept here"):
+        list(kept.events(ONE, wait=False))
+    kept.close()
+
+
+def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next coordinator names the run; without a time for them they stay."""
+    before = RunStore(tmp_path)
+    run = before.begin(record(), on_saved=nobody)
+    run(PLAN)
+    run(DONE)
+    before.close()
+    for days, names in ((math.inf, [ONE]), (0.0, [])):
+        again = RunStore(tmp_path, keep_unfetched_days=days)
+        assert list(again.records()) == names
+        again.close()
+    assert f"run {ONE} is dropped: nobody fetched it for 0 days" in caplog.text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
+    """A coordinator that drove none takes its empty folder away."""
+    RunStore(tmp_path).close()
+    assert not (tmp_path / "runs").exists()
+    # A second one is told what to do
+    kept = RunStore(tmp_path)
+    with pytest.raises(BusyError, match="--state"):
+        RunStore(tmp_path)
+    kept.close()
+    RunStore(tmp_path).close()
+
+
+def test_damaged_record_costs_only_its_run(tmp_path: Path, caplog: Any) -> None:
+    """The others are listed; what can't be used is named in the log."""
+    kept = RunStore(tmp_path)
+    for name in (ONE, TWO):
+        kept.begin(record(name), on_saved=nobody)(DONE)
+    kept.close()
+    (tmp_path / "runs" / ONE / "run.json").write_text("{")
+    again = RunStore(tmp_path)
+    assert list(again.records()) == [TWO]
+    assert ONE in caplog.text
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda text: text.replace(b"{", b'{"of_a_newer_version": 1, ', 1), lambda text: b"\xff" + text, lambda text: b""],
+    ids=["newer", "not text", "empty"],
+)
+def test_run_that_can_not_be_read_stays_as_it_is(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    """It does not keep the coordinator from its start, and no end of a coordinator removes it."""
+    kept = RunStore(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    run(DONE)
+    kept.close()
+    path = tmp_path / "runs" / ONE / "run.json"
+    path.write_bytes(change(path.read_bytes()))
+    before = path.read_bytes()
+    again = RunStore(tmp_path)
+    assert list(again.records()) == []
+    again.close()
+    assert path.read_bytes() == before
+    assert read(tmp_path / "runs" / ONE / "events") == [PLAN, DONE]
+
+
+def test_events_before_damage_are_kept_and_the_run_counts_as_interrupted(tmp_path: Path) -> None:
+    """After a power cut the last event may have its length but not its bytes; its checkpoint can be gone on from."""
+    kept = RunStore(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    whole = [PLAN, step(4), event("checkpoint_json", {"step": 4})]
+    for entry in (*whole, step(5)):
+        run(entry)
+    kept.close()
+    path = tmp_path / "runs" / ONE / "events"
+    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    for _ in range(2):
+        again = RunStore(tmp_path)
+        (found,) = again.records().values()
+        assert (found.state, found.steps_done, found.saved_step, found.is_resumable) == ("interrupted", 4, 4, True)
+        assert list(again.events(ONE, wait=True)) == whole
+        again.close()
+
+
+SMALL_JOB = job()
+TWO_NODES = two_nodes()
+RESTART_S = 1_000_000.0
+
+
+def run_id(number: int) -> str:
+    """The id of the n-th run."""
+    return f"r20260102-00{number:04d}-00000000"
+
+
+def interrupted(number: int, *, saved_step: int = 4, **changes: Any) -> RunRecord:
+    """A run that was under way when its coordinator ended, ten seconds ago."""
+    values: dict[str, Any] = {
+        "first_run": run_id(1),
+        "model": "tiny",
+        "method": "ringada",
+        "submitted_by": "ann@desk",
+        "started_unix_s": RESTART_S - 1000 + number,
+        "state": "interrupted",
+        "ended_unix_s": RESTART_S - 10,
+        "num_steps": 8,
+        "saved_step": saved_step,
+        **changes,
+    }
+    return RunRecord(run_id=run_id(number), **values)
+
+
+def chosen(*records: RunRecord, within_s: float = 60.0) -> str:
+    """The run that is taken up; empty if none is."""
+    found = run_to_resume({record.run_id: record for record in records}, now_unix_s=RESTART_S, within_s=within_s)
+    return found.run_id if found else ""
+
+
+def test_newest_run_is_taken_up_if_it_was_interrupted() -> None:
+    """One that was stopped, failed or is done ended by itself or by a word; an older one was given up by its user."""
+    assert chosen() == ""
+    assert chosen(interrupted(1)) == run_id(1)
+    assert chosen(interrupted(1), interrupted(2)) == run_id(2)
+    for state in ("done", "stopped", "failed"):
+        assert chosen(interrupted(1), interrupted(2, state=state)) == ""
+    # Ten seconds ago: within a minute, not within five seconds; 0 = never
+    assert chosen(interrupted(1), within_s=60.0) == run_id(1)
+    assert chosen(interrupted(1), within_s=5.0) == ""
+    assert chosen(interrupted(1), within_s=0.0) == ""
+
+
+def test_run_that_was_taken_up_is_not_taken_up_again() -> None:
+    """Also if the clock went back between the two, as on a board that wakes up without one."""
+    late = interrupted(2, takes_up=run_id(1), started_unix_s=1.0)
+    assert chosen(interrupted(1), late) == run_id(2)
+    assert chosen(interrupted(1), replace(late, state="failed")) == ""
+    records = {record.run_id: record for record in (interrupted(1), late, interrupted(3, takes_up=run_id(2)))}
+    assert resumed_by(records, run_id(1)) == late
+    assert resumed_by(records, run_id(3)) is None
+    assert last_of(records, run_id(1)) == run_id(3) == last_of(records, run_id(3))
+
+
+def test_run_is_taken_up_some_times_without_a_new_checkpoint() -> None:
+    """After three times in vain it may be the run that ends coordinators; a checkpoint in between counts anew."""
+
+    def attempts(*saved_steps: int) -> list[RunRecord]:
+        first = interrupted(1, saved_step=saved_steps[0])
+        return [
+            first,
+            *(
+                interrupted(number, saved_step=step, takes_up=run_id(number - 1))
+                for number, step in enumerate(saved_steps[1:], 2)
+            ),
+        ]
+
+    assert MAX_IN_VAIN == 3
+    assert chosen(*attempts(4, 4, 4)) == run_id(3)
+    assert chosen(*attempts(4, 4, 4, 4)) == ""
+    assert chosen(*attempts(4, 4, 4, 6)) == run_id(4)
+    assert chosen(*attempts(-1, -1, -1, -1)) == "", "without checkpoints it begins anew each time"
+
+
+def manifest(step: int) -> CheckpointManifest:
+    """A checkpoint."""
+    return CheckpointManifest(
+        run_id=run_id(1),
+        plan_digest=TWO_NODES.digest,
+        job_digest=job_digest(SMALL_JOB),
+        model_digest="m",
+        step=step,
+        holder=TWO_NODES.nodes[0],
+        shards=tuple(Shard(node=node, sha256="0" * 64, size_bytes=1) for node in TWO_NODES.nodes),
+    )
+
+
+def saved(step: int) -> control_pb2.RunEvent:
+    """The event of a checkpoint."""
+    return control_pb2.RunEvent(checkpoint_json=json.dumps(manifest(step).to_json()))
+
+
+PLANNED = control_pb2.RunEvent(plan_json=json.dumps(TWO_NODES.to_json()))
+REQUEST = RunRequest(job=SMALL_JOB, num_nodes=2, join_s=5.0, choices=Choices((2, 4), ()), submitted_by="ann@desk")
+
+
+def test_run_goes_on_from_its_newest_checkpoints_with_its_own_plan() -> None:
+    """The two newest; what was chosen in planning is in the plan."""
+    events = [PLANNED, saved(2), saved(4), saved(6)]
+    found = resume_request(REQUEST, interrupted(1), events)
+    assert found.resume == Resume(plan=TWO_NODES, manifests=(manifest(6), manifest(4)))
+    assert (found.plan, found.choices, found.join_s) == (None, Choices((), ()), NODES_S)
+    assert (found.job, found.submitted_by) == (SMALL_JOB, "ann@desk")
+
+
+def test_run_that_went_on_before_goes_on_from_what_came_before_it() -> None:
+    """Until it has a checkpoint of its own; newer ones than that from which it went on were damaged."""
+    lengths = (Length.of(SMALL_JOB),)
+    before = REQUEST._replace(resume=Resume(plan=TWO_NODES, manifests=(manifest(6), manifest(4)), lengths=lengths))
+    at_once = resume_request(before, interrupted(2), [])
+    assert at_once.resume == before.resume
+    resumed = control_pb2.RunEvent(resumed_json=json.dumps({"step": 4, "passed_over": ["6 is damaged"]}))
+    later = resume_request(before, interrupted(2), [PLANNED, resumed, saved(8)])
+    assert later.resume == Resume(plan=TWO_NODES, manifests=(manifest(8), manifest(4)), lengths=lengths)
+
+
+def kept_turn(step: int, *, attempt: int = 1, **changes: Any) -> control_pb2.RunEvent:
+    """The event of a turn that every node kept."""
+    found = replace(manifest(step), shards=(), attempt=run_id(attempt), **changes)
+    return control_pb2.RunEvent(kept_turn_json=json.dumps(found.to_json()))
+
+
+def steps_of(request: RunRequest) -> list[tuple[int, bool]]:
+    """The steps that a request may go on from, and whether each is a checkpoint."""
+    assert request.resume is not None
+    return [(one.step, bool(one.shards)) for one in request.resume.manifests]
+
+
+def test_run_goes_on_from_the_newest_turn_that_all_nodes_kept() -> None:
+    """As many turns as nodes keep, with the checkpoints between them; of one step the checkpoint comes first."""
+    events = [PLANNED, *(kept_turn(step) for step in (1, 2, 3)), saved(3), *(kept_turn(step) for step in (4, 5))]
+    found = resume_request(REQUEST, interrupted(1), [*events, kept_turn(6), saved(6)])
+    assert steps_of(found) == [(6, True), (6, False), (5, False), (4, False), (3, True)]
+    assert (found.plan, found.choices) == (None, Choices((), ()))
+    resumed = control_pb2.RunEvent(resumed_json=json.dumps({"step": 4, "saved_step": 3, "passed_over": []}))
+    later = resume_request(
+        REQUEST._replace(resume=found.resume), interrupted(2), [PLANNED, resumed, kept_turn(5, attempt=2)]
+    )
+    assert steps_of(later) == [(5, False), (4, False), (3, True)]
+    assert later.resume is not None and later.resume.manifests[0].attempt == run_id(2)
+
+
+def test_run_without_a_checkpoint_goes_on_from_its_last_turns_or_begins_as_it_was_asked_to() -> None:
+    """What its nodes have lost is planned and trained anew, so what was asked stays in the request."""
+    given = GivenPlan(plan=TWO_NODES)
+    found = resume_request(
+        REQUEST._replace(plan=given), interrupted(1, saved_step=-1), [PLANNED, kept_turn(2), kept_turn(4)]
+    )
+    assert steps_of(found) == [(4, False), (2, False)]
+    assert (found.plan, found.choices) == (given, REQUEST.choices)
+
+
+def test_turns_that_end_count_as_progress_of_a_run_that_is_taken_up() -> None:
+    """A run without checkpoints that comes further each time is taken up again; one that does not is left."""
+
+    def attempts(*kept_steps: int) -> list[RunRecord]:
+        first = interrupted(1, saved_step=-1, kept_step=kept_steps[0])
+        return [
+            first,
+            *(
+                interrupted(number, saved_step=-1, kept_step=step, takes_up=run_id(number - 1))
+                for number, step in enumerate(kept_steps[1:], 2)
+            ),
+        ]
+
+    assert chosen(*attempts(4, 6, 8, 10, 12)) == run_id(5)
+    assert chosen(*attempts(4, 4, 4, 4)) == ""
+
+
+def test_run_without_a_checkpoint_begins_anew_with_its_nodes() -> None:
+    """Those that were asked about themselves, or of the given plan; a number of nodes where none was there yet."""
+    begun = interrupted(1, saved_step=-1, nodes=("a", "b"))
+    anew = resume_request(REQUEST._replace(num_nodes=0), begun, [PLANNED])
+    assert (anew.resume, anew.nodes, anew.choices, anew.join_s) == (None, ("a", "b"), REQUEST.choices, NODES_S)
+    given = GivenPlan(plan=TWO_NODES)
+    with_plan = resume_request(REQUEST._replace(plan=given, join_s=1e6), begun, [PLANNED])
+    assert (with_plan.plan, with_plan.nodes, with_plan.join_s) == (given, (), 1e6)
+    again = resume_request(anew, interrupted(2, saved_step=-1), [])
+    assert again.nodes == ("a", "b"), "it was interrupted once more before they were there"
+    waiting = interrupted(1, saved_step=-1)
+    assert resume_request(REQUEST, waiting, []).num_nodes == 2
+    with pytest.raises(UsageError, match="had no nodes yet; submit it again"):
+        resume_request(REQUEST._replace(num_nodes=0), waiting, [])

@@ -1,26 +1,46 @@
-"""The coordinator's service: members, refusals, and where it may listen."""
+"""The coordinator's service: members, refusals, where it may listen, what it says and serves."""
 
 from __future__ import annotations
 
 import json
+import os
 import queue
+import re
+import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from coordinator.client.submit import Client
+from coordinator.run.members import Member, Registry
+from coordinator.run.requests import RunRequest
 from coordinator.screen.listing import node_lines, node_table
+from coordinator.screen.progress import Progress
 from coordinator.server import server as servicer
+from coordinator.server.coordinator import Coordinator, ShutdownSignals, model_folder
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
-from ringtune.errors import BusyError, ConnectionFailedError, FrameError, JobError, RingTuneError, UsageError
+from ringtune.errors import (
+    BusyError,
+    ConnectionFailedError,
+    FrameError,
+    JobError,
+    ModelError,
+    RingTuneError,
+    UsageError,
+)
+from ringtune.job.job import Job, Model
+from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
 from ringtune.transport.endpoints import CLIENT_OPTIONS
 from ringtune.transport.speaker import speaking_as
 from ringtune.transport.status import error_of_status
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
+from tests.support.fake_agents import FakeCluster, job
+from tests.support.model_folder import write_model
 from tests.support.trust_parts import speaker_of
 
 CALL_S = 30.0
@@ -99,12 +119,25 @@ def test_service_of_another_version_is_refused_by_every_command(
     Client(server.address).close()
 
 
-def test_service_forgets_who_leaves(stub: control_pb2_grpc.CoordinatorStub) -> None:
+def test_service_refuses_strangers_clones_and_what_it_can_not_read(stub: control_pb2_grpc.CoordinatorStub) -> None:
     """After Leave a node is a stranger: its heartbeat says join again."""
     stub.Join(joining(), timeout=CALL_S)
     stub.Leave(control_pb2.LeaveRequest(node="a", instance="one"), timeout=CALL_S)
     beat = control_pb2.HeartbeatRequest(node="a", instance="one")
     assert not stub.Heartbeat(beat, timeout=CALL_S).known
+    # Two living processes can't have one name
+    stub.Join(joining(), timeout=CALL_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Join(joining(instance="two"), timeout=CALL_S)
+    assert type(error_of(caught.value)) is BusyError
+    # A node that still works for a run that is over is told to forget it
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Report(control_pb2.ReportRequest(run_id="r1", node="a"), timeout=CALL_S)
+    assert type(error_of(caught.value)) is FrameError
+    # The submitted job is read as strictly as a file
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.Run(control_pb2.RunRequest(job_toml="[modle]"), timeout=CALL_S))
+    assert type(error_of(caught.value)) is JobError
 
 
 @pytest.mark.parametrize(
@@ -127,36 +160,11 @@ def test_service_refuses_to_let_in(
     assert message in str(error)
 
 
-def test_service_refuses_a_clone(stub: control_pb2_grpc.CoordinatorStub) -> None:
-    """Two living processes can't have one name."""
-    stub.Join(joining(), timeout=CALL_S)
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Join(joining(instance="two"), timeout=CALL_S)
-    assert type(error_of(caught.value)) is BusyError
-
-
-def test_service_refuses_reports_of_another_run(stub: control_pb2_grpc.CoordinatorStub) -> None:
-    """A node that still works for a run that is over is told to forget it."""
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Report(control_pb2.ReportRequest(run_id="r1", node="a"), timeout=CALL_S)
-    assert type(error_of(caught.value)) is FrameError
-
-
-def test_service_refuses_a_job_that_is_not_readable(stub: control_pb2_grpc.CoordinatorStub) -> None:
-    """The submitted job is read as strictly as a file."""
-    with pytest.raises(grpc.RpcError) as caught:
-        list(stub.Run(control_pb2.RunRequest(job_toml="[modle]"), timeout=CALL_S))
-    assert type(error_of(caught.value)) is JobError
-
-
-def test_server_refuses_a_busy_port(server: CoordinatorServer) -> None:
+def test_server_refuses_a_busy_port_and_stays_on_this_machine(server: CoordinatorServer) -> None:
     """Two coordinators never share a port."""
     with pytest.raises(ConnectionFailedError, match="the port is in use"):
         CoordinatorServer(server.address, lease_s=10)
-
-
-def test_server_stays_on_this_machine() -> None:
-    """Without --insecure nothing listens beyond this machine."""
+    # Without --insecure nothing listens beyond this machine
     with pytest.raises(UsageError, match="add --insecure"):
         CoordinatorServer("0.0.0.0:0", lease_s=10)
 
@@ -185,3 +193,140 @@ def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorS
     assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a", instance="one"), timeout=CALL_S).known
     for call in calls:
         call.cancel()
+
+
+RUN = "r20260101-000000-00000000"
+TIMEOUT_S = 30.0
+
+
+def test_weights_coordinator_serves_the_model_of_its_run(server: CoordinatorServer, tmp_path: Path) -> None:
+    """The bytes of the folder, by digest, under the id of the run."""
+    folder = write_model(tmp_path / "m")
+    server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(folder)))))
+    with grpc.insecure_channel(server.address) as channel:
+        stub = weights_pb2_grpc.WeightsStub(channel)
+        reply = stub.Manifest(weights_pb2.ManifestRequest(run_id=RUN), timeout=TIMEOUT_S)
+        manifest = manifest_from_proto(reply)
+        assert manifest == ModelSource(folder).manifest
+        pieces = [weights_pb2.Piece(sha256=bytes.fromhex(manifest.files[0].sha256), offset=3)]
+        chunks = stub.Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces), timeout=TIMEOUT_S)
+        assert b"".join(chunk.data for chunk in chunks) == (folder / "config.json").read_bytes()[3:]
+
+
+def test_weights_coordinator_refuses_what_it_does_not_have(server: CoordinatorServer, tmp_path: Path) -> None:
+    """An unknown run, a run whose model is elsewhere, and a digest that is not the model's: each its own status."""
+    request = weights_pb2.ManifestRequest(run_id=RUN)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = weights_pb2_grpc.WeightsStub(channel)
+        with pytest.raises(grpc.RpcError) as unknown:
+            stub.Manifest(request, timeout=TIMEOUT_S)
+        server.coordinator.offers.put(RUN, model_folder(Job(model=Model(path=str(tmp_path / "nowhere")))))
+        with pytest.raises(grpc.RpcError) as elsewhere:
+            stub.Manifest(request, timeout=TIMEOUT_S)
+        server.coordinator.offers.put(RUN, write_model(tmp_path / "m"))
+        fetch = weights_pb2.FetchRequest(run_id=RUN, pieces=[weights_pb2.Piece(sha256=bytes(32))])
+        with pytest.raises(grpc.RpcError) as foreign:
+            list(stub.Fetch(fetch, timeout=TIMEOUT_S))
+    assert [caught.value.code() for caught in (unknown, elsewhere, foreign)] == [
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.DATA_LOSS,
+    ]
+
+
+def member(node: str = "pi", **changes: object) -> Member:
+    """A node of another process each time."""
+    values = {
+        "address": "127.0.0.1:5",
+        "instance": "one",
+        "version": __version__,
+        "threads": 4,
+        "memory_bytes": 3 << 30,
+    }
+    return Member(node=node, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_registry_lists_a_lost_member_once_until_it_joins_again() -> None:
+    """A lease that ends is news once; after a restart it can be news again."""
+    registry = Registry(lease_s=10.0)
+    registry.join(member("a"), 0.0)
+    registry.join(member("b"), 5.0)
+    assert registry.newly_lost(9.0) == ()
+    assert [entry.node for entry in registry.newly_lost(11.0)] == ["a"]
+    assert [entry.node for entry in registry.newly_lost(16.0)] == ["b"]
+    assert registry.newly_lost(17.0) == ()
+    registry.join(member("a", instance="two"), 18.0)
+    assert registry.newly_lost(19.0) == ()
+    assert [entry.node for entry in registry.newly_lost(29.0)] == ["a"]
+
+
+def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what a node has; one that is told twice that it left is a stranger."""
+    said: list[str] = []
+    now_s = [100.0]
+    coordinator = Coordinator(lease_s=10.0)
+    monkeypatch.setattr(coordinator, "_now_s", lambda: now_s[0])
+    coordinator.say = said.append
+    coordinator.join(member(has_data=True))
+    for now_s[0] in (105.0, 111.0, 112.0):
+        coordinator.report_lost_members()
+    coordinator.leave("pi", "one")
+    coordinator.leave("pi", "one")
+    assert said[0] == "node pi joined from 127.0.0.1:5: 4 threads, 3,072 MiB, cpu, owns rows"
+    assert said[1:] == ["node pi is lost: last heard of 11.0 s ago", "node pi left"]
+
+
+def test_coordinator_says_when_runs_begin_and_how_they_end() -> None:
+    """Id, steps and seconds; why one failed; a plan and a run are told apart."""
+    said: list[str] = []
+    with FakeCluster("a", "b") as cluster:
+        cluster.server.coordinator.say = said.append
+        with Client(cluster.server.address) as client:
+            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None)
+            client.run(RunRequest(job=job(), num_nodes=2, plan_only=True), progress=Progress(), folder=None)
+    with FakeCluster("a", agents={"a": {"fails_at": {"inspect": ModelError("no such model")}}}) as cluster:
+        cluster.server.coordinator.say = said.append
+        with Client(cluster.server.address) as client, pytest.raises(RingTuneError, match="no such model"):
+            client.run(RunRequest(job=job(), num_nodes=1), progress=Progress(), folder=None)
+    patterns = [
+        r"run r\S+ of model started by \S+@\S+",
+        r"run r\S+ done: 8 steps, whole run .*",
+        r"plan r\S+ of model started by \S+@\S+",
+        r"plan r\S+ done: .*",
+        r"run r\S+ of model started by \S+@\S+",
+        r"run r\S+ failed: .*no such model; 0 steps, whole run .*",
+    ]
+    assert len(said) == len(patterns), said
+    for line, pattern in zip(said, patterns, strict=True):
+        assert re.fullmatch(pattern, line), line
+
+
+def test_coordinator_whose_terminal_is_gone_serves_on() -> None:
+    """That a line can't be shown is no error of the node that joins."""
+
+    def broken(_line: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    coordinator = Coordinator()
+    coordinator.say = broken
+    coordinator.join(member())
+    assert [entry.node for entry in coordinator.living()] == ["pi"]
+
+
+def gone(_line: str) -> None:
+    """A terminal that was closed: every write to it fails."""
+    raise OSError(5, "Input/output error")
+
+
+def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGHUP says that nobody can be told any more; the run gets its checkpoint all the same."""
+    coordinator = Coordinator()
+    coordinator.say = gone
+    drained: list[str] = []
+    monkeypatch.setattr(coordinator, "driven", lambda: "" if drained else RUN)
+    monkeypatch.setattr(coordinator, "drain", lambda run_id, reason: drained.append(run_id))
+    with ShutdownSignals() as ending:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert ending.wait()
+        ending.save(coordinator)
+    assert drained == [RUN]

@@ -6,24 +6,30 @@ import builtins
 import contextlib
 import importlib.util
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from coordinator.web import app
+from coordinator.web.app import MAX_QUESTION_BYTES, STATIC, make_app
 from coordinator.web.feeds import watch
 from coordinator.web.server import PageServer, require_web
-from coordinator.web.streams import PageData
-from ringtune.errors import ConnectionFailedError, UsageError
+from coordinator.web.streams import MAX_STREAMS, PageData, Streams
+from coordinator.web.what_if import SimulatorProcess
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, UsageError
 from ringtune.transport.endpoints import split_address
+from ringtune.transport.page_access import Guard
 from tests.support.fake_agents import FakeCluster
 from tests.support.fake_runs import run
-from tests.support.page_runs import RUN_ID, beginning
+from tests.support.page_runs import RUN_ID, beginning, trained
 
 WAIT_S = 30.0
 
@@ -104,10 +110,18 @@ def test_server_elsewhere_prints_its_token_once_and_asks_for_it(tmp_path: Path) 
         assert get(at, Authorization=f"Bearer {token}")[0] == 200
 
 
-def test_server_on_loopback_prints_no_token() -> None:
+def test_server_on_loopback_prints_no_token_and_an_address_that_it_can_not_have() -> None:
     """Nobody needs one."""
     with PageServer(PageData(), "127.0.0.1:0") as page:
         assert page.lines() == [f"page: http://{page.address}/"]
+    # With the option to change
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConnectionFailedError, match=rf"can't listen on {bind} for the page.*take another --web"):
+            PageServer(PageData(), bind)
+    # As for every other address
+    with pytest.raises(UsageError, match="--web 'here' is not HOST:PORT"):
+        PageServer(PageData(), "here")
 
 
 @contextlib.contextmanager
@@ -150,20 +164,6 @@ def test_server_lets_go_of_who_makes_no_request(monkeypatch: pytest.MonkeyPatch)
         assert [one.recv(1) for one in (*idle, again)] == [b""] * 4
 
 
-def test_server_at_a_taken_address_says_so() -> None:
-    """With the option to change."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConnectionFailedError, match=rf"can't listen on {bind} for the page.*take another --web"):
-            PageServer(PageData(), bind)
-
-
-def test_server_at_no_address_says_so() -> None:
-    """As for every other address."""
-    with pytest.raises(UsageError, match="--web 'here' is not HOST:PORT"):
-        PageServer(PageData(), "here")
-
-
 def test_server_without_its_libraries_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no part of the core."""
     find = importlib.util.find_spec
@@ -184,3 +184,237 @@ def test_server_refuses_at_once_what_it_can_not_use(monkeypatch: pytest.MonkeyPa
     with FakeCluster("a", "b") as cluster:
         run(cluster)
     assert [name for name in asked if name.startswith(("starlette", "uvicorn", "prometheus"))] == []
+
+
+TOKEN = "t" * 32
+LOCAL = "http://127.0.0.1:7080"
+FAR = "http://10.0.0.5:7080"
+QUESTION = {"content-type": "application/json"}
+
+
+class Answers(SimulatorProcess):
+    """Answers every question with itself, or raises."""
+
+    error: RingTuneError | None = None
+
+    async def ask(self, value: object) -> dict[str, Any]:
+        """Answer."""
+        if self.error is not None:
+            raise self.error
+        return {"asked": value}
+
+
+def page(*, far: bool = False, error: RingTuneError | None = None) -> TestClient:
+    """A page of a run that is done, on this machine or beyond."""
+    page_data = PageData()
+    for event in trained():
+        page_data.hear(event)
+    page_data.tick(0.0)
+    streams, asking = Streams(page_data), Answers(page_data.state)
+    asking.error = error
+    guard = Guard(False, TOKEN, 7080) if far else Guard(True, "", 7080)
+    client = TestClient(make_app(streams, asking, guard), base_url=FAR if far else LOCAL)
+    client.app_state["streams"] = streams
+    return client
+
+
+# ---- the page itself -------------------------------------------------------------------------------
+
+
+def static_files() -> list[str]:
+    """The addresses of all parts of the page."""
+    return ["/", *(f"/static/{path.name}" for path in STATIC.iterdir())]
+
+
+def test_app_serves_each_part_of_the_page() -> None:
+    """Also to those without a token: there is nothing of a run in them. The library's licence is among them."""
+    for at in static_files():
+        for client in (page(), page(far=True)):
+            answer = client.get(at)
+            assert answer.status_code == 200
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "/static/uPlot.LICENSE.txt" in static_files()
+
+
+def test_app_forbids_scripts_and_styles_from_elsewhere() -> None:
+    """The policy allows files of this server, and neither inline code nor frames."""
+    for at in ("/", "/api/state", "/metrics", "/nothing"):
+        policy = page().get(at).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+
+
+class Found(HTMLParser):
+    """What the page's text has in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.inline: list[str] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note attributes."""
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        """Note text inside of scripts and styles."""
+        if self._inside in ("script", "style") and data.strip():
+            self.inline.append(data)
+
+
+def test_page_has_no_inline_code_and_names_for_screen_readers() -> None:
+    """Else the policy would break it, or it would need the internet."""
+    found = Found()
+    found.feed((STATIC / "index.html").read_text(encoding="utf-8"))
+    assert found.inline == []
+    assert [entry for entry in found.attributes if entry[1].startswith("on") or entry[1] == "style"] == []
+    linked = [value for _, name, value in found.attributes if name in ("src", "href")]
+    assert [value for value in linked if not value.startswith(("/", "#", "data:image"))] == []
+    # Each section is named by a heading, each drawing has a role and a name, each control a label
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    ids = set(re.findall(r'id="([^"]+)"', html))
+    for names in re.findall(r'aria-labelledby="([^"]+)"', html):
+        assert set(names.split()) <= ids
+    labelled = set(re.findall(r'<label for="([^"]+)"', html))
+    assert set(re.findall(r'<(?:input|select) id="([^"]+)"', html)) <= labelled
+    assert 'lang="en"' in html
+
+
+@pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)
+def test_page_scripts_write_text_only(path: Any) -> None:
+    """Names of nodes come from other machines: no script of ours makes HTML or code of a text, or asks elsewhere."""
+    if path.name.startswith("uPlot"):
+        return
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+    assert [url for url in re.findall(r"https?://[^\s\"'`]+", text) if "www.w3.org" not in url] == []
+
+
+def test_page_elements_that_scripts_use_are_there() -> None:
+    """Every id that a script asks for is in the page."""
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    ids = set(re.findall(r'id="([^"]+)"', html))
+    asked = {
+        name
+        for path in STATIC.glob("*.js")
+        if not path.name.startswith("uPlot")
+        for name in re.findall(r'byId\("([^"]+)"\)', path.read_text(encoding="utf-8"))
+    }
+    assert asked
+    assert asked <= ids
+
+
+# ---- who may look ----------------------------------------------------------------------------------
+
+
+def test_app_on_loopback_needs_a_loopback_name_and_elsewhere_the_token() -> None:
+    """A foreign page whose name was pointed to this machine gets nothing, not even the page."""
+    client = page()
+    assert client.get("/api/state").status_code == 200
+    for at in ("/", "/api/state", "/metrics"):
+        refused = client.get(at, headers={"host": "evil.example"})
+        assert refused.status_code == 421
+        assert "127.0.0.1" in refused.json()["error"]
+    # Without one and with a wrong one it says what is missing; neither the answer nor a header has the token
+    for at in ["/api/state", "/api/stream", "/metrics", "/api/login"]:
+        client = page(far=True)
+        missing, wrong = client.get(at), client.get(at, headers={"authorization": "Bearer nonsense"})
+        assert (missing.status_code, wrong.status_code) == (401, 401)
+        assert "needs the token" in missing.json()["error"]
+        assert "the token is wrong" in wrong.json()["error"]
+        assert TOKEN not in wrong.text + str(wrong.headers)
+    # It stands for the token from then on, is out of reach of scripts and other sites, and is not the token
+    client = page(far=True)
+    answer = client.get("/api/login", headers={"authorization": f"Bearer {TOKEN}"})
+    cookie = answer.headers["set-cookie"]
+    assert answer.status_code == 204
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert client.get("/api/state").status_code == 200
+
+
+def test_app_is_read_only() -> None:
+    """No method but GET is known, and POST for what-ifs."""
+    client = page()
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for at in ("/", "/api/state", "/api/login", "/metrics"):
+            assert client.request(method, at).status_code == 405
+    assert client.get("/api/what-if").status_code == 405
+    # Sections and curves of the run, and nobody keeps a copy
+    answer = page().get("/api/state", params={"run": RUN_ID})
+    assert answer.json()["run"]["phase"] == "done"
+    assert len(answer.json()["curves"]["loss"]["points"]) == 7
+    assert answer.headers["cache-control"] == "no-store"
+    # One more is told to close another one
+    client = page()
+    client.app_state["streams"].open = MAX_STREAMS
+    answer = client.get("/api/stream")
+    assert answer.status_code == 503
+    assert "close one" in answer.json()["error"]
+    # A form of a foreign page can't send that type; a page that says it is foreign is refused, too
+    client = page()
+    assert client.post("/api/what-if", json={"speeds": {}}).json() == {"asked": {"speeds": {}}}
+    form = client.post("/api/what-if", content=b"{}", headers={"content-type": "text/plain"})
+    foreign = client.post("/api/what-if", content=b"{}", headers={**QUESTION, "sec-fetch-site": "cross-site"})
+    assert (form.status_code, foreign.status_code) == (415, 403)
+
+
+# ---- what it answers -------------------------------------------------------------------------------
+
+
+def test_app_says_that_a_run_is_gone() -> None:
+    """With the run that there is now, and the way to an older one; a hostile id is quoted."""
+    for at in ["/api/state", "/api/stream"]:
+        answer = page().get(at, params={"run": "r<b>\x1b"})
+        assert answer.status_code == 404
+        assert "is gone" in answer.json()["error"]
+        assert RUN_ID in answer.json()["error"]
+        assert "\x1b" not in answer.json()["error"]
+
+
+def test_app_refuses_a_what_if_that_is_none() -> None:
+    """With a sentence, whatever was sent."""
+    for body, status in [(b"{", 400), (b"\xff", 400), (b"[" * 5000, 400), (b" " * (MAX_QUESTION_BYTES + 1), 413)]:
+        answer = page().post("/api/what-if", content=body, headers=QUESTION)
+        assert answer.status_code == status
+        assert answer.json()["error"]
+
+
+def test_app_says_why_a_what_if_is_not_answered() -> None:
+    """Others ask, or the simulator takes too long."""
+    rows: list[tuple[RingTuneError, int]] = [(BusyError("x"), 429), (DeadlineError("x"), 504)]
+    for error, status in rows:
+        assert page(error=error).post("/api/what-if", json={}).status_code == status
+
+
+def palettes() -> list[dict[str, str]]:
+    """The colours of light and of dark; dark has its own where it names them."""
+    blocks = re.findall(r":root \{(.*?)\}", (STATIC / "page.css").read_text(encoding="utf-8"), re.DOTALL)
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks)
+    return [light, light | dark]
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
+def test_page_texts_stand_out(palette: dict[str, str]) -> None:
+    """Every text has a contrast of 4.5 to 1 with what is behind it, the two colours of blocks one that is seen."""
+
+    def contrast(one: str, two: str) -> float:
+        low, high = sorted((luminance(palette[one]), luminance(palette[two])))
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [("ink", "card"), ("ink", "bg"), ("muted", "card"), ("muted", "bg"), ("accent", "card"), ("red", "card")]
+    texts += [("frozen-ink", "frozen"), ("trained-ink", "trained"), ("ink", "soft"), ("ink", "red-soft")]
+    assert {pair: round(contrast(*pair), 2) for pair in texts if contrast(*pair) < 4.5} == {}
+    assert contrast("frozen", "trained") > 1.3

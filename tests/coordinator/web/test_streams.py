@@ -1,19 +1,34 @@
-"""Streams of frames: events in a bounded box, what a browser lacks and nothing else, slow browsers."""
+"""Streams of frames, and their feeds: events in a bounded box, a run's folder, a run that a coordinator keeps."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from coordinator.client.submit import Client
+from coordinator.run.trace import TraceText
+from coordinator.web.feeds import FolderFeed, RunFeed, trace_tail
 from coordinator.web.page_state import SECTIONS, PageState
 from coordinator.web.streams import SHOWN_CURVES, BrowserState, Framer, MemberStatus, PageData, Streams, member_lines
+from ringtune import cli
+from ringtune.engine.events import Span
+from ringtune.errors import UsageError
+from ringtune.schedule.actions import Action, Op
 from ringtune.v1 import control_pb2
-from tests.support.page_runs import RUN_ID, beginning, metrics, progress, state_of, step_line, trained
+from tests.support.fake_agents import CALL_S, FakeCluster, job
+from tests.support.fake_runs import run
+from tests.support.kept_runs import Gate, ended, keeping, start
+from tests.support.page_runs import PLAN, RUN_ID, beginning, metrics, profile, progress, state_of, step_line, trained
 
 IDLE, LOST = MemberStatus("idle", 10, 20, "cpu"), MemberStatus("lost", 10, 20, "cpu")
 
@@ -27,26 +42,17 @@ def test_watching_takes_events_at_the_next_tick() -> None:
     assert page_data.tick(0.0)
     assert page_data.state.run_id == RUN_ID
     assert not page_data.tick(0.1)
-
-
-def test_watching_keeps_no_files() -> None:
-    """Results are megabytes, and the page shows none."""
+    # Results are megabytes, and the page shows none
     page_data = PageData()
     page_data.hear(control_pb2.RunEvent(file=control_pb2.FileChunk(path="x", chunk=b"y")))
     assert not page_data.tick(0.0)
-
-
-def test_watching_box_is_bounded() -> None:
-    """If the page's thread stands still, the oldest events are dropped, and the run goes on."""
+    # If the page's thread stands still, the oldest events are dropped, and the run goes on
     page_data = PageData(max_waiting=10)
     for index in range(25):
         page_data.hear(control_pb2.RunEvent(note=str(index)))
     page_data.tick(0.0)
     assert [text for _, text, _ in page_data.state.section("events")] == [str(index) for index in range(15, 25)]
-
-
-def test_watching_goes_on_after_an_event_that_it_can_not_read() -> None:
-    """One damaged event is left out, with a line in the log."""
+    # One damaged event is left out, with a line in the log
     page_data = PageData()
     for event in (*beginning(), control_pb2.RunEvent(metrics_json="{"), metrics(step_line(1))):
         page_data.hear(event)
@@ -115,15 +121,12 @@ def framer_of(state: PageState) -> Framer:
     return Framer(state, lambda: (1, {}))
 
 
-def test_frames_of_nothing_new_are_empty() -> None:
+def test_frames_bring_only_what_changed() -> None:
     """A browser that has everything gets nothing."""
     framer, browser = framer_of(state_of(trained())), Browser()
     assert browser.take(framer)
     assert browser.take(framer) == ""
-
-
-def test_frames_bring_only_what_changed() -> None:
-    """A further step brings its figures and its point, not the plan and the curve so far."""
+    # A further step brings its figures and its point, not the plan and the curve so far
     state = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3))])
     framer, browser = framer_of(state), Browser()
     browser.take(framer)
@@ -131,17 +134,14 @@ def test_frames_bring_only_what_changed() -> None:
     frame = json.loads(browser.take(framer))
     assert set(frame) == {"run", "links", "curves"}
     assert frame["curves"]["loss"] == {"from": 2, "points": [[3, 1.0 + 1.0 / 3]], "open": [[4, 1.25]]}
-
-
-def test_frames_show_steps_whose_turn_is_not_done_at_the_end_of_the_curve() -> None:
-    """They are drawn at once, as the owner told them."""
+    # They are drawn at once, as the owner told them
     state = state_of([*beginning(), metrics(step_line(1)), progress(step_line(2)), progress(step_line(3))])
     browser = Browser()
     browser.take(framer_of(state))
     assert browser.curves["loss"] == [[1, 2.0], [2, 1.5], [3, 1.0 + 1.0 / 3]]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12))
 def test_frames_missed_by_a_slow_browser_change_nothing(pauses: list[int]) -> None:
     """Whenever a browser takes a frame, it ends with the very state of one that comes at the end."""
@@ -336,3 +336,177 @@ def test_streams_of_a_run_end_when_another_begins() -> None:
         await asyncio.wait_for(task, WAIT_S)
 
     running(test, run_id=RUN_ID)
+
+
+def folder_state(folder: Path) -> PageState:
+    """The state that a folder makes."""
+    state = PageState()
+    for event in FolderFeed(folder)():
+        state.take(event, None)
+    return state
+
+
+def begun(folder: Path, steps: int) -> Path:
+    """The folder of a run that has done some steps."""
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps(PLAN.to_json()))
+    (folder / "profile.json").write_text(json.dumps(profile().to_json()))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step_line(step)) + "\n" for step in range(1, steps + 1)))
+    return folder
+
+
+def test_folder_feed_of_a_finished_run_shows_it_as_it_was(tmp_path: Path) -> None:
+    """The losses are those of metrics.jsonl, the slices those of the plan, and the run is done."""
+    with FakeCluster("a", "b") as cluster:
+        done = run(cluster, tmp_path / "run")
+    state = folder_state(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+    assert steps
+    assert state.curves["loss"].points() == steps
+    assert state.plan == done.plan
+    assert state.section("run")["phase"] == "done"
+
+
+def test_folder_feed_goes_on_with_a_run(tmp_path: Path) -> None:
+    """Lines that are added are shown at the next look; one that is written in part waits for its rest."""
+    folder = begun(tmp_path / "run", 2)
+    page_data = PageData(feed=FolderFeed(folder))
+    page_data.tick(0.0)
+    assert page_data.state.steps_done == 2
+    text = json.dumps(step_line(3)) + "\n"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text[:20])
+    page_data.tick(2.0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text[20:])
+    page_data.tick(4.0)
+    assert page_data.state.curves["loss"].points()[-1] == (3, 1.0 + 1.0 / 3)
+    assert page_data.state.section("run")["phase"] == "not finished"
+
+
+def test_folder_feed_of_a_resumed_run_goes_back(tmp_path: Path) -> None:
+    """Steps after the checkpoint are done again, and are there once."""
+    folder = begun(tmp_path / "run", 6)
+    page_data = PageData(feed=FolderFeed(folder))
+    page_data.tick(0.0)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step_line(step)) + "\n" for step in (1, 2)))
+    page_data.tick(2.0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(step_line(3, loss=7.0)) + "\n")
+    page_data.tick(4.0)
+    state = page_data.state
+    assert state.curves["loss"].points() == [(1, 2.0), (2, 1.5), (3, 7.0)]
+    assert state.curves["seconds"].last == (3, 3 * step_line(1)["seconds"])
+    assert state.plan is not None
+
+
+def write_trace(folder: Path) -> None:
+    """A trace of two items; of the last one each node has an action."""
+    text = TraceText(["a", "b"], num_blocks=4, started_unix_s=100.0)
+    spans = {
+        "a": [Span(Action(Op.FORWARD, 0, 0, 0, 2), 100.0, 101.0), Span(Action(Op.BACKWARD, 1, 0, 0, 2), 103.0, 104.0)],
+        "b": [
+            Span(Action(Op.SEND, 1, 0, 2, 0, "a", "h"), 101.0, 102.0),
+            Span(Action(Op.UPDATE, 1, -1, 2, 4), 102.0, 104.0),
+        ],
+    }
+    pieces = [text.begin(), *(text.spans(node, found) for node, found in spans.items()), text.end()]
+    (folder / "trace.json").write_text("".join(pieces))
+
+
+def test_folder_feed_reads_the_last_step_of_a_trace(tmp_path: Path) -> None:
+    """Its actions and the shares of the nodes over what the trace has."""
+    folder = begun(tmp_path / "run", 8)
+    write_trace(folder)
+    (folder / "report.json").write_text("{}")
+    state = folder_state(folder)
+    gantt = state.section("gantt")
+    assert [span[:2] for span in gantt["spans"]] == [["b", "U"], ["a", "B"]]
+    assert gantt["step"] == 8
+    assert state.shares["b"] == [0.5, 0.0, 0.5]
+
+
+def test_trace_tail_reads_the_end_of_a_long_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before is left out, and the first line that is cut, too."""
+    folder = begun(tmp_path / "run", 1)
+    write_trace(folder)
+    assert len(list(trace_tail(folder / "trace.json", 4))) == 4
+    monkeypatch.setattr("coordinator.web.feeds.MAX_TRACE_BYTES", 300)
+    assert [span.action.op for _, span in trace_tail(folder / "trace.json", 4)] == [Op.UPDATE]
+
+
+def test_folder_feed_refuses_what_is_no_run(tmp_path: Path) -> None:
+    """A folder that is gone, and one without a plan, each with a sentence of its own."""
+    with pytest.raises(UsageError, match="is no folder: the run is gone"):
+        FolderFeed(tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"has no plan\.json"):
+        FolderFeed(tmp_path)
+
+
+def test_folder_feed_says_once_that_its_folder_is_gone(tmp_path: Path) -> None:
+    """The page stays as it was, and nothing is told again and again."""
+    folder = begun(tmp_path / "run", 2)
+    feed = FolderFeed(folder)
+    assert len(list(feed())) > 2
+    shutil.rmtree(folder)
+    (told,) = feed()
+    assert told.note == f"nothing more comes: {folder} can't be read any more (No such file or directory)"
+    assert list(feed()) == []
+
+
+GONE = "r20260101-000000-00000000"
+
+
+def followed(client: Client, run_id: str) -> RunFeed:
+    """The feed of a kept run, as the command makes it."""
+    return RunFeed(lambda: client.events(run_id, wait=True, whole=True, with_files=False))
+
+
+def until(page_data: PageData, is_shown: Callable[[PageState], bool]) -> None:
+    """Look until something is shown."""
+    deadline_s, now_s = time.monotonic() + CALL_S, 0.0
+    while not is_shown(page_data.state):
+        assert time.monotonic() < deadline_s
+        now_s += 1.0
+        page_data.tick(now_s)
+        time.sleep(0.01)
+
+
+def test_page_of_a_kept_run_shows_what_it_did_and_what_comes(tmp_path: Path) -> None:
+    """One that goes on is followed, and left when the page ends; a finished one is all there."""
+    gate = Gate()
+    with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
+        run_id = start(client, job())
+        assert gate.reached.wait(CALL_S)
+        with followed(client, run_id) as feed:
+            page_data = PageData(feed=feed)
+            until(page_data, lambda state: state.plan is not None)
+            assert page_data.state.steps_done == 0
+            gate.open.set()
+            until(page_data, lambda state: state.steps_done == 8)
+        assert not feed._thread.is_alive()
+        ended(client, run_id)
+        with followed(client, run_id) as feed:
+            until(PageData(feed=feed), lambda state: state.section("run")["phase"] == "done" and state.steps_done == 8)
+
+
+def test_page_says_why_nothing_more_comes(tmp_path: Path) -> None:
+    """As a note on the page, which stays as it was."""
+    with (
+        keeping(tmp_path / "kept") as cluster,
+        Client(cluster.server.address) as client,
+        followed(client, GONE) as feed,
+    ):
+        feed._thread.join(CALL_S)
+        (told,) = feed()
+    assert told.note.startswith(f"nothing more comes: run {GONE} is not kept")
+
+
+def test_page_of_a_run_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """One sentence, with the command that lists what is there; nothing is served."""
+    with keeping(tmp_path / "kept") as cluster:
+        found = CliRunner().invoke(cli.app, ["page", GONE, "--coordinator", cluster.server.address])
+    assert found.exit_code == 2
+    told = " ".join(found.output.split())
+    assert f"run {GONE} is not kept there; 'ringtune runs' lists those that are" in told

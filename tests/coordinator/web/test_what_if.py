@@ -41,9 +41,9 @@ def asked(test: Callable[[SimulatorProcess], Awaitable[Any]], command: tuple[str
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_check_question_refuses() -> None:
+    """Whatever is no factor in range, or no whole number; the message says what is expected."""
+    rows: list[object] = [
         None,
         [],
         "x",
@@ -59,12 +59,10 @@ def asked(test: Callable[[SimulatorProcess], Awaitable[Any]], command: tuple[str
         {"microbatches": -1},
         {"microbatches": 1.5},
         {"microbatches": True},
-    ],
-)
-def test_check_question_refuses(value: object) -> None:
-    """Whatever is no factor in range, or no whole number; the message says what is expected."""
-    with pytest.raises(UsageError):
-        check_question(value)
+    ]
+    for value in rows:
+        with pytest.raises(UsageError):
+            check_question(value)
 
 
 def test_check_question_leaves_out_what_changes_nothing() -> None:
@@ -148,10 +146,7 @@ def test_measured_seconds_of_some_steps() -> None:
     resumed = PageState()
     resumed.take(metrics(step_line(5)), None)
     assert measured_s(resumed, 5) is None
-
-
-def test_measured_seconds_between_the_points_of_a_thinned_curve() -> None:
-    """They grow evenly."""
+    # They grow evenly
     state = PageState()
     for step in range(1, 5001):
         state.take(metrics(step_line(step)), None)
@@ -183,16 +178,13 @@ def question(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_predictor_without_a_change_gives_the_run_as_it_is() -> None:
-    """Twice the same seconds, for all steps."""
+def test_predictor_compares_whole_turns_with_and_without_changes() -> None:
+    """Without a change twice the same seconds, for all steps."""
     found = answer(question())
     assert found["steps"] == 8
     assert found["before_s"] == found["after_s"] > 0
-
-
-def test_predictor_makes_a_run_longer_with_a_slower_link_and_node() -> None:
-    """Each change alone, and both together more."""
-    found = [
+    # Each change alone, and both together more
+    after_s = [
         answer(question(**changes))["after_s"]
         for changes in (
             {},
@@ -201,39 +193,28 @@ def test_predictor_makes_a_run_longer_with_a_slower_link_and_node() -> None:
             {"rates": {"a>b": 0.1}, "speeds": {"a": 0.1}},
         )
     ]
-    assert found[0] < found[1] < found[3]
-    assert found[0] < found[2] < found[3]
-
-
-def test_predictor_compares_whole_turns() -> None:
-    """Of five steps that are done with turns of two: four; and the whole run beside."""
+    assert after_s[0] < after_s[1] < after_s[3]
+    assert after_s[0] < after_s[2] < after_s[3]
+    # Of five steps that are done with turns of two: four; and the whole run beside
     found = answer(question(steps=5))
     assert found["steps"] == 4
     assert found["whole_before_s"] > found["before_s"]
-
-
-def test_predictor_changes_microbatches() -> None:
-    """Another number of them is another pipeline."""
+    # Another number of them is another pipeline
     found = answer(question(microbatches=1))
     assert found["after_s"] != found["before_s"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"speeds": {"zz": 2.0}}, "no node 'zz'"),
-        ({"rates": {"b>zz": 2.0}}, "was not measured"),
-        ({"microbatches": 99}, "micro-batches do not fit"),
-    ],
-)
-def test_predictor_says_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:
-    """As an answer, not by ending."""
-    assert message in answer(question(**changes))["error"]
-
-
-def test_predictor_shortens_a_run_that_is_too_long_to_predict() -> None:
-    """A hundred thousand steps are predicted by their first ones."""
+    # A hundred thousand steps are predicted by their first ones
     long = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=100_000, every_steps=1000, local_iterations=50)
     found = answer(question(plan=json.dumps(long.to_json()), steps=400))
     assert found["steps"] == 400
     assert "whole_before_s" not in found
+
+
+def test_predictor_says_what_makes_no_sense() -> None:
+    """As an answer, not by ending."""
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"speeds": {"zz": 2.0}}, "no node 'zz'"),
+        ({"rates": {"b>zz": 2.0}}, "was not measured"),
+        ({"microbatches": 99}, "micro-batches do not fit"),
+    ]
+    for changes, message in rows:
+        assert message in answer(question(**changes))["error"]

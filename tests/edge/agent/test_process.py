@@ -21,7 +21,7 @@ from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.v1 import control_pb2
-from tests.coordinator.server.test_enrollment import running
+from tests.coordinator.server.test_certificate_authority import running
 from tests.support.trust_parts import DAY_S
 
 WAIT_S = 20.0
