@@ -311,7 +311,9 @@ def _kinds(course: Course) -> tuple[Units, ...]:
     return tuple(course.method.trained(course, step) for step in steps) or (Units(course.num_blocks),)
 
 
+@functools.lru_cache(maxsize=256)
 def _reach(course: Course) -> Units:
+    """All units that train at any step of the run."""
     return Units.of(course.num_blocks, _all(_kinds(course)))
 
 
