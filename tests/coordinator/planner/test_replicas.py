@@ -33,6 +33,13 @@ from tests.support.moves import moving
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import make_plan as plan_by_hand
 
+
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search few rings for each stretch of the steps: boards are few, and so are blocks."""
+    monkeypatch.setattr(phases, "_EVALUATIONS", 300)
+
+
 JOB = """
 [model]
 path = "model"
@@ -190,10 +197,10 @@ def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: py
 def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts share no more blocks than a message has room for, four here; nothing is refused for it."""
     facts, links = boards((1, 1, 1, 1), num_blocks=12)
-    usual = make_plan(job_of(), facts, links=links).plan.placement
+    usual = make_plan(job_of(train__max_steps=120), facts, links=links).plan.placement
     assert [len(stage) * stage[0].num_blocks for stage in usual.stages] == [4 * 12]
     monkeypatch.setattr(blobs, "MAX_BLOB_BYTES", 4 * facts["n0"].model.adapter_block_bytes)
-    found = make_plan(job_of(), facts, links=links).plan.placement
+    found = make_plan(job_of(train__max_steps=120), facts, links=links).plan.placement
     assert all(len(stage) == 1 or stage[0].num_blocks <= 4 for stage in found.stages)
 
 
@@ -342,7 +349,7 @@ def test_placement_is_the_best_for_the_steps_that_are_left_and_not_for_all() -> 
 @pytest.mark.thorough
 def test_hosts_keep_hidden_states_in_another_placement_too() -> None:
     """The cache is of the job; a move only empties it."""
-    job, plan, profile = case(cache__prefix="auto")
+    job, plan, profile = case(num_blocks=12, cache__prefix="auto")
     slow = slowed(profile, plan.placement.hosts[-1].node, 2.0)
     found = replanned(plan, job, slow, step=30, move_s=1.5, effort=QUICK)
     assert plan.placement.cache is not None
