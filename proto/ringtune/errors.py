@@ -38,7 +38,7 @@ _OURS: Final = ("ringtune", "edge", "coordinator", "sim")
 
 
 class RingTuneError(Exception):
-    """Root of the tree; a run failed.
+    """Base class of all errors; itself raised if a run failed.
 
     Attributes:
         exit_code: exit code of the ``ringtune`` command.

@@ -214,7 +214,7 @@ class NodeCosts:
         return (count - 1) * each_s + self._table.seconds(timing.lowest, size)
 
     def _of_embedding(self, op: Op, size: float) -> float:
-        """Seconds of the embedding: its backward as its forward, its update as a block's update per byte."""
+        """Seconds of the embedding: its backward takes as long as its forward, its update as a block's per byte."""
         if op is Op.UPDATE:
             return self._embedding_share * self._table.seconds(Work.UPDATE)
         return self._table.seconds(Work.EMBED, size)

@@ -168,7 +168,7 @@ def unbreakable_stream(stream: TextIO) -> TextIO:
 
 
 def guard_outputs() -> None:
-    """Make standard output and error unbreakable; to be called before the streams are stored anywhere.
+    """Make writes to standard output and error never fail; to be called before the streams are stored anywhere.
 
     A closed standard descriptor is opened on the null device; otherwise the next opened file would get its number.
     """

@@ -163,7 +163,7 @@ class Offload(HelperSettings):
         return HelperSettings(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(HelperSettings)})
 
     def lag(self, unit: int) -> int:
-        """Steps that a forward of a block is behind: 1 with overlap, if a helper trains the block, else 0."""
+        """Updates that a block's forward does not have yet: 1 with overlap, if a helper trains the block, else 0."""
         return 1 if self.overlap and self.has_block(unit) else 0
 
     def has_block(self, unit: int) -> bool:

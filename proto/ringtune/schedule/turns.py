@@ -229,7 +229,7 @@ def _mean(course: Course, last: Mapping[int, float]) -> float:
 
 
 def _counted_steps(course: Course, steps: int, owner: int) -> int:
-    """Number of an owner's steps that count as waited: fewer if its weight is below the mean."""
+    """Number of an owner's steps that count against the patience: fewer if its weight is below the mean."""
     own = weights(course.owners, course.turns)
     return min(steps, steps * own[owner] * len(own) // sum(own))
 

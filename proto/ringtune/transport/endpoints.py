@@ -185,7 +185,7 @@ SERVER_OPTIONS: Final[Options] = (
 
 
 def is_compatible(version: str) -> bool:
-    """Whether a process of ``version`` is compatible with this one."""
+    """Whether a process of ``version`` is compatible with this one: major and minor number are equal."""
     return version.split(".")[:2] == __version__.split(".")[:2]
 
 

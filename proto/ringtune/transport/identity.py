@@ -82,7 +82,7 @@ def utc(unix_s: float) -> str:
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """Parse one certificate; raises ``TrustError`` if it is none."""
+    """Parse one certificate; raises ``TrustError`` for other content."""
     try:
         return x509.load_pem_x509_certificate(pem)
     except _UNREADABLE as error:
@@ -90,7 +90,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
 
 
 def facts_of(pem: bytes) -> CertificateFacts:
-    """Parse the facts of a party's certificate; raises ``TrustError`` if it is none."""
+    """Parse the facts of a party's certificate; raises ``TrustError`` if it names no party."""
     certificate = read_certificate(pem)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -135,7 +135,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Parse a private key of an elliptic curve; raises ``TrustError`` if it is none."""
+    """Parse a private key of an elliptic curve; raises ``TrustError`` for other content."""
     try:
         key = serialization.load_pem_private_key(pem, None)
     except _UNREADABLE as error:

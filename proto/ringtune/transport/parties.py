@@ -210,7 +210,7 @@ class Token:
         return f"{_PREFIX}:{self.party.role}:{self.party.name}:{self.port}:{self.authority_sha256}:{self.secret}"
 
     def __repr__(self) -> str:
-        """Return the party only, for logs."""
+        """Write the party without the secret, for logs."""
         return f"Token({self.party})"
 
 
@@ -251,7 +251,7 @@ def coordinator_trust() -> Path:
 
 
 def user_trust() -> Path:
-    """Return the folder for the identity of this user after ``ringtune join``: the variable's, else the default."""
+    """Return the folder in which ``ringtune join`` stores this user's identity: in ``VARIABLE``, else the default."""
     named = os.environ.get(VARIABLE, "")
     return Path(named) if named else user_state_path("ringtune-user") / "trust"
 
@@ -262,7 +262,10 @@ def node_trust(state: Path) -> Path:
 
 
 def find_user_trust() -> Path | None:
-    """Find the folder of this user's identity: the variable's, else the default, else the coordinator's admin; or None.
+    """Find the folder of this user's identity; None if there is none.
+
+    It is the folder in the variable ``VARIABLE``; else the default one, else that of the coordinator's admin, if it has
+    an identity.
 
     Raises:
         TrustError: the variable names a folder without an identity.

@@ -154,7 +154,7 @@ class AttemptTerms(NamedTuple):
 
     Attributes:
         key: of the call.
-        hold_s: seconds until the answer "at work".
+        hold_s: seconds after which the server answers that it is still at work.
         work_s: seconds that the work may take.
         is_again: whether the request is empty.
     """
@@ -198,7 +198,7 @@ def is_silence(error: grpc.RpcError) -> bool:
 
 
 class RetriedCall:
-    """One unary call, in as many attempts as it takes.
+    """One unary call, attempted until it is answered, cancelled or too late.
 
     Args:
         method: of a stub.
