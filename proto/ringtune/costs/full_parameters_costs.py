@@ -232,7 +232,7 @@ def _tied(active: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
 
 
 def _early_state(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of the head's state at an update beside graphs, unless it stays in memory; one tensor if it is on disk."""
+    """Bytes of the head's state at updates beside graphs, unless it stays in memory; if it is on disk, one tensor's."""
     staying = staying_units(course, share)
     if share.state_on_disk:
         return sum(map(sizes.largest_state_bytes, _early(units, course, share)))
