@@ -35,6 +35,7 @@ from tests.features.plans import start_of
 from tests.support import torch_ring
 from tests.support.moves import Slices, slices_of
 from tests.support.plans import changed
+from tests.support.tiny import write_rows
 from tests.support.torch_ring import Case, TorchCarrier, make_executor, reference_of, shard_metadata
 
 Tensors = dict[str, torch.Tensor]
@@ -67,7 +68,9 @@ def inputs(model_type: str = "", task: str = "", *, num_rows: int = 61, **config
     """The folder of a family's tiny model and rows of a task; by default the smallest BERT with labelled texts."""
     folder = Path(_ROOT.name) / "-".join(map(str, ["inputs", model_type, task, num_rows, *config.values()]))
     if not model_type:
-        return torch_ring.write_inputs(folder, num_rows=num_rows)
+        torch_ring.write_inputs(folder, num_rows=num_rows)
+        write_rows(folder / "eval.csv", 13, seed=2)  # a batch of each of two owners
+        return folder
     return torch_ring.write_family_inputs(folder, model_type, task, **config)
 
 
