@@ -220,7 +220,7 @@ def activation_token_bytes(tmp_path: Path, model_type: str, adapter: str, dropou
         **{name: {**wide, "intermediate_size": 704} for name in tiny_families.PLUGGED},
         "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
     }
-    sizes = dict(widths.get(model_type, wide))
+    sizes: dict[str, Any] = dict(widths.get(model_type, wide))
     if model_type in tiny_families.PLUGGED and "head_dim" in FAMILIES[model_type].config_keys:
         sizes["head_dim"] = 64
     folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2, **sizes)
