@@ -217,10 +217,13 @@ def activation_token_bytes(tmp_path: Path, model_type: str, adapter: str, dropou
         "gpt2": {"n_embd": 256, "n_inner": 1024, "n_positions": 128},
         "llama": {**wide, "intermediate_size": 704},
         "mistral": {**wide, "intermediate_size": 704, "head_dim": None},
-        **{name: {**wide, "intermediate_size": 704, "head_dim": 64} for name in tiny_families.PLUGGED},
+        **{name: {**wide, "intermediate_size": 704} for name in tiny_families.PLUGGED},
         "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
     }
-    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2, **widths.get(model_type, wide))
+    sizes: dict[str, Any] = dict(widths.get(model_type, wide))
+    if model_type in tiny_families.PLUGGED and "head_dim" in FAMILIES[model_type].config_keys:
+        sizes["head_dim"] = 64
+    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2, **sizes)
     task = FAMILIES[model_type].tasks[0]
     job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
         {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
