@@ -112,7 +112,8 @@ def assert_decided(outcome: Outcome, *, apart: bool = False) -> None:
 # ---- runs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("1 partition invariance", "5 timing changes nothing")
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.promise("5 timing changes nothing")
 def test_ring_equals_one_process_and_decides_as_the_simulator_does(ring: Cluster) -> None:
     """Float64, two owners, unfreezing, hand-overs: equal to 1e-9, and each engine's decisions are the virtual ones."""
     job = ring.job(runtime__record=True)
