@@ -176,9 +176,7 @@ def test_tensors_float16_are_made_without_a_second_one_of_full_width() -> None:
 def test_tensors_float16_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest element travels near 2^15, so that halves add up to infinity; that calls for no second look."""
     encoded = tensors.encode(torch.rand(4, 64, 32), None, "float16")
-    with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True
-    ) as seen:  # loads the compiler, with all of torch
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:  # loads the compiler
         monkeypatch.setattr(torch, "isfinite", None)
         tensors.decode(_payload(encoded), encoded.shape, "float16", 0, compute_dtype=torch.float16)
     assert max(event.self_cpu_memory_usage for event in seen.key_averages()) < encoded.payload_bytes
