@@ -8,7 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from deploy.testbed.boards import Layout
 from ringtune.schedule.operation_tables import FULL, SHORTCUT, BatchOperations, Operations
@@ -120,6 +120,10 @@ def last_step_s(folder: Path, steps: int) -> float:
     return (ends_s[-1] - ends_s[-1 - steps]) / steps
 
 
+AT_60: Final[Mapping[str, object]] = {"policy": "two-stage", "compute": 0.6, "ties": "spread", "rotate": False}
+"""Every micro-batch has some full subnets, so that none is passed by whole."""
+
+
 class BoardJob(NamedTuple):
     """A job on boards: its name, micro-batches, its keys of ``[operations]``, and how many boards have a turn."""
 
@@ -185,10 +189,9 @@ def hetero_busy_spread(folder: Path, *, model: Path, train: Path, sizes: Sizes) 
     # a run that gathers gradient scores keeps whole graphs of all micro-batches
     boards = tuple(dataclasses.replace(board, memory_bytes=3 << 30) for board in layout.boards)
     layout = dataclasses.replace(layout, boards=boards)
-    keys = {"policy": "two-stage", "compute": 0.6}
     jobs = [
-        BoardJob("balanced", 10, {**keys, "balance": True}, turns=2),
-        BoardJob("equal-counts", 10, keys, turns=2),
+        BoardJob("balanced", 10, {**AT_60, "balance": True}, turns=2),
+        BoardJob("equal-counts", 10, AT_60, turns=2),
     ]
     small = sizes._replace(rows=max(1, sizes.rows // 2))
     balanced, equal = on_layout(layout, folder, jobs, model=model, train=train, sizes=small)
@@ -202,7 +205,7 @@ def hetero_busy_spread(folder: Path, *, model: Path, train: Path, sizes: Sizes) 
 
 def ring_step_ratio(folder: Path, *, model: Path, train: Path, sizes: Sizes) -> Figures:
     """Four equal boards: a step at 60 % compute over one in which everything is full, and how well it is predicted."""
-    jobs = [BoardJob("all-full", 5, {}), BoardJob("at-60", 5, {"policy": "two-stage", "compute": 0.6})]
+    jobs = [BoardJob("all-full", 5, {}), BoardJob("at-60", 5, AT_60)]
     layout = equal_boards(0.4, mbit_per_s=1000)
     full, part = on_layout(layout, folder, jobs, model=model, train=train, sizes=sizes)
     return {

@@ -117,8 +117,8 @@ class OperationsSettings:
     backward_score: ScoreWord = Score.WEIGHT_MAGNITUDE.value
     forward_score: ScoreWord = Score.FISHER.value
     score_scale: Annotated[float, Bounds(gt=0, lt=math.inf)] = 1.0
-    ties: TieWord = TieBreak.SPREAD.value
-    rotate: bool = False
+    ties: TieWord = TieBreak.TOGETHER.value
+    rotate: bool = True
     refresh_rounds: Annotated[int, Bounds(ge=0, le=MAX_STEPS)] = 0
     table: str = ""
 

@@ -40,8 +40,8 @@ def test_operations_survive_toml_with_every_key() -> None:
         backward_score="taylor",
         forward_score="gradient-magnitude",
         score_scale=0.25,
-        ties="together",
-        rotate=True,
+        ties="spread",
+        rotate=False,
         refresh_rounds=3,
     )
     job = dataclasses.replace(JOB, operations=settings)
@@ -58,8 +58,8 @@ CHANGES = [
     {"operations.backward_score": "taylor"},
     {"operations.forward_score": "taylor"},
     {"operations.score_scale": 0.5},
-    {"operations.ties": "together"},
-    {"operations.rotate": True},
+    {"operations.ties": "spread"},
+    {"operations.rotate": False},
     {"operations.refresh_rounds": 3},
     {"operations.compute": 0.5},
     {"operations.policy": "joint"},

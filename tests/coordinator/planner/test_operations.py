@@ -203,7 +203,7 @@ def test_tables_that_fit_no_message_are_refused_before_anything_is_scored(monkey
     assert make_plan(chosen(), FACTS).plan.course.choice is not None
     monkeypatch.setattr("coordinator.planner.operations.MAX_MESSAGE_BYTES", 600)
     with pytest.raises(
-        JobError, match=r"operations of 6 batches with 16 operations .* of text, .* raise operations.heads"
+        JobError, match=r"operations of 6 batches with 32 operations .* of text, .* raise operations.heads"
     ):
         make_plan(chosen(), FACTS)
     assert make_plan(chosen(policy="magnitude"), FACTS).plan.course.choice is not None
