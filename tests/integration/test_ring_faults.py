@@ -40,11 +40,11 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
     cluster = Cluster(tmp_path, owners=["a"], hosts=["b"])
     meddler = Meddler(cluster.ports["b"])
     cluster.advertised["b"] = meddler.port
-    job = cluster.job()
+    job = cluster.job(train__max_steps=30)  # nodes know the turn of an item for some turns after it
     with contextlib.closing(meddler), cluster.listening():
         wanted = cluster.run(job)
         assert not meddler.refusals
-        meddler.forge, meddler.keeps_refusals = forged_at(8), True
+        meddler.forge, meddler.keeps_refusals = forged_at(20), True
         found = cluster.run(job)
         for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
             assert found.files[name] == wanted.files[name]
@@ -53,7 +53,7 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
         assert f"a frame of run '{OTHER_RUN}' arrived from node 'a'" in other_run
         assert "has the source node 'b', the link is node a's" in other_node
 
-        meddler.forge, meddler.keeps_refusals = forged_at(8), False
+        meddler.forge, meddler.keeps_refusals = forged_at(20), False
         failed = cluster.follow(job).wait()
         assert failed.error == "FrameError"
         assert "node b refused a frame of node a: " in failed.message
