@@ -50,19 +50,26 @@ _LATER: Final[dict[str, object]] = {
 def job_digest(job: Job) -> str:
     """SHA-256 of the job keys on which the result depends.
 
-    Those are all but ``[runtime]``, ``[placement]``, ``[recovery]`` and ``train.sample_prompt``.
+    Those are all but ``[runtime]``, ``[placement]``, ``[recovery]``, ``train.sample_prompt``, and
+    ``Technique.unused_keys``.
 
     A key added in a later version is left out where it has the value of the former behaviour, so that digests last.
     """
     later = _LATER | {name: value for technique in TECHNIQUES for name, value in technique.later_keys.items()}
-    keys = _result_keys(job)
-    return json_digest({name: value for name, value in keys.items() if name not in later or value != later[name]})
+    keys, unused = _result_keys(job), _unused_keys(job)
+    return json_digest(
+        {
+            name: value
+            for name, value in keys.items()
+            if name not in unused and (name not in later or value != later[name])
+        }
+    )
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
-    """List the dotted keys with different values in two jobs, sorted, among those of ``job_digest``."""
+    """List the dotted keys with different values in two jobs, sorted, among those that ``job_digest`` has of both."""
     old, new = _result_keys(before), _result_keys(now)
-    names = sorted(old.keys() | new.keys())
+    names = sorted((old.keys() | new.keys()) - _unused_keys(before) - _unused_keys(now))
     return tuple(name for name in names if old.get(name) != new.get(name))
 
 
@@ -90,6 +97,10 @@ def _result_keys(job: Job) -> dict[str, object]:
         for key, value in keys.items()
         if section not in _OF_NO_RESULT and f"{section}.{key}" not in _KEYS_OF_NO_RESULT
     }
+
+
+def _unused_keys(job: Job) -> set[str]:
+    return {name for technique in TECHNIQUES for name in technique.unused_keys(job)}
 
 
 def equal_keys(before: Job, now: Job) -> tuple[str, ...]:

@@ -539,6 +539,11 @@ class Policy(enum.StrEnum):
         """Whether whole subnets are skipped, for all micro-batches until the next choice."""
         return self in (Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT)
 
+    @property
+    def breaks_ties(self) -> bool:
+        """Whether equal scores occur and are decided by ``TieBreak``."""
+        return self in (Policy.TWO_STAGE, Policy.JOINT)
+
 
 UNDEFINED_POLICIES: Final = {
     "gshard": "the paper compares with it, but does not say where the gating networks of a pre-trained model and their "
@@ -660,8 +665,7 @@ class Choice:
 
     def passes(self, microbatches: int) -> int:
         """Passes over an owner's rows after which a chosen table repeats; 1 where no choice is by tie."""
-        by_tie = self.policy in (Policy.TWO_STAGE, Policy.JOINT)
-        return microbatches if self.rotate and by_tie else 1
+        return microbatches if self.rotate and Policy(self.policy).breaks_ties else 1
 
     def capacity(self, block: int) -> BlockCapacity:
         """Return the capacity of one block's subnets."""

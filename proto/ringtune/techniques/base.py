@@ -3,7 +3,7 @@
 Each technique is one module with one record, ``TECHNIQUE``, in the list of ``ringtune.techniques``. Others ask every
 record in the order of that list. A field that a record leaves out has no effect::
 
-    a job is read, compared      check_job, check_model, later_keys, equal_values
+    a job is read, compared      check_job, check_model, later_keys, unused_keys, equal_values
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
     a plan or times are given    check_plan, timing_mismatch
     a plan is shown              course_lines, course_notes, plan_lines, notes
@@ -120,6 +120,7 @@ class Technique:
         name: of its module.
         later_keys: its job keys that the first version did not have, each with the value that means the former
             behaviour; a job with that value has the digest of one without the key.
+        unused_keys: its job keys without any effect on the result of a job, because of its other keys.
         equal_values: its job keys of which several values give the same bits, each with those values; a run continues
             with any of them.
         check_job: refuses a job that does not permit the technique as set; raises ``JobError``.
@@ -149,6 +150,7 @@ class Technique:
 
     name: str
     later_keys: Mapping[str, object] = field(default_factory=dict)
+    unused_keys: Callable[[Any], Sequence[str]] = _nothing
     equal_values: Mapping[str, Sequence[object]] = field(default_factory=dict)
     check_job: Callable[[Any], object] = _nothing
     check_model: Callable[[Any, Dimensions, Widths], object] = _nothing

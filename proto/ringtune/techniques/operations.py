@@ -45,10 +45,10 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Privacy, Train
 from ringtune.errors import IntegrityError, JobError, PlanError
@@ -666,8 +666,20 @@ def _position(entry: BlockScores) -> tuple[str, int, int, int]:
     return entry[:4]
 
 
+_FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}
+"""Keys of which another value was the former behaviour than the one that is now the default."""
+
+
+def _unused_keys(job: Any) -> Sequence[str]:
+    chosen = job.operations.is_chosen and Policy(job.operations.policy).breaks_ties
+    return () if chosen else tuple(f"operations.{name}" for name in _FORMER)
+
+
 TECHNIQUE: Final = Technique(
     name="operations",
-    later_keys={f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
+    later_keys={
+        f"operations.{name}": value for name, value in {**dataclasses.asdict(OperationsSettings()), **_FORMER}.items()
+    },
+    unused_keys=_unused_keys,
     check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train, privacy=job.privacy),
 )

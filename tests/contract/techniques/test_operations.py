@@ -76,6 +76,19 @@ def test_every_key_of_operations_makes_another_job(change: dict[str, object]) ->
     assert changed_keys(job, other) == tuple(change)
 
 
+def test_operations_of_former_jobs_keep_their_digests() -> None:
+    """Ties and rotation count only where they decide, and the former values are left out: printed by dd0cf338."""
+    former = JOB.with_overrides({"operations.ties": "spread", "operations.rotate": False})
+    assert job_digest(JOB) == "e0c2301db82f3bd4e7fbb7590fc88e8873d8925effa59bd345bf3d83b1164441"
+    chosen = former.with_overrides(CHOSEN)
+    assert job_digest(chosen) == "2c81a27f5bbd99395fca4a43dcb7e6f466fe45b3ff631a8e48033773a59cc520"
+    assert changed_keys(chosen, JOB.with_overrides(CHOSEN)) == ("operations.rotate", "operations.ties")
+    for policy in ("standard", "random", "magnitude"):
+        keys = {} if policy == "standard" else {**CHOSEN, "operations.policy": policy}
+        one, other = former.with_overrides(keys), JOB.with_overrides(keys)
+        assert changed_keys(one, other) == () and job_digest(one) == job_digest(other), policy
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "two-stage"}, "operations.policy = 'two-stage' needs operations.compute or operations.full"),
     ({"compute": 0.6}, "operations.compute = 0.6 has no meaning with operations.policy = 'standard'"),
