@@ -29,8 +29,8 @@ a small vision transformer never saw.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import json
 import shutil
 import statistics
 import sys
@@ -39,9 +39,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtune.storage.durable import write_durably
 from tests.bench.d2ft_tasks import TASKS
-from tests.bench.kept_results import conclude, results_of, say, spread_text
+from tests.bench.kept_results import conclude, kept_result, results_of, spread_text
 from tests.bench.rings import run_ring
 
 OUT = Path("build/bench/d2ft_accuracy")
@@ -168,16 +167,6 @@ def train(kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def kept(folder: Path, kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
-    """The result of a run, which is trained if it has none yet."""
-    path = folder / f"{kind.name(rate, seed)}.json"
-    if not path.exists():
-        result = train(kind, rate, seed, steps)
-        write_durably(path, (json.dumps(result) + "\n").encode())
-        say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 # ---- the tables ------------------------------------------------------------------------------------
 
 Column = tuple[str, str, str]
@@ -255,7 +244,8 @@ def rates_of(kind: Kind, seed: int, results: Sequence[Mapping[str, Any]]) -> tup
     """The rates of a kind to train with a seed: all with the first one, then the best of them."""
     if seed == SEEDS[0]:
         return kind.rates
-    best = best_rate([run for run in results if tuple(run[name] for name in Kind._fields[:5]) == kind[:5]])
+    own = [run for run in results if tuple(run[name] for name in Kind._fields[:5]) == kind[:5]]
+    best = best_rate(own)
     return (best,) if best is not None else ()
 
 
@@ -273,7 +263,9 @@ def main() -> int:
     for seed in [] if "table" in options.only else options.seeds:
         for kind in wanted(options.only):
             for rate in rates_of(kind, seed, results_of(folder)):
-                kept(folder, kind, rate, seed, options.steps or kind.steps)
+                steps = options.steps or kind.steps
+                path = folder / f"{kind.name(rate, seed)}.json"
+                kept_result(path, functools.partial(train, kind, rate, seed, steps))
     results = results_of(folder)
     groups = at_best(results)
     missed = [] if options.steps else misses(groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,15 @@ from ringtune.storage.durable import write_durably
 def results_of(folder: Path) -> list[dict[str, Any]]:
     """Every result that was kept, by name."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def kept_result(path: Path, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result that a file keeps; without a file, that of ``train``, which is written and told."""
+    if not path.exists():
+        result = train()
+        write_durably(path, (json.dumps(result) + "\n").encode())
+        say(f"{path.stem}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def spread_text(values: Sequence[float]) -> str:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
+import functools
 import shutil
 import statistics
 import sys
@@ -40,9 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.demo_files import demo_cache, prepare
-from ringtune.storage.durable import write_durably
 from tests.bench.jobs import write_job
-from tests.bench.kept_results import conclude, results_of, say, spread_text
+from tests.bench.kept_results import conclude, kept_result, results_of, spread_text
 from tests.bench.rings import run_ring
 
 OUT = Path("build/bench/memory_accuracy")
@@ -156,16 +155,6 @@ def train(name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def kept(folder: Path, name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
-    """The result of a run, which is trained if it has none yet."""
-    path = folder / f"{name}-{rate:g}-{seed}.json"
-    if not path.exists():
-        result = train(name, rate, seed, steps)
-        write_durably(path, (json.dumps(result) + "\n").encode())
-        say(f"{name} {rate:g} seed {seed}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 def best_rate(results: Iterable[Result], name: str) -> float:
     """The learning rate of the best run of a kind with the first seed; the lowest of equals."""
     runs = [run for run in results if run["kind"] == name and run["seed"] == SEEDS[0]]
@@ -224,7 +213,9 @@ def main() -> int:
             kind = KINDS[name]
             rates = kind.rates if seed == SEEDS[0] else (best_rate(results_of(folder), name),)
             for rate in rates:
-                kept(folder, name, rate, seed, options.steps or kind.steps)
+                steps = options.steps or kind.steps
+                path = folder / f"{name}-{rate:g}-{seed}.json"
+                kept_result(path, functools.partial(train, name, rate, seed, steps))
     results = results_of(folder)
     return conclude(OUT, results, table_text(results), misses(results), is_tried_out=bool(options.steps))
 

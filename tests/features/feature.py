@@ -320,7 +320,8 @@ def carry_out(
 def ended(feature: Feature, plan: Plan, carrier: Watched, result: RingResult) -> Run:
     """What is kept of a run."""
     last = [entry.part for entry in result.logged if isinstance(entry, rd.LogMove)][-1:] or [plan.parts[0]]
-    holder = next(entry.turn.owner for entry in reversed(result.logged) if isinstance(entry, rd.LogTurn))
+    turns = [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn)]
+    holder = turns[-1].owner if turns else StartPoint.of(plan.course).holder  # none is through if it was drained before
     found = feature.tensors(carrier, last[0], holder)
     return Run(
         feature=feature,
