@@ -54,6 +54,7 @@ EXAMPLES = {
     "operations.forward_only": "1",
     "operations.balance": "true",
     "operations.backward_score": '"taylor"',
+    "operations.scores": '"adapter"',
     "operations.refresh_rounds": "5",
     "operations.table": '"before/operations.json"',
     "memory.activations": '"auto"',

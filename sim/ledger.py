@@ -423,7 +423,7 @@ class MemoryLedger:
             return Effect(held, takes=all_bytes, touches=block_bytes + again, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
             units = tuple(unit for unit in range(start, stop) if unit in item.trained) if item.kind.has_update else ()
-            reduced = sizes.gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
+            reduced = sizes.scored_gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
             pairs_bytes = 0.0
             if self._helping is not None and item.kind.has_update:
                 units, pairs_bytes = self._helping.of_backward(node, units, item.sizes[micro])

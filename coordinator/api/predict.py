@@ -33,9 +33,10 @@ from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, rea
 from coordinator.screen.progress import Progress, WaitNotice
 from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import Job
-from ringtune.job.rows import account_of, input_columns, is_plain_text, list_pictures, task_rows
+from ringtune.job.rows import account_of, answers_of, input_columns, is_plain_text, list_pictures, task_rows
 from ringtune.machine.process import exit_error
 from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
+from ringtune.run_control.evaluation import rouge_l
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text
 
@@ -324,7 +325,8 @@ def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator
 class Summary:
     """Counts predictions by class or tag, and compares them with the targets of the rows if there are any.
 
-    Words are counted for tagged texts, rows otherwise; for regression the errors are averaged.
+    Words are counted for tagged texts, rows otherwise; for regression the errors are averaged, and for a language model
+    ROUGE-L with the texts in the column ``data.answer``.
     """
 
     def __init__(self, job: Job) -> None:
@@ -334,7 +336,8 @@ class Summary:
         self._names: Counter[str] = Counter()
         self._rows = self._judged = self._right = 0
         self._number = job.data.label if job.model.task == REGRESSION else ""
-        self._squares = self._sizes = 0.0
+        self._reference = job.data.answer if job.model.task == CAUSAL_LM else ""
+        self._squares = self._sizes = self._overlaps = 0.0
         self._ended_at_once = 0
 
     def add(self, found: RowPrediction) -> None:
@@ -343,6 +346,9 @@ class Summary:
         self._ended_at_once += found.said.get("tokens") == 0
         if self._number:
             self._judge(float(found.said["predicted"]), found.row.get(self._number))
+        if self._reference and (references := answers_of(found.row.get(self._reference))):
+            self._judged += 1
+            self._overlaps += rouge_l(str(found.said["predicted"]), references)
         if not self._column:
             return
         said, truth = found.said["predicted"], found.row.get(self._column)
@@ -374,13 +380,15 @@ class Summary:
             self._right += str(truth) == named
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts; with targets also ``accuracy``, or ``mse`` and ``mae``."""
+        """Return the counts; with targets also ``accuracy``, or ``mse`` and ``mae``, or ``rouge_l``."""
         found: dict[str, Any] = {"rows": self._rows}
         found |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
         if self._column:
             found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
         if self._judged and self._number:
             found |= {"judged": self._judged, **{name: round(value, 6) for name, value in self._errors().items()}}
+        elif self._judged and self._reference:
+            found |= {"judged": self._judged, "rouge_l": round(self._overlaps / self._judged, 6)}
         elif self._judged:
             found |= {"judged": self._judged, "accuracy": round(self._right / self._judged, 6)}
         return found
@@ -398,6 +406,9 @@ class Summary:
         if self._judged and self._number:
             errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
             yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"
+        elif self._judged and self._reference:
+            mean = self._overlaps / self._judged
+            yield f"ROUGE-L {mean:.4f} on the {self._judged:,} rows that have a {self._reference!r} of their own"
         elif self._judged:
             share = self._right / self._judged
             judged = f"{self._judged:,} {self._counted}"
@@ -457,7 +468,7 @@ def predict(
         RingTuneError: the error of the prediction.
     """
     folder = folder_of(run)
-    saved = with_data(read_run(folder), columns or {}, missing)
+    saved = with_data(read_run(folder), columns or {}, missing, has_references=True)
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     base = Path(model) if model is not None else None
     table: list[Mapping[str, Any]] = []

@@ -60,7 +60,8 @@ def predict(
     """Predict for rows with the adapter or model of a run: labels with probabilities, answers, or generated text.
 
     Without --save the rows are printed as csv, each with its prediction. The computation is in one process on this
-    machine.
+    machine. Predictions are compared with targets of the rows, where they have any; generated texts with those in a
+    column 'answer' by ROUGE-L.
     """
     import functools
     import json as json_module
@@ -71,7 +72,7 @@ def predict(
     from coordinator.client.saved_run import read_run, with_data
 
     columns = parse_columns(column or [])
-    summary = api.Summary(with_data(read_run(folder), columns, missing).job)
+    summary = api.Summary(with_data(read_run(folder), columns, missing, has_references=True).job)
     writer = api.JsonWriter(sys.stdout, "prediction") if json else api.CsvWriter(sys.stdout)
 
     def take(found: api.RowPrediction) -> None:

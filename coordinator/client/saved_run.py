@@ -21,7 +21,7 @@ from ringtune.hints import hint
 from ringtune.ids import check_run_id
 from ringtune.job.job import METHOD_SECTIONS, Job, Train, load_job, result_of, result_of_user
 from ringtune.job.rows import input_columns, target_columns
-from ringtune.models.family import IMAGE_CLASSIFICATION
+from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.course import dtype_of
 from ringtune.schedule.methods import method_class
@@ -183,10 +183,13 @@ def read_run_file(path: Path) -> dict[str, Any]:
     return value
 
 
-def with_data(run: SavedRun, columns: Mapping[str, str], missing: str = "") -> SavedRun:
+def with_data(
+    run: SavedRun, columns: Mapping[str, str], missing: str = "", *, has_references: bool = False
+) -> SavedRun:
     """Replace column names (key of ``[data]`` -> name) or the treatment of empty cells, for another file of rows.
 
-    ``missing`` is ``error`` or ``skip``; empty = as in the job.
+    ``missing`` is ``error`` or ``skip``; empty = as in the job. With ``has_references`` the texts of a language model
+    are compared with those in a column ``answer``.
 
     Raises:
         UsageError: the task reads no such column, or ``missing`` is another word.
@@ -197,6 +200,7 @@ def with_data(run: SavedRun, columns: Mapping[str, str], missing: str = "") -> S
     task, data = run.job.model.task, run.job.data
     known = [key.removeprefix("data.") for key in input_columns(task, data) | target_columns(task, data)]
     known = ["image", "label"] if task == IMAGE_CLASSIFICATION else known
+    known += ["answer"] if task == CAUSAL_LM and has_references else []
     for key in columns:
         if key not in known:
             raise UsageError(f"--column {key}=...: this run reads the columns {', '.join(known)}; name one of them")

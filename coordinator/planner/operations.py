@@ -194,6 +194,7 @@ def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> Non
         ("by_slice", choice.by_slice, settings.by_slice),
         ("backward_score", choice.backward_score, settings.backward_score),
         ("forward_score", choice.forward_score, settings.forward_score),
+        ("scores", choice.scored_weights, settings.scores),
         ("score_scale", choice.score_scale, settings.score_scale),
         ("ties", choice.ties, settings.ties),
         ("rotate", choice.rotate, settings.rotate),

@@ -1,9 +1,10 @@
-"""Head groups: subnets of a block, their base weights, and forwards of a block with some of its subnets.
+"""Head groups: subnets of a block, their weights, and forwards of a block with some of its subnets.
 
 A subnet has the rows of its heads in the matrices of queries, keys and values, its share of rows in the first matrix of
 the feed-forward part (and in the gate), and the matching columns in the two output matrices. Norms and the biases of
 the output matrices belong to no subnet. Example: BERT of width 384 with 12 subnets; subnet 1 has rows 32 to 63 of
-``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``.
+``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``. Of LoRA it has
+the same rows of B, and the same columns of A.
 
 A pattern of full subnets runs the module itself. A block of shortcuts only is the identity. A block without full
 subnets adds its output without a graph, so that the gradient passes it unchanged.
@@ -137,6 +138,45 @@ def subnet_slices(block: nn.Module, model_type: str, subnets: Subnets) -> tuple[
         tuple(part for matrix in shared for part in _parts(block, matrix, subnets, subnet, inputs_first))
         for subnet in range(subnets.count)
     )
+
+
+def adapter_slices(
+    block: nn.Module, model_type: str, subnets: Subnets
+) -> tuple[tuple[tuple[WeightSlice, ...], ...], tuple[WeightSlice, ...]]:
+    """Return the ranges of a block's adapter that each subnet has, and the tensors that belong to all of them.
+
+    Together they cover each trainable parameter. The whole block, as its only subnet, has nothing of its own.
+    """
+    own: list[tuple[WeightSlice, ...]] = [()] * subnets.count
+    if subnets.count > 1:
+        shared = list(_lora_matrices(block, matrices(block, model_type, subnets)))
+        own = [
+            tuple(
+                WeightSlice(name, dimension, *matrix.unit_range(subnets, subnet)) for name, dimension, matrix in shared
+            )
+            for subnet in range(subnets.count)
+        ]
+    divided = {part.name for part in own[0]}
+    rest = (entry for entry in block.named_parameters() if entry[1].requires_grad and entry[0] not in divided)
+    return tuple(own), tuple(WeightSlice(name, 0, 0, len(value)) for name, value in rest)
+
+
+def _lora_matrices(block: nn.Module, shared: Mapping[str, Matrix]) -> Iterator[tuple[str, int, Matrix]]:
+    """Yield the factor of each LoRA that is divided as its matrix: name, dimension and units."""
+    for field, matrix in shared.items():
+        module: Any = block.get_submodule(matrix.module)
+        lora = lora_of(module, ADAPTER)
+        if lora is None:
+            continue
+        if enabled := getattr(
+            lora, "enable_lora", None
+        ):  # a fused matrix, with outputs of the wrapped ones side by side
+            at = _ATTENTION.index(field)
+            if not enabled[at]:
+                continue
+            matrix = matrix._replace(offset=sum(enabled[:at]) * (module.out_features // 3))
+        factor, dimension = ("lora_B", 0) if matrix.has_own_rows else ("lora_A", 1)
+        yield f"{matrix.module}.loras.{ADAPTER}.{factor}", dimension, matrix
 
 
 def _parts(
@@ -318,7 +358,12 @@ class PartialBlock:
         return weight.t() if self._layout.inputs_first else weight
 
     def _lora(self, module: Any) -> Any:
-        return dict(getattr(module, "loras", {})).get(self._adapter)
+        return lora_of(module, self._adapter)
+
+
+def lora_of(module: Any, adapter: str) -> Any:
+    """Return the LoRA of this name beside a matrix; None without one."""
+    return dict(getattr(module, "loras", {})).get(adapter)
 
 
 def _with_code(pattern: str, code: str) -> Active:

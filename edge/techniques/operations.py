@@ -1,27 +1,51 @@
-"""Scores of subnets for the choice of operations (D2FT), per micro-batch, in items without updates."""
+"""Scores of subnets for the choice of operations (D2FT), per micro-batch, in items without updates.
+
+With ``ScoredWeights.ADAPTER`` a subnet's score is that of its rows and columns of LoRA, and an equal part of the score
+of what belongs to the whole block: LoRA's other factors, and bottlenecks. LoRA's B is zero at the start, so that then
+Fisher and gradient magnitude are of B alone, weight magnitude of A alone, and Taylor is zero.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from edge.model.head_groups import WeightSlice, subnet_slices, subnets_of_block
+from edge.model.head_groups import WeightSlice, adapter_slices, subnet_slices, subnets_of_block
 from edge.model.skeleton import Skeleton
 from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import BlockScores, Score
+from ringtune.schedule.operation_tables import BlockScores, Score, ScoredWeights
 from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.units import Units
 
 _CHUNK: Final = 1 << 16
 """Numbers reduced at a time, in float64: half a MiB fits in a processor's cache."""
 
-Slices = tuple[tuple[WeightSlice, ...], ...]
+
+class ScoredSlices(NamedTuple):
+    """Scored weights of one block.
+
+    Attributes:
+        own: of each subnet.
+        shared: of all subnets, each of which has an equal part of their score.
+    """
+
+    own: tuple[tuple[WeightSlice, ...], ...]
+    shared: tuple[WeightSlice, ...] = ()
+
+    def by_name(self) -> dict[str, list[WeightSlice]]:
+        """Group all slices by their parameter."""
+        found: dict[str, list[WeightSlice]] = {}
+        for part in (*(part for parts in self.own for part in parts), *self.shared):
+            found.setdefault(part.name, []).append(part)
+        return found
+
+
 Sums = dict[WeightSlice, dict[Score, torch.Tensor]]
 Row = tuple[float, ...]
 
@@ -39,7 +63,8 @@ class ScoreCollector:
         self._subnets = course.choice.subnets if course.choice else 1
         self._scores: tuple[Score, ...] = course.choice.scores if course.choice else ()
         self._by_gradient = tuple(score for score in self._scores if score.needs_gradient)
-        self._slices: dict[int, Slices] = {}
+        self._of_adapter = course.choice is not None and course.choice.scored_weights == ScoredWeights.ADAPTER
+        self._slices: dict[int, ScoredSlices] = {}
         self._open: dict[tuple[int, int, int], Sums] = {}  # by item, micro-batch and block; until its backward is done
         self._done: dict[int, dict[int, list[BlockScores]]] = {}  # by turn and item
         self._magnitudes: dict[tuple[int, int], Row] = {}
@@ -83,7 +108,7 @@ class ScoreCollector:
         if not self._by_gradient:
             return
         module = self._skeleton.blocks[block]
-        for name, parts in _by_name(self._slices_of(block)).items():
+        for name, parts in self._slices_of(block).by_name().items():
             path, _, last = name.rpartition(".")
             home, parameter = module.get_submodule(path), module.get_parameter(name)
             stand_in: Any = nn.Parameter(parameter.detach())
@@ -95,16 +120,20 @@ class ScoreCollector:
         """Sum a block's weight magnitudes once in a turn, in which they do not change."""
         if Score.WEIGHT_MAGNITUDE in self._scores and (turn, block) not in self._magnitudes:
             module, sums = self._skeleton.blocks[block], Sums()
-            for name, parts in _by_name(self._slices_of(block)).items():
+            for name, parts in self._slices_of(block).by_name().items():
                 _reduce(module.get_parameter(name).detach(), None, parts, (Score.WEIGHT_MAGNITUDE,), sums)
             (self._magnitudes[turn, block],) = _read([self._row(block, Score.WEIGHT_MAGNITUDE, sums)])
 
-    def _slices_of(self, block: int) -> Slices:
+    def _slices_of(self, block: int) -> ScoredSlices:
         if block not in self._slices:
             module, config = self._skeleton.blocks[block], self._skeleton.base.config
             model_type = self._skeleton.layout.model_type
             subnets = subnets_of_block(module, model_type, config, self._subnets)
-            self._slices[block] = subnet_slices(module, model_type, subnets)
+            self._slices[block] = (
+                ScoredSlices(*adapter_slices(module, model_type, subnets))
+                if self._of_adapter
+                else ScoredSlices(subnet_slices(module, model_type, subnets))
+            )
         return self._slices[block]
 
     def _block_scores(self, item: Item, micro: int, block: int, by_gradient: Mapping[Score, Row]) -> BlockScores:
@@ -120,22 +149,22 @@ class ScoreCollector:
         )
 
     def _row(self, block: int, score: Score, sums: Sums) -> torch.Tensor:
-        """Sum the parts of each subnet in a fixed order; one number for each subnet."""
-        by_subnet = ([sums[part][score] for part in parts] for parts in self._slices_of(block))
-        return torch.stack([functools.reduce(torch.add, values) for values in by_subnet])
+        """Sum the parts of each subnet in a fixed order; one number for each subnet. Without a gradient a part is 0."""
+        slices, zero = self._slices_of(block), self._zero(block)
+
+        def total(parts: Sequence[WeightSlice]) -> torch.Tensor:
+            return functools.reduce(torch.add, (sums[part][score] for part in parts if part in sums), zero)
+
+        return torch.stack([total(parts) for parts in slices.own]) + total(slices.shared) / len(slices.own)
+
+    def _zero(self, block: int) -> torch.Tensor:
+        device = next(self._skeleton.blocks[block].parameters()).device
+        return torch.zeros((), dtype=torch.float64, device=device)
 
 
 def _read(rows: Sequence[torch.Tensor]) -> list[Row]:
     """Copy rows of equal lengths from their device, in one transfer."""
     return [tuple(row) for row in torch.stack(list(rows)).tolist()] if rows else []
-
-
-def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
-    found: dict[str, list[WeightSlice]] = {}
-    for parts in slices:
-        for part in parts:
-            found.setdefault(part.name, []).append(part)
-    return found
 
 
 def _reducer(parts: Sequence[WeightSlice], scores: Sequence[Score], sums: Sums) -> Callable[[torch.Tensor], None]:

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from docs import make_job, make_options
+from docs import make_combinations, make_job, make_options
 from ringtune.errors import JobError
 from ringtune.job.job import Job, Model
 from ringtune.job.job_reference import KeyFacts, describe_job
@@ -32,6 +32,27 @@ def keys() -> dict[str, KeyFacts]:
 def test_job_page_is_current() -> None:
     """If this fails, a key has changed: run ``python -m docs.make_job``."""
     assert make_job.PAGE.read_text(encoding="utf-8") == make_job.page()
+
+
+def test_page_of_combinations_is_current() -> None:
+    """If this fails, a refusal has changed: run ``python -m docs.make_combinations``."""
+    assert make_combinations.PAGE.read_text(encoding="utf-8") == make_combinations.page()
+
+
+def test_combinations_are_found_by_the_checks() -> None:
+    """What a job refuses, what a model refuses, and what a plan goes without; two values of one key are no job."""
+
+    def found(keys: dict[str, object], *others: dict[str, object], why_not: str = "") -> tuple[str, bool] | None:
+        first = make_combinations.Feature("a", keys, lambda *_: why_not)
+        return make_combinations.tried(
+            first, *(make_combinations.Feature("b", other) for other in others), method="ringada"
+        )
+
+    assert found({"train.dropout": 0.1}) == ("", False)
+    assert found({"train.dropout": 1.5}) == ("train.dropout is 1.5, it has to be below 1", True)
+    assert found({"privacy.private_blocks": 3}) == ("privacy.private_blocks is 3, the model has 3 blocks", True)
+    assert found({"train.dropout": 0.1}, why_not="there is no room; make room") == ("there is no room", False)
+    assert found({"train.dropout": 0.1}, {"train.dropout": 0.2}) is None
 
 
 def test_job_page_has_every_key_with_a_sentence(keys: dict[str, KeyFacts]) -> None:

@@ -233,6 +233,8 @@ CHOICES = [
         ("two-stage", TAYLOR, "seq_bn"),
         ("two-stage", TAYLOR, "full"),
         ("joint", make_choice("joint", subnets=4, backward_score=Score.GRADIENT_MAGNITUDE.value), "lora"),
+        ("adapter-scores", dataclasses.replace(TAYLOR, scored_weights="adapter"), "lora"),
+        ("adapter-scores", make_choice("joint", refresh_steps=2, scored_weights="adapter"), "seq_bn"),
         ("magnitude-gradient", make_choice("magnitude-gradient", subnets=4, refresh_steps=2), "full"),
         ("random", make_choice("random", subnets=2, refresh_steps=2), "seq_bn"),
     )

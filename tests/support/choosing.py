@@ -23,7 +23,8 @@ def make_choice(policy: str = "two-stage", *, subnets: int = 2, refresh_steps: i
 def random_choice(rng: random.Random) -> Choice:
     """Any policy, with or without scores, once or refreshed."""
     policy = rng.choice(["two-stage", "joint", "random", "magnitude", "magnitude-gradient"])
-    return make_choice(policy, subnets=rng.choice([1, 2, 3]), refresh_steps=rng.choice([0, 1, 3, 5]))
+    subnets, refresh_steps, scored = rng.choice([1, 2, 3]), rng.choice([0, 1, 3, 5]), rng.choice(["base", "adapter"])
+    return make_choice(policy, subnets=subnets, refresh_steps=refresh_steps, scored_weights=scored)
 
 
 def table_of(course: Course, seed: object) -> Operations:

@@ -32,7 +32,7 @@ BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
     **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
     **{
         f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
-        for name in ("by_slice", "balance", "refresh_rounds")
+        for name in ("by_slice", "balance", "scores", "refresh_rounds")
     },
 }
 """What else has to be in a job before a key may have other values than its default."""

@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from ringtune.config.optimizers import state_bytes
 from ringtune.costs.activation_costs import projected_gain, saving_s, trained_parts
-from ringtune.costs.memory_sizes import embedding_grad_bytes
+from ringtune.costs.memory_sizes import embedding_grad_bytes, scores_adapters
 from ringtune.costs.offload_costs import OffloadCosts
 from ringtune.costs.profile import WHOLE_WORKS, LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
@@ -147,13 +147,16 @@ def _point(work: Work, seconds: float) -> WorkTime:
 class NodeCosts:
     """Seconds of one node's actions.
 
-    ``head`` is the head's unit; ``top`` the computed share of the last block, None = all of it.
+    ``head`` is the head's unit; ``top`` the computed share of the last block, None = all of it; ``scores_adapters``
+    whether scores need no gradient of a base weight.
     """
 
-    def __init__(self, node: NodeFacts, head: int, top: TopShare | None = None) -> None:
+    def __init__(
+        self, node: NodeFacts, head: int, top: TopShare | None = None, *, scores_adapters: bool = False
+    ) -> None:
         self._table = work_table(node)
         self._head, self._top = head, top
-        self._trains_all = node.shape.adapter == _FULL_TRAINING
+        self._scores_what_trains = scores_adapters or node.shape.adapter == _FULL_TRAINING
         self._embedding_share = node.model.embedding_train_bytes / max(1, node.model.adapter_block_bytes)
         self._partial: dict[tuple[Op, str, float, float, float], float] = {}
 
@@ -205,7 +208,7 @@ class NodeCosts:
             count -= 1 - self._top.of(size)
         if any(patterns):
             return self._of_patterns(op, work, timing.lowest if start <= lowest else "", size, patterns)
-        if kind is StepKind.SCORE and timing.scoring and not self._trains_all:
+        if kind is StepKind.SCORE and timing.scoring and not self._scores_what_trains:
             return (stop - start) * (each_s + self._table.seconds(timing.scoring, size))
         if not timing.lowest or start > lowest:
             return count * each_s
@@ -283,7 +286,10 @@ class CourseCosts:
         self._projected = course.velora.blocks if course.velora is not None else ()
         self._saves = bool(self._recompute or self._projected)
         top = TopShare(course, facts[names[0]].model) if course.top_tokens else None
-        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head, top) for node in names}
+        of_adapters = scores_adapters(course)
+        self.nodes: Mapping[str, NodeCosts] = {
+            node: NodeCosts(facts[node], course.head, top, scores_adapters=of_adapters) for node in names
+        }
         self._facts = {node: facts[node] for node in names}
         self._links = profile.link_by_pair
         model = facts[names[0]].model

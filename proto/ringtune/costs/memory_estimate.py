@@ -241,7 +241,7 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         inputs = round(sizes.kept_for_scores_bytes(tokens))
         watched = (scored - again) * len(micro) + min(1, again)
         yield Term("activations", "inputs of a block's linear layers, for scores", watched, inputs)
-        yield Term("passing", "gradient that is reduced to scores", 1, sizes.gradient_bytes + SCORE_WORK_BYTES)
+        yield Term("passing", "gradient that is reduced to scores", 1, sizes.scored_gradient_bytes + SCORE_WORK_BYTES)
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:

@@ -28,7 +28,7 @@ from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.kept_inputs import ADAPTER_DOWN
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course
-from ringtune.schedule.operation_tables import FULL, Operations, Policy, block_row, pattern_of, share
+from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
 from ringtune.schedule.saved_activations import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
@@ -190,8 +190,13 @@ def gathers_scores(course: Course) -> bool:
 
 
 def needs_gradients(course: Course) -> bool:
-    """Whether the scores of a run need gradients of the weights of its blocks."""
+    """Whether the scores of a run need gradients of the weights that are scored."""
     return course.choice is not None and any(score.needs_gradient for score in course.choice.scores)
+
+
+def scores_adapters(course: Course) -> bool:
+    """Whether the scores of a run are of its adapters, so that no gradient of a base weight is computed for them."""
+    return course.choice is not None and course.choice.scored_weights == ScoredWeights.ADAPTER
 
 
 @functools.lru_cache(maxsize=64)
@@ -403,8 +408,11 @@ class Sizes:
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
         self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
         self._projected_token_bytes = self._item_bytes * _projected_values(course, model)
-        self._score_token_bytes = 0 if trains_own_weights else score_token_bytes(model, self._item_bytes)
+        keeps_inputs = trains_own_weights or scores_adapters(course)
+        self._score_token_bytes = 0 if keeps_inputs else score_token_bytes(model, self._item_bytes)
         self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
+        largest = min(self.adapter_bytes, self.gradient_bytes)
+        self.scored_gradient_bytes = largest if scores_adapters(course) else self.gradient_bytes
         self.tables_bytes = tables_bytes(course)
 
     @staticmethod

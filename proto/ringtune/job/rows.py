@@ -480,6 +480,13 @@ def _question(record: Record, data: Data, *, with_answers: bool) -> Question:
     raise RowError(Problem(NOT_IN_CONTEXT))
 
 
+def answers_of(value: object) -> tuple[str, ...]:
+    """Read the texts of an answer that are not blank, as ``data.answer`` may give them; none of another value."""
+    texts: Any = value.get("text") if isinstance(value, Mapping) else value
+    listed = [texts] if isinstance(texts, str) else texts if isinstance(texts, list) else []
+    return tuple(text for text in listed if isinstance(text, str) and text.strip())
+
+
 def _answers(record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Read right answers, and the index of each one's first character in the context; -1 = not given."""
     value: Any = record[1].get(column) or ""

@@ -524,6 +524,13 @@ class Score(enum.StrEnum):
         return self is not Score.WEIGHT_MAGNITUDE
 
 
+class ScoredWeights(enum.StrEnum):
+    """Weights of a block that a score is of."""
+
+    BASE = "base"  # those of the base model, trained or frozen
+    ADAPTER = "adapter"  # those that train beside them (D2FT, section II-D)
+
+
 class Policy(enum.StrEnum):
     """Rule that makes an operation table from scores."""
 
@@ -561,6 +568,7 @@ class TieBreak(enum.StrEnum):
 
 PolicyWord = Annotated[str, OneOf(tuple(word.value for word in Policy), UNDEFINED_POLICIES)]
 ScoreWord = Annotated[str, OneOf(tuple(word.value for word in Score))]
+WeightsWord = Annotated[str, OneOf(tuple(word.value for word in ScoredWeights))]
 TieWord = Annotated[str, OneOf(tuple(word.value for word in TieBreak))]
 
 PRUNING_STEPS: Final = 16
@@ -612,6 +620,7 @@ class Choice:
         is_counted: whether capacities are numbers of micro-batches, whatever their rows, so that counts are exact;
             otherwise numbers of rows, which no choice exceeds.
         tables: of another run; they hold from their steps on, and nothing is scored or chosen.
+        scored_weights: a value of ``ScoredWeights``, of which all scores are.
     """
 
     policy: PolicyWord
@@ -626,6 +635,7 @@ class Choice:
     is_counted: bool = False
     rotate: Annotated[bool, LATER] = False
     tables: Annotated[tuple[ScheduledTable, ...], LATER] = ()
+    scored_weights: Annotated[WeightsWord, LATER] = ScoredWeights.BASE.value
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers out of range."""

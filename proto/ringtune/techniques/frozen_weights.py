@@ -25,7 +25,7 @@ from ringtune.schedule.course import (
     name_of,
 )
 from ringtune.schedule.methods import method_class
-from ringtune.schedule.operation_tables import Policy, Score
+from ringtune.schedule.operation_tables import Policy, Score, ScoredWeights
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.base import Technique
 from ringtune.techniques.operations import OperationsSettings
@@ -99,8 +99,9 @@ def not_small_reason(job: JobSections) -> str:
     score = _score_by_gradient(job.operations)
     if score and not trains_own_weights(job.adapter.config):
         return (
-            f"holds frozen weights without gradients, which operations need for the score {score!r}; remove it, or "
-            f"choose operations by {Score.WEIGHT_MAGNITUDE.value!r} alone"
+            f"holds frozen weights without gradients, which operations need for the score {score!r}; remove it, set "
+            f"operations.scores = {ScoredWeights.ADAPTER.value!r}, or choose operations by "
+            f"{Score.WEIGHT_MAGNITUDE.value!r} alone"
         )
     return ""
 
@@ -122,6 +123,8 @@ def frozen_choices(job: JobSections, *, is_native: bool) -> tuple[FrozenWeights 
 
 def _score_by_gradient(operations: OperationsSettings) -> str:
     """The first score that needs gradients of frozen weights; empty if there is none."""
+    if operations.scores == ScoredWeights.ADAPTER:
+        return ""
     match operations.policy:
         case Policy.MAGNITUDE_GRADIENT:
             return Score.GRADIENT_MAGNITUDE.value

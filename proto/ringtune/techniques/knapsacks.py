@@ -52,6 +52,7 @@ from ringtune.schedule.operation_tables import (
     Operations,
     Policy,
     Score,
+    ScoredWeights,
 )
 from ringtune.techniques.operations import Chooser, choosers_of, kept_subnets, limits_of, whole
 
@@ -408,9 +409,12 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
     else:
         found = [_chosen(course, choosers, batches, given.get(batches.owner), step) for batches in batches_of(course)]
     if not any((codes == ord(FULL)).any() for codes in found):
+        of_adapter = choice.scored_weights == ScoredWeights.ADAPTER and choice.backward_score == Score.TAYLOR
         raise PlanError(
-            f"operations of policy {choice.policy} leave nothing full, so nothing would train; lower "
-            f"operations.score_scale, which is {choice.score_scale:g}, or raise operations.compute or operations.full"
+            f"operations of policy {choice.policy} leave nothing full, so nothing would train; "
+            + ("set operations.backward_score = 'fisher', as a new LoRA's Taylor is 0, " if of_adapter else "")
+            + f"lower operations.score_scale, which is {choice.score_scale:g}, or raise operations.compute or "
+            "operations.full"
         )
     return Operations(
         batches=tuple(

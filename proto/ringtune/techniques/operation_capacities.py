@@ -216,6 +216,7 @@ def choice_of(
         capacities=capacities,
         backward_score=settings.backward_score,
         forward_score=settings.forward_score,
+        scored_weights=settings.scores,
         score_scale=settings.score_scale,
         ties=settings.ties,
         rotate=settings.rotate,

@@ -52,6 +52,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Privacy, Train
 from ringtune.errors import IntegrityError, JobError, PlanError
+from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course
@@ -67,9 +68,11 @@ from ringtune.schedule.operation_tables import (
     PolicyWord,
     ScheduledTable,
     Score,
+    ScoredWeights,
     ScoreWord,
     TieBreak,
     TieWord,
+    WeightsWord,
     tables_from_json,
     tables_to_json,
 )
@@ -95,6 +98,9 @@ class OperationsSettings:
         balance: whether nodes get unequal counts, so that all are busy for the same time in a step.
         backward_score: by what full operations are chosen.
         forward_score: by what forward-only operations are chosen.
+        scores: whether scores are of a block's base weights, or of its adapter, which is all that trains with an
+            adapter and needs no gradients of frozen weights. LoRA has rows of B, or columns of A, for each head; other
+            weights of an adapter belong to the whole block, and each of its subnets has an equal share of their score.
         score_scale: with policy joint: what a forward score counts against a backward score, each in parts of its mean.
         ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
         rotate: whether each further pass over an owner's rows prefers the next micro-batch where scores tie, so that
@@ -116,6 +122,7 @@ class OperationsSettings:
     balance: bool = False
     backward_score: ScoreWord = Score.WEIGHT_MAGNITUDE.value
     forward_score: ScoreWord = Score.FISHER.value
+    scores: WeightsWord = ScoredWeights.BASE.value
     score_scale: Annotated[float, Bounds(gt=0, lt=math.inf)] = 1.0
     ties: TieWord = TieBreak.TOGETHER.value
     rotate: bool = True
@@ -145,7 +152,7 @@ class OperationsSettings:
         return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
 
 
-_OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "refresh_rounds")
+_OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "scores", "refresh_rounds")
 
 
 def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train, privacy: Privacy) -> None:
@@ -163,6 +170,11 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
         raise JobError(
             f"operations.{wanting[0]} = {str(value).lower()} has no meaning with operations.policy = "
             f"'{operations.policy}', where everything is full; set operations.policy = 'two-stage', or remove it"
+        )
+    if operations.scores == ScoredWeights.ADAPTER and trains_own_weights(adapter.config):
+        raise JobError(
+            f"operations.scores = {operations.scores!r} has no meaning with adapter.config = {adapter.config!r}, where "
+            "no adapter is and the scored base weights train; remove it, or set adapter.config = 'lora'"
         )
     if operations.is_any and privacy.private_blocks:
         raise JobError(

@@ -31,6 +31,7 @@ from tests.support.profiles import node
 PLAN = make_plan([("a", 0, 4)], ["a"], microbatches=2, batch_size=4, train_rows=8, method="all", num_steps=8)
 TOKENS = 2 * 16
 GRAPH = 20_000 * TOKENS
+ADAPTER = node(PLAN, "a").model.adapter_block_bytes
 SUBNETS = (4 * 32 + 4 * 32) * 4 * TOKENS
 
 
@@ -137,6 +138,12 @@ def test_scores_keep_inputs_and_one_gradient() -> None:
     assert more not in terms(estimate(with_choice("magnitude", full=1)))
     assert more not in terms(estimate(with_choice("random", full=1)))
     assert more not in terms(estimate(chosen, start=4))
+    # Of adapters: no such inputs, and one gradient of an adapter's size at most
+    adapters = with_choice("two-stage", full=1, backward_score="fisher", scored_weights="adapter")
+    found = terms(estimate(adapters))
+    assert more not in found
+    assert found["gradient that is reduced to scores"] == ADAPTER + SCORE_WORK_BYTES < reduced
+    assert found["block's graph of a micro-batch"] == 2 * 4 * GRAPH
 
 
 def test_scores_go_down_to_blocks_that_a_short_run_never_trains() -> None:

@@ -21,12 +21,13 @@ PARTS = {Work.FORWARD: 1.2, Work.GRAPH: 2.4, Work.GRAPH_LOWEST: 1.9, Work.BACKWA
 """With half of the subnets. So all subnets take 1.6, 3.2, 2.2, 4.4 and 0.0 s of ``TIMES``."""
 
 
-def costs(*, parts: bool = True, adapter: str = "seq_bn") -> NodeCosts:
+def costs(*, parts: bool = True, adapter: str = "seq_bn", scores_adapters: bool = False) -> NodeCosts:
     """A node whose blocks take ``TIMES``, and ``PARTS`` with half of their subnets."""
     facts = node(PLAN, "a")
     more = tuple(part(work, seconds, share=0.5) for work, seconds in PARTS.items()) if parts else ()
     shape = dataclasses.replace(facts.shape, adapter=adapter)
-    return NodeCosts(dataclasses.replace(facts, work_times=facts.work_times + more, shape=shape), PLAN.course.head)
+    facts = dataclasses.replace(facts, work_times=facts.work_times + more, shape=shape)
+    return NodeCosts(facts, PLAN.course.head, scores_adapters=scores_adapters)
 
 
 def seconds(op: Op, patterns: tuple[str, ...], *, parts: bool = True, start: int = 1, lowest: int = 0) -> float:
@@ -82,13 +83,14 @@ def test_a_profile_without_parts_scales_in_proportion(pattern: str, share: float
 
 
 def test_scores_take_the_gradients_of_frozen_weights_too() -> None:
-    """A weight's gradient takes as many multiplications as its forward; full training has it in its backward."""
+    """A weight's gradient takes as many multiplications as its forward; what trains has it in its backward."""
 
-    def scored(adapter: str, op: Op) -> float:
-        return costs(adapter=adapter).seconds(op, 0, 2, size=8.0, lowest=0, kind=StepKind.SCORE)
+    def scored(adapter: str, op: Op, **more: bool) -> float:
+        return costs(adapter=adapter, **more).seconds(op, 0, 2, size=8.0, lowest=0, kind=StepKind.SCORE)
 
     assert scored("seq_bn", Op.BACKWARD) == pytest.approx(2 * (5.0 + 2.0))
-    assert scored("full", Op.BACKWARD) == pytest.approx(3.5 + 5.0)
+    for trained in (scored("full", Op.BACKWARD), scored("seq_bn", Op.BACKWARD, scores_adapters=True)):
+        assert trained == pytest.approx(3.5 + 5.0)
     assert scored("seq_bn", Op.FORWARD) == pytest.approx(3.0 + 4.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -23,6 +24,7 @@ from ringtune.run_control.evaluation import (
     number_figures,
     number_sums,
     pair_of,
+    rouge_l,
     spearman,
     table_of,
 )
@@ -182,3 +184,31 @@ def test_entity_figures_follow_from_sums_of_owners() -> None:
     assert found["entity_f1"] == pytest.approx(4 / 7)
     assert found["entities"] == 4 and list(found["entity_types"]) == ["PER"]
     assert entity_figures({"words": 9.0}, LABELS) == entity_figures(values, ("NOUN", "VERB")) == {}
+
+
+def longest_common(first: list[str], second: list[str]) -> int:
+    """Of all subsequences of the first, the longest that the second has; written out."""
+    subsequences = (part for size in range(len(first), 0, -1) for part in itertools.combinations(first, size))
+
+    def is_in_second(part: tuple[str, ...]) -> bool:
+        rest = iter(second)
+        return all(word in rest for word in part)
+
+    return next((len(part) for part in subsequences if is_in_second(part)), 0)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8))
+@settings(max_examples=60)
+def test_rouge_l_is_of_the_longest_common_subsequence(said: list[str], reference: list[str]) -> None:
+    """F1 is twice its length by the words of both."""
+    wanted = 2 * longest_common(said, reference) / max(1, len(said) + len(reference))
+    assert rouge_l(" ".join(said), [" ".join(reference)]) == wanted
+
+
+def test_rouge_l_of_printed_examples() -> None:
+    """Lin 2004, section 3: of two candidates with the same words the one in order wins; the best reference counts."""
+    reference = "police killed the gunman"
+    assert rouge_l("Police kill the gunman.", [reference]) == 3 / 4
+    assert rouge_l("the gunman kill police", [reference]) == 2 / 4
+    assert rouge_l("the gunman police killed", [reference, "The gunman, police killed!"]) == 1
+    assert rouge_l("", [reference]) == rouge_l("...", ["..."]) == rouge_l("a", []) == 0

@@ -65,6 +65,7 @@ RULES = {
     "fisher, weight-magnitude, gradient-magnitude, taylor": "Choice.backward_score Choice.forward_score",
     "above 0, finite": "Choice.score_scale",
     "spread, together": "Choice.ties",
+    "base, adapter": "Choice.scored_weights",
 }
 
 

@@ -79,7 +79,9 @@ def test_frozen_weights_without_gradients_are_refused_where_scores_need_them(
 ) -> None:
     """Scores by gradients of the frozen base have no gradients there; ``auto`` then takes float32."""
     text = CHOSEN.format(policy=policy, more=more)
-    with pytest.raises(JobError, match=rf"runtime\.frozen = 'int8' holds .* score '{score}'; remove it, or"):
+    with pytest.raises(
+        JobError, match=rf"runtime\.frozen = 'int8' holds .* score '{score}'; remove it, set operations.scores"
+    ):
         job(text, frozen="int8")
     assert choices(job(text, frozen="auto")) == (None,)
 
@@ -99,9 +101,10 @@ def test_frozen_weights_go_with_operations_that_need_no_gradient(policy: str, mo
 
 
 def test_frozen_weights_go_with_scores_of_own_weights_that_train() -> None:
-    """With ``adapter.config = "full"`` the scored weights are no frozen ones."""
-    text = CHOSEN.format(policy="joint", more="") + '[adapter]\nconfig = "full"\n'
-    assert choices(job(text, frozen="int8")) == (INT8,)
+    """With ``adapter.config = "full"``, and with scores of adapters, the scored weights are no frozen ones."""
+    full = CHOSEN.format(policy="joint", more="") + '[adapter]\nconfig = "full"\n'
+    for text in (full, CHOSEN.format(policy="joint", more='scores = "adapter"')):
+        assert choices(job(text, frozen="int8")) == (INT8,)
 
 
 PLAN = make_plan([("a", 0, 4)], ["a"], batch_size=4, method="all", num_steps=8)

@@ -125,6 +125,21 @@ def test_joint_in_which_nothing_is_full_is_refused() -> None:
         choose_table(course, random_scores(course))
 
 
+def test_scores_of_a_new_lora_that_are_zero_are_ties() -> None:
+    """Taylor is zero while B is: the first micro-batches are full, or with joint Fisher in its place is advised."""
+
+    def chosen(policy: str) -> Operations:
+        course = choosing_course(
+            full=2, forward_only=1, microbatches=4, num_blocks=2, policy=policy, scored_weights="adapter",
+            backward_score="taylor", ties="together",
+        )  # fmt: skip
+        return choose_table(course, made_scores(course, lambda entry, score, _: float(score * (1 + entry.micro))))
+
+    assert chosen("two-stage").batches[0].rows == ("11", "11", "33", "22")
+    with pytest.raises(PlanError, match=r"nothing would train; set operations.backward_score = 'fisher', as a new"):
+        chosen("joint")
+
+
 @cases("units", [1e-30, 1e-6, 1e6, 1e300])
 def test_joint_does_not_depend_on_the_units_of_scores(units: float) -> None:
     """Weights are sums of thousands and Fisher information of millionths: each counts in parts of its mean."""

@@ -40,6 +40,7 @@ def test_operations_survive_toml_with_every_key() -> None:
         backward_score="taylor",
         forward_score="gradient-magnitude",
         score_scale=0.25,
+        scores="adapter",
         ties="spread",
         rotate=False,
         refresh_rounds=3,
@@ -58,6 +59,7 @@ CHANGES = [
     {"operations.backward_score": "taylor"},
     {"operations.forward_score": "taylor"},
     {"operations.score_scale": 0.5},
+    {"operations.scores": "adapter"},
     {"operations.ties": "spread"},
     {"operations.rotate": False},
     {"operations.refresh_rounds": 3},
@@ -96,6 +98,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"by_slice": True}, "operations.by_slice = true has no meaning with operations.policy = 'standard'"),
     ({"balance": True}, "operations.balance = true has no meaning with operations.policy = 'standard'"),
     ({"refresh_rounds": 2}, "operations.refresh_rounds = 2 has no meaning with operations.policy = 'standard'"),
+    ({"scores": "adapter"}, "operations.scores = adapter has no meaning with operations.policy = 'standard'"),
     ({"policy": "joint", "full": 5}, "operations.full is 5, a batch has train.microbatches = 4; lower it or raise"),
     (
         {"policy": "joint", "full": 3, "forward_only": 2},
@@ -114,6 +117,14 @@ def test_operations_refuse_by_name(values: dict[str, Any], message: str) -> None
     with pytest.raises(JobError) as caught:
         JOB.with_overrides({f"operations.{name}": value for name, value in values.items()})
     assert message in str(caught.value)
+
+
+def test_scores_of_an_adapter_are_refused_where_there_is_none() -> None:
+    """With ``full`` the scored base weights are those that train."""
+    chosen = {**CHOSEN, "operations.scores": "adapter"}
+    with pytest.raises(JobError, match=r"operations.scores = 'adapter' has no meaning .*'full', .*; remove it, or set"):
+        JOB.with_overrides({**chosen, "adapter.config": "full"})
+    assert JOB.with_overrides({**chosen, "adapter.config": "lora"}).operations.scores == "adapter"
 
 
 def test_operations_of_nan_are_refused() -> None:

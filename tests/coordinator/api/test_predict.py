@@ -263,6 +263,11 @@ def test_summary_judges_what_has_its_own() -> None:
         texts.add(RowPrediction({"text": "a"}, said))
     assert texts.to_json() == {"rows": 2, "ended_at_once": 1}
     assert list(texts.lines())[1] == "1 of them got an empty text: the model's first token was that of the end"
+    # Texts with references, the best of which counts; a row without one is not judged
+    for reference in ("The cat sat.", ["a dog", "the CAT ran"], {"text": ["no"]}, "", None, 7, [3]):
+        texts.add(RowPrediction({"text": "a", "answer": reference}, {"predicted": "the cat", "tokens": 2}))
+    assert texts.to_json() == {"rows": 9, "ended_at_once": 1, "judged": 3, "rouge_l": round(1.6 / 3, 6)}
+    assert list(texts.lines())[2] == "ROUGE-L 0.5333 on the 3 rows that have a 'answer' of their own"
 
 
 ROWS = [{"text": "good"}, {"text": "bad", "label": "neg"}]

@@ -111,11 +111,19 @@ def test_choice_has_what_the_job_says() -> None:
     """Subnets by the model's heads; scores, scale and how often as given."""
     found = choice_of(
         chosen(
-            policy="joint", full=1, forward_only=1, backward_score="taylor", score_scale=0.5, heads=2, refresh_rounds=3
+            policy="joint",
+            full=1,
+            forward_only=1,
+            backward_score="taylor",
+            scores="adapter",
+            score_scale=0.5,
+            heads=2,
+            refresh_rounds=3,
         )
     )
     assert found.subnets == MODEL.num_heads // 2
     assert (found.policy, found.backward_score, found.forward_score) == ("joint", "taylor", "fisher")
+    assert (found.scored_weights, choice_of(chosen()).scored_weights) == ("adapter", "base")
     assert (found.score_scale, found.refresh_steps) == (0.5, 3 * job().train.local_iterations * len(FACTS))
     # A plan without operations is the plan of before, digest and all
     assert make_plan(job().with_overrides({"operations.heads": 2}), FACTS).plan == make_plan(job(), FACTS).plan
@@ -240,6 +248,7 @@ def test_given_plan_with_other_operations_is_refused() -> None:
             chosen(forward_score="taylor"),
             "the plan has fisher, the job says taylor (operations.forward_score)",
         ),
+        (chosen(), chosen(scores="adapter"), "the plan has base, the job says adapter (operations.scores)"),
         (
             chosen(),
             chosen(refresh_rounds=2),

@@ -18,7 +18,9 @@ from edge.techniques import operations
 from ringtune.costs.memory_sizes import block_scores_bytes
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
+from ringtune.schedule.actions import Action
 from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.operation_tables import BlockCapacity, BlockScores, Choice, Policy, Score
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
@@ -26,6 +28,7 @@ from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 from tests.support.family_inputs import TASKS, family_writer
 from tests.support.plain_rows import Doubled
+from tests.support.rounded import LORA, write_rounded
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
 from tests.support.torch_ring import Case, write_family_inputs
 
@@ -35,6 +38,7 @@ SPLITS = {
     "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
 }
 CAPACITY = BlockCapacity(full=3.0, forward_only=1.0, forward=1.0, backward=2.0)
+ADAPTER = ".ringtune."
 WAYS_OUT = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj")
 FIRST_SEQ = 10_000
 
@@ -45,10 +49,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return family_writer(tmp_path_factory.mktemp("inputs"))
 
 
-def choice_of(backward: Score, forward: Score, subnets: int, policy: Policy = Policy.TWO_STAGE) -> Choice:
+def choice_of(
+    backward: Score, forward: Score, subnets: int, policy: Policy = Policy.TWO_STAGE, scored: str = "base"
+) -> Choice:
     """A choice that needs these scores."""
     return Choice(
-        policy=policy, subnets=subnets, capacities=(CAPACITY,), backward_score=backward, forward_score=forward
+        policy=policy,
+        subnets=subnets,
+        capacities=(CAPACITY,),
+        backward_score=backward,
+        forward_score=forward,
+        scored_weights=scored,
     )
 
 
@@ -105,7 +116,7 @@ def scores_of_one_process(case: Case, plan: Plan, turn: Turn) -> list[BlockScore
     model = reference.whole_model(case.job, plan, case.folder / "model").eval()
     own = reference.own_weights_of(model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in own)
+        parameter.requires_grad_(name in own or ADAPTER in name)
     dataset = case.datasets()[turn.owner]
     stream = BatchStream(dataset.train_rows, 8, 0, turn.owner)
     found = []
@@ -133,8 +144,15 @@ def losses(case: Case, plan: Plan, model: Any, item: Item) -> Iterator[torch.Ten
 
 
 def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
-    """For each score one number for each subnet."""
-    pairs = [parts_of(name, value, choice.subnets, config) for name, value in module.named_parameters() if is_own(name)]
+    """For each score one number for each subnet; what belongs to the whole block is shared out evenly."""
+    count, named = choice.subnets, list(module.named_parameters())
+    shared: list[torch.nn.Parameter] = []
+    if choice.scored_weights == "base":
+        pairs = [parts_of(name, value, count, config) for name, value in named if is_own(name)]
+    else:
+        adapter = [(name, value) for name, value in named if ADAPTER in name]
+        pairs = [lora_parts_of(name, value, count, config) for name, value in adapter if is_divided(name)]
+        shared = [value for name, value in adapter if not is_divided(name)]
     formulas = {
         Score.FISHER: lambda w, g: (g * g).sum(),
         Score.WEIGHT_MAGNITUDE: lambda w, g: w.abs().sum(),
@@ -144,7 +162,8 @@ def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
     return [
         [
             sum(float(formulas[kind](*pair)) for parts in pairs for pair in parts[subnet])
-            for subnet in range(choice.subnets)
+            + sum(float(formulas[kind](value.detach(), value.grad)) for value in shared) / count
+            for subnet in range(count)
         ]
         for kind in choice.scores
     ]
@@ -152,7 +171,7 @@ def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
 
 def is_own(name: str) -> bool:
     """Whether a tensor of a block belongs to subnets."""
-    if ".ringtune." in name or "norm" in name.lower() or name.startswith("ln_"):
+    if ADAPTER in name or "norm" in name.lower() or name.startswith("ln_"):
         return False
     return not name.endswith(tuple(f"{way}.bias" for way in WAYS_OUT))
 
@@ -168,13 +187,29 @@ def parts_of(name: str, value: Any, subnets: int, config: Any) -> list[list[tupl
     return [[(weight[subnet], gradient[subnet]) for weight, gradient in cut] for subnet in range(subnets)]
 
 
-def check_equal(got: list[BlockScores], want: list[BlockScores]) -> None:
-    """The same keys in the same order, and numbers to 1e-9."""
+def is_divided(name: str) -> bool:
+    """Whether a tensor of an adapter has parts for subnets: LoRA's B has outputs, and its A the inputs of ways out."""
+    matrix, _, factor = name.partition(f".loras{ADAPTER}")
+    return factor == ("lora_A" if matrix.endswith(WAYS_OUT) else "lora_B")
+
+
+def lora_parts_of(name: str, value: Any, subnets: int, config: Any) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """For each subnet its parts of weight and gradient; a fused matrix has as many LoRAs as its B has thirds."""
+    dimension, wholes = int(name.endswith("lora_A")), [(value.detach(), value.grad)]
+    if "c_attn" in name:
+        thirds = len(value) // config.hidden_size
+        wholes = list(zip(*(whole.chunk(thirds, dimension) for whole in wholes[0]), strict=True))
+    cut = [[whole.chunk(subnets, dimension) for whole in pair] for pair in wholes]
+    return [[(weight[subnet], gradient[subnet]) for weight, gradient in cut] for subnet in range(subnets)]
+
+
+def check_equal(got: list[BlockScores], want: list[BlockScores], bound: float = 1e-9) -> None:
+    """The same keys in the same order, and numbers within the bound."""
     assert [entry[:4] for entry in got] == [entry[:4] for entry in want]
     assert want
     for ours, theirs in zip(got, want, strict=True):
         for mine, yours in zip(ours.values, theirs.values, strict=True):
-            assert mine == pytest.approx(yours, rel=1e-9, abs=0)
+            assert mine == pytest.approx(yours, rel=bound, abs=0)
             assert min(yours) > 0
 
 
@@ -280,6 +315,94 @@ def test_scores_of_all_kinds_equal_one_process(
     got = score(hand, turn)
     assert {entry.block for entry in got} == {1, 2, 3}
     check_equal(got, one_process(case, hand.plan, turn))
+
+
+@pytest.mark.parametrize("kinds", [(Score.WEIGHT_MAGNITUDE, Score.GRADIENT_MAGNITUDE), (Score.TAYLOR, Score.FISHER)])
+@pytest.mark.parametrize(
+    ("model_type", "adapter", "subnets"),
+    [
+        ("bert", LORA, 4),
+        ("bert", "seq_bn|lora[r=2, init_weights='bert']", 2),
+        ("bert", "seq_bn[reduction_factor=2]", 2),
+        ("bert", "ia3", 1),
+        ("gpt2", LORA, 4),
+        ("gpt2", "lora[r=2, attn_matrices=['q','v'], init_weights='bert']", 2),
+        ("llama", LORA, 2),
+        ("qwen3", LORA, 2),
+        ("vit", LORA, 2),
+    ],
+)
+@pytest.mark.sampled(3)
+def test_scores_of_adapters_equal_one_process(
+    inputs: Any, model_type: str, adapter: str, subnets: int, kinds: tuple[Score, Score]
+) -> None:
+    """Rows and columns of LoRA beside those of a subnet, and an even part of what belongs to the whole block."""
+    case = Case(folder=inputs(model_type), task=TASKS[model_type], adapter=adapter, owners=("a", "b"), microbatches=2)
+    hand = make_ring(case, SPLITS["two"], choice_of(*kinds, subnets, scored="adapter"))
+    turn = score_turn(hand.plan, "b")
+    check_equal(score(hand, turn), one_process(case, hand.plan, turn))
+
+
+def test_scores_of_a_new_lora_are_of_one_factor(inputs: Any) -> None:
+    """B is zero: Fisher is of B's gradient alone, weights are A's, in equal parts, and Taylor is zero."""
+    case = Case(folder=inputs("bert"), adapter="lora[r=4]", microbatches=2)
+    hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, 2, scored="adapter"))
+    for entry in score(hand, score_turn(hand.plan, "a")):
+        taylor, fisher = entry.values
+        assert taylor == (0, 0)
+        assert fisher[0] != fisher[1]
+        assert min(fisher) > 0
+    choice = choice_of(Score.WEIGHT_MAGNITUDE, Score.WEIGHT_MAGNITUDE, 2, scored="adapter")
+    hand = make_ring(case, SPLITS["one"], choice)
+    parameters = hand.nodes["a"].part.trained
+    for entry in score(hand, score_turn(hand.plan, "a")):
+        factors = [
+            value for name, value in parameters.items() if name.startswith(f"{entry.block}.") and "lora_A" in name
+        ]
+        each = sum(float(value.detach().abs().sum()) for value in factors) / 2
+        assert entry.values[0] == pytest.approx((each, each), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.sampled(1)
+def test_scores_of_adapters_go_with_frozen_weights_in_a_small_type(inputs: Any, tmp_path: Path, dtype: str) -> None:
+    """Fisher and Taylor of LoRA beside weights without gradients are those of one process with rounded weights."""
+    folder = tmp_path / "rounded"
+    case = Case(folder=inputs("bert"), adapter=LORA, microbatches=2, dtype="float32", frozen=FrozenWeights(dtype=dtype))
+    hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, 2, scored="adapter"))
+    turn = score_turn(hand.plan, "a")
+    write_rounded(case.folder / "model", folder / "model", dtype)
+    for path in case.folder.glob("*.*"):
+        (folder / path.name).symlink_to(path)
+    plain = dataclasses.replace(case, folder=folder, frozen=None)
+    check_equal(score(hand, turn), scores_of_one_process(plain, hand.plan, turn), bound=1e-3)
+
+
+def test_scores_of_adapters_take_no_gradient_of_a_base_weight(inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the adapter's tensors are watched, and the graph keeps no more than one of a training step."""
+    case = Case(folder=inputs("bert"), adapter="seq_bn", method="all", microbatches=1)
+    most: dict[str, int] = {}
+    for scored in ("base", "adapter"):
+        hand = make_ring(case, SPLITS["one"], choice_of(Score.TAYLOR, Score.FISHER, 2, scored=scored))
+        most[scored] = kept_by(hand, score_turn(hand.plan, "a"), monkeypatch)
+    trained = kept_by(hand, next(iter(turn_sequence(hand.plan.course))), monkeypatch)
+    assert most["adapter"] == trained < most["base"]
+
+
+def kept_by(hand: ring.HandRing, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most bytes that nodes hold before an action of a turn."""
+    found, run = list[int](), NodeExecutor.run
+
+    def watched(own: NodeExecutor, action: Action) -> Any:
+        found.append(own.live_bytes())
+        return run(own, action)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NodeExecutor, "run", watched)
+        hand.start_turn(turn)
+        for item in items(hand.plan.course, turn):
+            hand.run_item(item)
+    return max(found)
 
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])

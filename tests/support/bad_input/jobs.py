@@ -91,6 +91,7 @@ OF_NO_RULE: dict[str, tuple[str, ...]] = {
     "operations.forward_only": ("1",),
     "operations.refresh_rounds": ("1",),
     "operations.by_slice": ("true",),
+    "operations.scores": ('"adapter"',),
     "operations.balance": ("true",),
     "operations.table": ('"none.json"', '"model"', '"train.csv"', '"{}"', '"a\\u0000b"', '"~nouser_x/t.json"'),
 }

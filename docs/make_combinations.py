@@ -1,0 +1,281 @@
+"""Write ``docs/how/combinations.md``: which methods and features go together: ``python -m docs.make_combinations``.
+
+Each cell is found by a job with both: it is parsed, planned for two made-up nodes, and the plan is asked by the checks
+that a run asks. ``--check`` compares the page instead of writing it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import tomli_w
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.limits import Effort
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
+from coordinator.planner.replicas import choose_replicas
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import RingTuneError
+from ringtune.job.job import Job, parse_job
+from ringtune.schedule.methods import method_names
+from ringtune.schedule.migration import stay_reason, wait_reason
+from ringtune.schedule.operation_tables import BatchOperations, Operations
+from ringtune.schedule.run_shape import UserRows
+
+PAGE: Final = Path(__file__).parent / "how" / "combinations.md"
+_CONFIG: Final = {
+    "model_type": "bert",
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+_BASE: Final[Mapping[str, object]] = {
+    "model.path": "model",
+    "data.train": "a.csv",
+    "data.eval": "b.csv",
+    "train.rounds": 8,
+    "train.eval_every": 4,
+    "train.batch_size": 8,
+    "train.microbatches": 4,
+    "train.max_length": 16,
+    "train.local_iterations": 2,
+    "unfreeze.every_steps": 16,
+    "placement.replicas": "never",
+    "recovery.copies": "none",
+}
+_OWNERS: Final = ("a", "b")
+_HELPED: Final = {"a": "b", "b": "a"}
+_CHOSEN: Final = {"operations.policy": "two-stage", "operations.full": 2, "operations.forward_only": 1}
+_TABLE: Final = Operations(
+    batches=tuple(BatchOperations(owner=name, batch_id=0, rows=("111",) * 3 + ("331",)) for name in _OWNERS)
+)
+Ask = Callable[[Planned, Job], str]
+"""(plan, its job) -> why the plan does not have the feature; empty if it has."""
+
+
+def _left_out(words: str) -> Ask:
+    """Look for a setting that the planner left out, by words of its note."""
+    return lambda planned, _: next((note for note in planned.left_out if words in note), "")
+
+
+def _no_other_placement(planned: Planned, job: Job) -> str:
+    return stay_reason(planned.plan.course, planned.plan.placements)
+
+
+def _no_replicas(planned: Planned, job: Job) -> str:
+    profile = planned.profile or Profile(nodes=(), links=())
+    plan = planned.plan
+    draft = dataclasses.replace(Draft.of(plan), activations=job.memory.activations)
+    train = {"optimizer": job.train.optimizer, "dtype": job.model.dtype}
+    why_not = choose_replicas(plan, [draft], profile, **train, is_over=lambda: True)[1].why_not
+    return "" if why_not in _NOT_TRIED else why_not
+
+
+def _no_skip(planned: Planned, job: Job) -> str:
+    return wait_reason(planned.plan.course, _OWNERS[0]) or _no_other_placement(planned, job)
+
+
+_NOT_TRIED: Final = ("the time for planning was used up", "no node has memory for blocks of another one too")
+_EFFORT: Final = Effort(evaluations=1, judged_actions=0, now_s=lambda: 0.0)
+
+
+class Feature(NamedTuple):
+    """A feature of jobs: its name, the keys that turn it on, and what asks the plan for it."""
+
+    name: str
+    keys: Mapping[str, object]
+    why_not: Ask = lambda planned, job: ""
+
+
+FEATURES: Final = (
+    Feature("recovery: copies of trained blocks", {"recovery.copies": "next"}),
+    Feature("recovery: a lost owner is left out", {"recovery.owners": "skip", "recovery.copies": "next"}, _no_skip),
+    Feature("moves: replan, late joiners, slices that follow, resume on other nodes", {}, _no_other_placement),
+    Feature("several hosts of the same blocks", {"placement.replicas": "auto"}, _no_replicas),
+    Feature("activation cache", {"cache.prefix": "auto"}, _left_out("hidden states are not kept")),
+    Feature("best evaluation is kept", {"train.keep_best": True}),
+    Feature("operations chosen, of subnets", {**_CHOSEN, "operations.heads": 1}),
+    Feature("operations chosen, of blocks", {**_CHOSEN, "operations.heads": 0}),
+    Feature("operations chosen by scores of adapters", {**_CHOSEN, "operations.scores": "adapter"}),
+    Feature("operations given", {"operations.table": json.dumps(_TABLE.to_json())}),
+    Feature("helpers", {"offload.mode": _HELPED}),
+    Feature("adapters of each user", {"offload.mode": _HELPED, "offload.users": "alone", "data.user": "user"}),
+    Feature("frozen weights in int8", {"runtime.frozen": "int8"}),
+    Feature("private blocks", {"privacy.private_blocks": 1}),
+    Feature("VeLoRA", {"memory.activations": "velora"}),
+    Feature("recomputation", {"memory.activations": "recompute"}),
+    Feature("number of micro-batches by the planner", {"placement.microbatches": "auto"}),
+    Feature("unfreezing by the loss", {"unfreeze.every_steps": None, "unfreeze.at": "auto"}),
+    Feature("dropout", {"train.dropout": 0.1}),
+    Feature("lora", {"adapter.config": "lora"}),
+    Feature("full: own weights of blocks", {"adapter.config": "full"}),
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """Why a combination does not work, and whether it is refused: otherwise the run goes without."""
+
+    reason: str = ""
+    is_refused: bool = False
+
+
+def tried(*features: Feature, method: str) -> Found | None:
+    """Parse and plan a job with these features; None if they give one key two values."""
+    keys = dict[str, object](_BASE) | {"train.method": method}
+    if method != "ringada":
+        del keys["unfreeze.every_steps"]
+    given = dict[str, object]()
+    for feature in features:
+        if any(given.get(name, value) != value for name, value in feature.keys.items()):
+            return None
+        given |= feature.keys
+    try:
+        job = parse_job(_toml(keys | given), source="job.toml")
+        planned = _planned(job)
+        for feature in features:
+            if reason := feature.why_not(planned, job):
+                return Found(_first_words(reason))
+    except RingTuneError as error:
+        return Found(_first_words(str(error)), is_refused=True)
+    return Found()
+
+
+def _toml(keys: Mapping[str, object]) -> str:
+    tables: dict[str, dict[str, object]] = {}
+    for name, value in keys.items():
+        section, _, key = name.partition(".")
+        if value is not None:
+            tables.setdefault(section, {})[key] = value
+    return tomli_w.dumps(tables)
+
+
+def _planned(job: Job) -> Planned:
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
+        model = model_facts(name, job, in_part=True)
+    facts = {}
+    for node in _OWNERS:
+        users = (UserRows(name=f"user-{node}", train_rows=8, eval_rows=8),) if job.data.user else ()
+        facts[node] = NodeFacts(
+            node=node,
+            train_rows=8,
+            eval_rows=8,
+            labels=("neg", "pos"),
+            eval_labels=("neg", "pos"),
+            users=users,
+            memory_bytes=1 << 30,
+            threads=1,
+            device="cpu",
+            block_forward_s=0.01,
+            block_graph_s=0.011,
+            block_backward_s=0.012,
+            activation_token_bytes=round(computed_token_bytes(model, job)),
+            model=model,
+        )
+    return make_plan(job, facts, effort=_EFFORT)
+
+
+def _first_words(text: str) -> str:
+    """The sentence of an error up to its remedy."""
+    return text.removeprefix("job.toml: ").partition("; ")[0]
+
+
+@functools.cache
+def combinations() -> tuple[dict[tuple[str, str], Found | None], dict[tuple[str, str], Found | None]]:
+    """Try each feature with each method, and each two features with the first method that takes both alone."""
+    alone = {(one.name, method): tried(one, method=method) for one in FEATURES for method in method_names()}
+    pairs = dict[tuple[str, str], Found | None]()
+    for first, second in itertools.combinations(FEATURES, 2):
+        both = (
+            method for method in method_names() if alone[first.name, method] == alone[second.name, method] == Found()
+        )
+        method = next(both, "")
+        pairs[second.name, first.name] = tried(first, second, method=method) if method else None
+    return alone, pairs
+
+
+_BEGIN: Final = """\
+# What goes together
+
+Written by `python -m docs.make_combinations` from the checks that a run asks; do not edit it here. Each cell is a job
+that was planned for two made-up nodes: **+** works; a number in brackets, **[3]**, is a refusal; a number in
+parentheses, **(3)**, is a feature that the run goes without. The numbers are those of the [reasons](#reasons):
+{refused} refusals and {left_out} others. What a node refuses because of its model or device is not asked.
+
+## Features and methods
+
+{methods}
+## Features and features
+
+With the first method that takes both alone, in the order of the table above. **·**: there is none, or both set one key.
+
+{features}
+## Reasons
+
+{reasons}"""
+
+
+def page() -> str:
+    """The whole page."""
+    alone, pairs = combinations()
+    found = dict.fromkeys(one for one in (*alone.values(), *pairs.values()) if one is not None and one.reason)
+    numbers = {one: at for at, one in enumerate(found, start=1)}
+
+    def cell(one: Found | None) -> str:
+        if one is None:
+            return "·"
+        return "+" if not one.reason else f"[{numbers[one]}]" if one.is_refused else f"({numbers[one]})"
+
+    by_method = [
+        (f"{at}. {one.name}", *(cell(alone[one.name, method]) for method in method_names()))
+        for at, one in enumerate(FEATURES, start=1)
+    ]
+    by_feature = [
+        (f"{at}. {one.name}", *(cell(pairs[one.name, other.name]) for other in FEATURES[: at - 1]))
+        for at, one in enumerate(FEATURES[1:], start=2)
+    ]
+    columns = len(FEATURES) - 1
+    return _BEGIN.format(
+        refused=sum(one.is_refused for one in found),
+        left_out=sum(not one.is_refused for one in found),
+        methods=_table(("", *method_names()), by_method),
+        features=_table(
+            ("", *map(str, range(1, columns + 1))), [(*row, *[""] * (columns + 1 - len(row))) for row in by_feature]
+        ),
+        reasons="".join(f"{at}. {one.reason}.\n" for one, at in numbers.items()),
+    )
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *rows))
+
+
+def main() -> int:
+    """Write the page, or compare it; 1 if it is not current."""
+    if "--check" in sys.argv:
+        return int(PAGE.read_text(encoding="utf-8") != page())
+    PAGE.write_text(page(), encoding="utf-8")
+    found = {one for each in combinations() for one in each.values() if one is not None and one.is_refused}
+    sys.stdout.write(f"{len(found)} refusals\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
