@@ -157,14 +157,15 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
         JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
     """
     activations, course = job.memory.activations, draft.course
-    velora = job_velora(job.velora, job.adapter.config, course, model)
+    has_dropout = job.train.dropout > 0
+    velora = job_velora(job.velora, job.adapter.config, course, model, has_dropout=has_dropout)
     if activations == NONE or not course.num_steps:
         return draft
     draft = dataclasses.replace(draft, activations=activations)
     if activations == AUTO:
         if job.operations.is_any:
             return draft
-        proposed = velora or proposed_velora(job.adapter.config, course, model)
+        proposed = velora or proposed_velora(job.adapter.config, course, model, has_dropout=has_dropout)
         return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
     return dataclasses.replace(draft, course=dataclasses.replace(course, velora=velora))
 
@@ -180,7 +181,7 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     """
     activations, course = job.memory.activations, plan.course
     anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
-    wanted = job_velora(job.velora, job.adapter.config, course, model)
+    wanted = job_velora(job.velora, job.adapter.config, course, model, has_dropout=job.train.dropout > 0)
     if activations == AUTO and course.velora is not None and wanted is not None:
         wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
     if course.velora != wanted and not (activations == AUTO and course.velora is None):

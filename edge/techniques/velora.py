@@ -46,11 +46,11 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from edge.model.auxiliary import LinearDelta, MlpDelta
-from edge.model.layouts import LAYOUTS
+from edge.model.auxiliary import FUSED_PARTS, LinearDelta, MlpDelta
+from edge.model.layouts import LAYOUTS, BlockLayout
 from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
 from ringtune.errors import IntegrityError, JobError
-from ringtune.schedule.saved_activations import Velora, subtoken_size
+from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, is_adapter
 
 VectorsByLayer = dict[str, torch.Tensor]
 """Layer -> vector of its projection in one micro-batch."""
@@ -92,9 +92,7 @@ class Projections:
     def __init__(self, velora: Velora, skeleton: Skeleton, *, start: int, stop: int, seed: int) -> None:
         blocks = [index for index in range(start, stop) if velora.has_block(index)]
         self.layers = {index: chosen_layers(velora, skeleton, index) for index in blocks}
-        sizes = {
-            layer.name: subtoken_size(layer.inputs, velora.parts) for found in self.layers.values() for layer in found
-        }
+        sizes = {layer.name: velora.subtoken_size(layer.inputs) for found in self.layers.values() for layer in found}
         self.vectors = Vectors(sizes, init=velora.init, seed=seed)
 
     @contextlib.contextmanager
@@ -129,11 +127,8 @@ def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[Chosen
             )
         found += [layer for layer in layers if all(layer.name != other.name for other in found)]
     for layer in found:
-        if layer.inputs < velora.parts:
-            raise JobError(
-                f"velora.parts is {velora.parts}, but {layer.name} has {layer.inputs} inputs; set it to at most "
-                f"{layer.inputs}"
-            )
+        if problem := velora.misfit(layer.inputs, f"the input of {layer.name}"):
+            raise JobError(problem)
     _check_gate(velora, skeleton)
     _check_activation(velora, skeleton, index)
     return found
@@ -166,8 +161,10 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
     """Yield the trained layers of one kind in a block."""
     block = skeleton.blocks[index]
     layout = LAYOUTS[skeleton.layout.model_type]
-    if word == "adapter_down":
+    if is_adapter(word):
         for path, module in block.named_modules():
+            if word != ADAPTER_DOWN and not _is_beside(path, module, layout, word.partition(":")[2]):
+                continue
             if path.startswith(f"{layout.down}.") and _keeps_down_input(skeleton, index):
                 continue  # LoRA beside a matrix whose input stays anyway
             for layer in _adapter_layers(f"{index}.{path}", module):
@@ -179,6 +176,14 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
         if weight.requires_grad:
             inputs = weight.shape[0 if layout.inputs_first else 1]
             yield ChosenLayer(f"{index}.{path}.weight", module, "weight", inputs)
+
+
+def _is_beside(path: str, module: nn.Module, layout: BlockLayout, matrix: str) -> bool:
+    """Whether a LoRA or auxiliary model is beside a matrix; a part of a fused one only beside its own."""
+    if hasattr(module, "adapter_down") or not path.startswith(f"{getattr(layout, matrix)}."):
+        return False
+    end = path.rpartition(".")[2]
+    return not (layout.is_merged and end in FUSED_PARTS and end != matrix)
 
 
 def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:

@@ -51,6 +51,17 @@ ADAPTERS_DOWN = [
 ]
 
 
+LORA_AT_ALL = "lora[r=4,attn_matrices=['q','v'],intermediate_lora=True,output_lora=True]"
+SITES: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
+    ("bert", LORA_AT_ALL, ("down",), {"parts": 8}),
+    ("bert", LORA_AT_ALL, ("value", "down"), {"parts": 0, "values": 6}),
+    ("bert", LORA_AT_ALL, ("query", "up"), {"parts": 8, "init": "running"}),
+    ("llama", LORA_AT_ALL, ("value", "down"), {"parts": 8}),
+    ("gpt2", "lora[r=4,attn_matrices=['q','v']]|linear[attn_matrices=['k']]", ("value",), {"parts": 8}),
+    ("gpt2", "linear[output_lora=True]", ("value", "down"), {"parts": 0, "values": 5}),
+]
+
+
 @functools.lru_cache(maxsize=16)
 def _literal(case: Case, velora: Velora) -> Wanted:
     plan = case.plan(ONE)  # type: ignore[arg-type]
@@ -86,6 +97,15 @@ VELORA = [
     *(
         velora(f"-adapter/{init}", "bert", dataclasses.replace(ADAPTER_DOWN, init=init), adapter="lora[r=4]")
         for init in INITS
+    ),
+    *(
+        velora(
+            f"-site/{name}-{number}",
+            name,
+            Velora(blocks=ALL, layers=tuple(f"adapter_down:{layer}" for layer in layers), **sub_tokens),
+            adapter=adapter,
+        )
+        for number, (name, adapter, layers, sub_tokens) in enumerate(SITES)
     ),
     velora("/some-blocks", "bert", Velora(blocks=(Range(1, 2), Range(3, 4)), layers=("down",), parts=8)),
     Feature(

@@ -29,7 +29,7 @@ BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
     "offload.users": {"offload.mode": "auto"},
     "offload.adapters": {"offload.mode": "auto", "offload.users": "alone"},
     "data.user": {"offload.mode": "auto", "offload.users": "alone"},
-    **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
+    **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "values", "init")},
     **{
         f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
         for name in ("by_slice", "balance", "scores", "refresh_rounds")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from edge.model.layouts import LAYOUTS
+from edge.model.layouts import LAYOUTS, BlockLayout
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.plain_auxiliary import PlainDelta
@@ -34,7 +34,7 @@ class Literal(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: Layer) -> Any:
         """Group, project, and keep."""
         width = x.shape[-1]
-        size = -(-width // layer.parts)
+        size = layer.values or -(-width // layer.parts)
         tokens = functional.pad(x.reshape(-1, width), (0, -width % size))
         sub = tokens.reshape(-1, size)
         v = layer.vector(sub)
@@ -59,7 +59,7 @@ class Layer:
     """A layer's vector by the definitions of the four ways to begin."""
 
     def __init__(self, name: str, velora: Velora, seed: int) -> None:
-        self.name, self.parts, self.init, self.seed = name, velora.parts, velora.init, seed
+        self.name, self.parts, self.values, self.init, self.seed = name, velora.parts, velora.values, velora.init, seed
         self.means: list[torch.Tensor] = []
         self.fixed: torch.Tensor | None = None
 
@@ -91,10 +91,13 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
     for index, block in model.iter_layers():
         if not velora.has_block(index):
             continue
-        paths = {str(getattr(layout, layer)) for layer in velora.layers if layer != "adapter_down"} - {""}
+        adapters = [layer.split(":") for layer in velora.layers if layer.startswith("adapter_down")]
+        paths = {str(getattr(layout, layer)) for layer in velora.layers if not layer.startswith("adapter_down")} - {""}
         for path in sorted(paths):
             _replace(block.get_submodule(path), f"{index}.{path}.weight", velora, seed, layout.inputs_first)
-        for path, module in block.named_modules() if "adapter_down" in velora.layers else ():
+        for path, module in block.named_modules():
+            if not any(len(words) == 1 or _is_at(path, words[1], layout) for words in adapters):
+                continue
             if path.endswith(".ringtune") and hasattr(module, "lora_A"):
                 wrapped = block.get_submodule(path.removesuffix(".loras.ringtune"))
                 _replace_lora(wrapped, module, Layer(f"{index}.{path}.lora_A", velora, seed))
@@ -104,6 +107,12 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
             elif isinstance(module, PlainDelta):
                 end, linear = (".down", module.down) if hasattr(module, "down") else ("", module)
                 _replace(linear, f"{index}.{path}{end}.weight", velora, seed, inputs_first=False)
+
+
+def _is_at(path: str, layer: str, layout: BlockLayout) -> bool:
+    """Whether a module of an adapter is beside a linear layer; parts of a merged one end with the layer's name."""
+    begins = path.startswith(getattr(layout, layer) + ".")
+    return begins and not (layout.query == layout.key and path.endswith(tuple({"query", "key", "value"} - {layer})))
 
 
 def _replace(module: Any, name: str, velora: Velora, seed: int, inputs_first: bool) -> None:

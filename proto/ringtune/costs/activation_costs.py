@@ -32,46 +32,57 @@ from ringtune.costs.memory_terms import Term
 from ringtune.costs.profile import ModelFacts, Work
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import has_adapter
-from ringtune.models.kept_inputs import ADAPTER_DOWN, KeptInput, trained_layers, with_shared_inputs
+from ringtune.models.kept_inputs import KeptInput, paper_layers, trained_layers, with_shared_inputs
 from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.saved_activations import Velora, in_ranges, num_subtokens, within
+from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, in_ranges, within
 from ringtune.schedule.units import Range, Units
 from ringtune.schedule.versions import ever_trained
-from ringtune.techniques.activation_checkpointing import PAPER_LAYERS, VeloraSettings
+from ringtune.techniques.activation_checkpointing import VeloraSettings
 
 
-def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
+def job_velora(
+    settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts, *, has_dropout: bool
+) -> Velora | None:
     """Return VeLoRA as set in a job, for all blocks that may train; None without settings or such blocks.
 
     Raises:
-        JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts``.
+        JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts`` or ``values``.
     """
     if settings is None:
         return None
     inputs = model.kept_inputs
     check_layers(settings.layers, inputs, adapter)
-    layers = with_shared_inputs(settings.layers or PAPER_LAYERS, inputs)
+    layers = with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=has_dropout)
+    if not layers and any(kept.is_adapter and not kept.always_kept for kept in inputs):
+        raise JobError(
+            f"VeLoRA is by itself for LoRA at down, and at a value whose input no other module reads; adapter.config = "
+            f"{adapter!r} has neither: add output_lora=True to it (in a Llama or Mistral intermediate_lora=True), set "
+            "memory.activations = 'recompute', or name what it has, at a loss of accuracy: "
+            f"velora.layers = ['{ADAPTER_DOWN}']"
+        )
     if not layers:
         raise JobError(
             f"VeLoRA has nothing to do with adapter.config = {adapter!r}: no linear layer that trains keeps "
             "its input for itself; set memory.activations = 'recompute' or 'none'"
         )
-    narrowest = min(kept.width for kept in inputs if set(kept.layers) & set(layers) and not kept.always_kept)
-    if settings.parts > narrowest:
-        raise JobError(
-            f"velora.parts is {settings.parts}, but an input of {', '.join(layers)} has {narrowest} values; set it to "
-            f"at most {narrowest}"
-        )
     blocks = trained_blocks(extent, adapter)
-    return Velora(blocks=blocks, layers=layers, parts=settings.parts, init=settings.init) if blocks else None
+    if not blocks:
+        return None
+    velora = Velora(
+        blocks=blocks, layers=layers, parts=settings.parts or 0, values=settings.values or 0, init=settings.init
+    )
+    narrowest = min(kept.width for kept in inputs if any(kept.chosen(layers)) and not kept.always_kept)
+    if problem := velora.misfit(narrowest, f"an input of {', '.join(layers)}"):
+        raise JobError(problem)
+    return velora
 
 
-def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
+def proposed_velora(adapter: str, extent: Extent, model: ModelFacts, *, has_dropout: bool) -> Velora | None:
     """Return VeLoRA with default settings, for a job that does not set it; None where it would save nothing."""
     try:
-        return job_velora(VeloraSettings(), adapter, extent, model)
+        return job_velora(VeloraSettings(), adapter, extent, model, has_dropout=has_dropout)
     except JobError:
         return None
 
@@ -85,7 +96,7 @@ def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: st
                 f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}; "
                 f"those that train are {', '.join(trained) or 'none'}"
             )
-        if all(kept.always_kept for kept in inputs if layer in kept.layers):
+        if all(kept.always_kept for kept in inputs if any(kept.chosen([layer]))):
             raise JobError(
                 f"velora.layers has {layer!r}, but this model's activation function keeps the input of that layer for "
                 "its own backward, so that nothing would be saved; leave it out"
@@ -238,7 +249,7 @@ def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
     Example: query, key, value and down of a BERT block of width 384 are 7/12 of its multiplications, of which 32 / 384
     and 32 / 1,536 remain: 0.56 of a forward's are saved, and with 0.77 of its time g is 0.43.
     """
-    own = [kept for kept in model.kept_inputs if ADAPTER_DOWN not in kept.layers]
+    own = [kept for kept in model.kept_inputs if not kept.is_adapter]
     if velora is None or not own:
         return 0.0
     all_products = chosen = 0.0
@@ -247,7 +258,7 @@ def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
             products = kept.width * (model.intermediate_size if layer in _WIDE else model.hidden_size)
             all_products += products
             if layer in velora.layers:
-                chosen += products * max(0.0, 1 - num_subtokens(kept.width, velora.parts) / kept.width)
+                chosen += products * max(0.0, 1 - velora.num_subtokens(kept.width) / kept.width)
     return _MATRIX_SHARE * chosen / all_products if all_products else 0.0
 
 

@@ -25,11 +25,10 @@ from ringtune.config.optimizers import state_bytes
 from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
-from ringtune.models.kept_inputs import ADAPTER_DOWN
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
-from ringtune.schedule.saved_activations import RANDOM, num_subtokens
+from ringtune.schedule.saved_activations import RANDOM
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
 from ringtune.techniques.operations import choosers_of, limits_of
@@ -45,7 +44,7 @@ def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
 
     Example: 12 heads, rows of 128 tokens, width 384 and a bottleneck are 1,536 + 5 * 384 values, 432 bytes.
     """
-    adapters = sum(kept.width for kept in model.kept_inputs if ADAPTER_DOWN in kept.layers)
+    adapters = sum(kept.width for kept in model.kept_inputs if kept.is_adapter)
     return (model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters) / 8
 
 
@@ -407,7 +406,7 @@ class Sizes:
         self._head = course.head
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
         self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
-        self._projected_token_bytes = self._item_bytes * _projected_values(course, model)
+        self._projected_token_bytes = self._item_bytes * _projected_values(course, model, has_dropout=has_dropout)
         keeps_inputs = trains_own_weights or scores_adapters(course)
         self._score_token_bytes = 0 if keeps_inputs else score_token_bytes(model, self._item_bytes)
         self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
@@ -518,8 +517,8 @@ class Sizes:
         return 2 * self.tensor_bytes(tokens) + logits
 
 
-def _projected_values(course: Course, model: ModelFacts) -> int:
-    """Values per token that VeLoRA saves in one block.
+def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> int:
+    """Values per token that VeLoRA saves in one block; negative if others keep all inputs of its layers.
 
     Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
     that read 768 values keep 96.
@@ -527,7 +526,12 @@ def _projected_values(course: Course, model: ModelFacts) -> int:
     velora = course.velora
     if velora is None:
         return 0
-    chosen = [kept for kept in model.kept_inputs if set(kept.layers) & set(velora.layers)]
-    freed = [kept for kept in chosen if not (kept.kept_anyway or kept.always_kept)]
-    vectors = [(kept.width, kept.readers if velora.init == RANDOM else 1) for kept in freed]
-    return sum(max(0, width - number * num_subtokens(width, velora.parts)) for width, number in vectors)
+    return sum(
+        kept.saved_values(
+            velora.layers,
+            velora.num_subtokens(kept.width),
+            own_vectors=velora.init == RANDOM,
+            has_dropout=has_dropout,
+        )
+        for kept in model.kept_inputs
+    )

@@ -205,6 +205,8 @@ _CLEARS = {
     "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
     "operations.compute": ("full", "forward_only"),
     "operations.full": ("compute",),
+    "velora.parts": ("values",),
+    "velora.values": ("parts",),
 }
 
 
@@ -296,7 +298,8 @@ class Job:
         """Replace values, such as ``{"train.seed": 1}``; settings that contradict a new value are dropped.
 
         One of ``train.rounds``, ``train.epochs`` and ``train.max_steps`` drops the others. So does each of the
-        exclusive keys of ``data`` (``eval``, ``held_out``), ``unfreeze`` and ``operations``. Also dropped are
+        exclusive keys of ``data`` (``eval``, ``held_out``), ``unfreeze``, ``operations`` and ``velora``. Also dropped
+        are
 
         * the section of the old method, with another ``train.method``;
         * the other keys of ``operations``, with policy standard or a table;

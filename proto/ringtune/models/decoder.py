@@ -157,6 +157,7 @@ def llama_widths(config: Config) -> Widths:
         value=shared,
         intermediate=(inner, hidden),
         output=(hidden, inner),
+        swapped=True,
     )
 
 

@@ -125,6 +125,7 @@ class Widths:
         intermediate: wrapped by the library's ``intermediate_lora``.
         output: wrapped by the library's ``output_lora``.
         merged: whether query, key and value are one matrix.
+        swapped: whether ``intermediate`` is the last matrix of the feed-forward part, and ``output`` the first.
     """
 
     query: tuple[int, int]
@@ -133,6 +134,7 @@ class Widths:
     intermediate: tuple[int, int]
     output: tuple[int, int]
     merged: bool = False
+    swapped: bool = False
 
     @staticmethod
     def plain(hidden: int, inner: int, *, merged: bool = False) -> Widths:

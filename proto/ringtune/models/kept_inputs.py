@@ -7,7 +7,7 @@ Source: the saved tensors of blocks of every family (``tests/edge/techniques/tes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -18,10 +18,10 @@ from ringtune.models.adapter_config import (
     parse_adapter_config,
     trains_own_weights,
 )
-from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, AuxiliaryConfig
+from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, places_beside
 from ringtune.models.family import Config, Family, Widths
+from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, SITES, has_layer, is_adapter
 
-ADAPTER_DOWN: Final = "adapter_down"
 _ATTENTION_KEEPS: Final = ("gpt2",)
 _NORM_FIRST: Final = ("gpt2", "llama", "mistral", "vit")
 _PARALLEL: Final = ("par_bn", "scaled_par_bn")
@@ -32,10 +32,11 @@ class KeptInput:
     """One tensor of a block that is kept because trained linear layers read it.
 
     Attributes:
-        layers: that read it; words of ``schedule.saved_activations.LAYERS``.
+        layers: that read it; words of ``schedule.saved_activations.LAYERS``, LoRA's before those of auxiliary models.
         width: values per token.
         readers: number of trained matrices that read it; if each has its own VeLoRA vector, each keeps a projection.
-        lora: how many of the readers are LoRA's, each with its own dropout.
+        lora: how many of the readers are LoRA's, each with its own dropout; the first ones.
+        merged: how many of the layers, the first ones, are one matrix; 0 = each is one.
         kept_anyway: whether the fused attention kernel keeps it too without dropout, as in GPT-2 and plugged families.
         always_kept: whether the activation function before it keeps it too, as ReLU does; VeLoRA then does not compress
             it.
@@ -47,6 +48,38 @@ class KeptInput:
     lora: int = 0
     kept_anyway: bool = False
     always_kept: bool = False
+    merged: int = 0
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether adapters read it."""
+        return is_adapter(self.layers[0])
+
+    def chosen(self, layers: Collection[str]) -> list[bool]:
+        """Say of each reader whether some words name it."""
+        first = self.layers[: self.merged]
+        found = [any(has_layer(layers, layer) for layer in first)] if first else []
+        found += [has_layer(layers, layer) for layer in self.layers[self.merged :]]
+        return found + found[-1:] * (self.readers - len(found))
+
+    def saved_values(self, layers: Collection[str], num_kept: int, *, own_vectors: bool, has_dropout: bool) -> int:
+        """Values per token that VeLoRA in some layers saves; negative where others keep the tensor nevertheless.
+
+        With dropout each LoRA reads a tensor of its own, which only it keeps.
+
+        Args:
+            layers: with VeLoRA.
+            num_kept: values of a projection.
+            own_vectors: whether each reader has a vector of its own, and so a projection.
+            has_dropout: whether LoRA has dropout.
+        """
+        chosen = self.chosen(layers)
+        if self.kept_anyway or self.always_kept:
+            return 0
+        alone = self.lora if has_dropout else 0
+        groups = [[one] for one in chosen[:alone]] + ([chosen[alone:]] if chosen[alone:] else [])
+        kept = sum((sum(group) if own_vectors else any(group)) * num_kept for group in groups)
+        return sum(self.width for group in groups if all(group)) - kept
 
 
 def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput, ...]:
@@ -58,9 +91,9 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
     dimensions = family.dimensions(config)
     if trains_own_weights(adapter):
         has_gate = any("gate" in name for name in family.subnet_weights)
-        attention = 1 if family.widths(config).merged else 3
+        readers, merged = (1, 3) if family.widths(config).merged else (3, 0)
         return (
-            KeptInput(layers=("query", "key", "value"), width=dimensions.hidden, readers=attention),
+            KeptInput(layers=("query", "key", "value"), width=dimensions.hidden, readers=readers, merged=merged),
             KeptInput(
                 layers=("attention_out",),
                 width=dimensions.attention or dimensions.hidden,
@@ -73,7 +106,7 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
         )
     defaults, widths = known_configurations(), family.widths(config)
     found: list[KeptInput] = []
-    beside = [_of_auxiliary(one) for one in auxiliary_of(adapter)]
+    beside = [_of_places(one.places, widths, is_lora=False) for one in auxiliary_of(adapter)]
     for part in parse_adapter_config(adapter):
         kind, options = defaults[part.name]
         options = {**options, **part.options}
@@ -85,7 +118,7 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
             inputs = bool(options["mh_adapter"]) + bool(options["output_adapter"])
             found += [KeptInput(layers=(ADAPTER_DOWN,), width=dimensions.hidden)] * inputs
         if _added_lora(part):
-            beside.append(_of_lora(options, is_merged=widths.merged))
+            beside.append(_of_places(places_beside(options), widths, is_lora=True))
     return (*found, *_beside_matrices(beside, widths, keeps_down_input=dimensions.keeps_down_input))
 
 
@@ -115,54 +148,95 @@ def _added_lora(part: AdapterPart) -> dict[str, Any]:
     return options if kind == "lora" and options["composition_mode"] == "add" else {}
 
 
-_OUTPUT: Final = 2
-"""Index of ``output`` in ``_Beside``."""
-
-
 class _Beside(NamedTuple):
-    """Number of modules that a method adds beside matrices, by the input that they read.
+    """A method that adds modules beside matrices.
 
     LoRA adds one beside a merged matrix of query, key and value; auxiliary models add one for each of the three.
+
+    Attributes:
+        attention: words of the layers among query, key and value.
+        others: words among up and down.
+        is_lora: whether it is LoRA, not an auxiliary model.
     """
 
-    attention: int
-    intermediate: int
-    output: int
-    is_lora: bool = False
+    attention: tuple[str, ...]
+    others: tuple[str, ...]
+    is_lora: bool
 
 
-def _of_lora(options: Mapping[str, Any], *, is_merged: bool) -> _Beside:
-    readers = len(options["attn_matrices"]) if options["selfattn_lora"] else 0
-    readers = min(readers, 1) if is_merged else readers
-    return _Beside(readers, bool(options["intermediate_lora"]), bool(options["output_lora"]), is_lora=True)
-
-
-def _of_auxiliary(auxiliary: AuxiliaryConfig) -> _Beside:
-    readers = sum(place not in (INTERMEDIATE, OUTPUT) for place in auxiliary.places)
-    return _Beside(readers, INTERMEDIATE in auxiliary.places, OUTPUT in auxiliary.places)
+def _of_places(places: Collection[str], widths: Widths, *, is_lora: bool) -> _Beside:
+    words = {INTERMEDIATE: "up", OUTPUT: "down"}
+    if widths.swapped:
+        words = {INTERMEDIATE: "down", OUTPUT: "up"}
+    others = tuple(word for place, word in words.items() if place in places)
+    return _Beside(tuple(place for place in places if place not in words), others, is_lora)
 
 
 def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
-    """Yield the inputs that modules beside matrices read: one for attention, intermediate and output each."""
-    for at, width in enumerate((widths.query[0], widths.intermediate[0], widths.output[0])):
-        readers = sum(one[at] for one in found)
-        if readers:
-            lora = sum(one[at] for one in found if one.is_lora)
-            always = at == _OUTPUT and keeps_down_input
-            yield KeptInput(layers=(ADAPTER_DOWN,), width=width, readers=readers, lora=lora, always_kept=always)
+    """Yield the inputs that modules beside matrices read: one for attention, ``up`` and ``down`` each."""
+    found = sorted(found, key=lambda one: not one.is_lora)
+    lora = [word for one in found if one.is_lora for word in one.attention]
+    others = [word for one in found if not one.is_lora for word in one.attention]
+    if lora or others:
+        merged = len(lora) if widths.merged else 0
+        of_lora = min(merged, 1) or len(lora)
+        yield KeptInput(
+            layers=tuple(f"{ADAPTER_DOWN}:{word}" for word in (*lora, *others)),
+            width=widths.query[0],
+            readers=of_lora + len(others),
+            lora=of_lora,
+            merged=merged,
+        )
+    inputs = {"up": widths.intermediate[0], "down": widths.output[0]}
+    if widths.swapped:
+        inputs = {"down": widths.intermediate[0], "up": widths.output[0]}
+    for word, width in inputs.items():
+        if readers := [one for one in found if word in one.others]:
+            yield KeptInput(
+                layers=(f"{ADAPTER_DOWN}:{word}",) * len(readers),
+                width=width,
+                readers=len(readers),
+                lora=sum(one.is_lora for one in readers),
+                always_kept=word == "down" and keeps_down_input,
+            )
 
 
 def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:
-    """Return the trained linear layers of a block, in the order of their inputs."""
-    return tuple(dict.fromkeys(layer for kept in inputs for layer in kept.layers))
+    """Return the trained linear layers of a block, in the order of ``LAYERS``; ``adapter_down`` with any adapter."""
+    found = {layer for kept in inputs for layer in kept.layers}
+    return tuple(layer for layer in LAYERS if layer in found or (layer == ADAPTER_DOWN and any(map(is_adapter, found))))
 
 
 def with_shared_inputs(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tuple[str, ...]:
-    """Return those of ``layers`` with a compressible input, each with all layers that read the same tensor.
+    """Return those of ``layers`` with a compressible input; of own weights with all that read the same tensor.
 
     Example: ``value`` alone gives ``query``, ``key`` and ``value``; ``down`` behind ReLU is left out.
     """
     wanted = set(layers)
-    free = (kept for kept in inputs if not kept.always_kept)
-    taken = (layer for kept in free if wanted & set(kept.layers) for layer in kept.layers)
-    return tuple(dict.fromkeys(taken))
+    found: set[str] = set()
+    for kept in inputs:
+        if kept.always_kept or not any(kept.chosen(wanted)):
+            continue
+        found |= {word for word in wanted if any(has_layer([word], layer) for layer in kept.layers)}
+        if not kept.is_adapter:
+            found |= set(kept.layers)
+    return tuple(layer for layer in LAYERS if layer in found)
+
+
+def paper_layers(inputs: Sequence[KeptInput], *, has_dropout: bool) -> tuple[str, ...]:
+    """Return the layers that VeLoRA's authors project.
+
+    These are value and down projections, and down matrices of bottlenecks. Of LoRA they are the A of ``down``, and of
+    ``value`` where no other module reads the same tensor, which would keep it.
+    """
+    beside = [kept for kept in inputs if kept.layers[0] in SITES]
+    if not beside or len(beside) < len(inputs):
+        return with_shared_inputs(("value", "down", ADAPTER_DOWN), inputs)
+    down, value = f"{ADAPTER_DOWN}:down", f"{ADAPTER_DOWN}:value"
+    alone = [
+        kept
+        for kept in beside
+        if value in kept.layers and kept.saved_values([value], 0, own_vectors=False, has_dropout=has_dropout) > 0
+    ]
+    values = (value,) if alone and not any(kept.merged > 1 for kept in alone) else ()
+    return with_shared_inputs((*values, down), inputs)

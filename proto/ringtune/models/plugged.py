@@ -88,7 +88,7 @@ def _dimensions(model_type: str) -> Callable[[Config], Dimensions]:
 def _widths(config: Config) -> Widths:
     """Return a Llama's matrices; here the library calls the down projection ``output``."""
     widths = swapped_widths(config)
-    return dataclasses.replace(widths, intermediate=widths.output, output=widths.intermediate)
+    return dataclasses.replace(widths, intermediate=widths.output, output=widths.intermediate, swapped=False)
 
 
 def _block(model_type: str) -> Callable[[Config], Shapes]:

@@ -14,16 +14,20 @@ Source: VeLoRA, sections 3.1 and 5, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from ringtune.errors import PlanError
+from ringtune.errors import InvalidInputError, PlanError
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import Bounds, OneOf, check_fields, nearest
+from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, nearest
 
-LAYERS: Final = ("query", "key", "value", "attention_out", "up", "gate", "down", "adapter_down")
-"""Linear layers of a block by function; ``adapter_down`` is the first matrix of each bottleneck and LoRA."""
+ADAPTER_DOWN: Final = "adapter_down"
+SITES: Final = tuple(f"{ADAPTER_DOWN}:{layer}" for layer in ("query", "key", "value", "up", "down"))
+"""First matrices of modules beside linear layers: ``adapter_down:down`` is A of the LoRA at ``down``."""
+
+LAYERS: Final = ("query", "key", "value", "attention_out", "up", "gate", "down", ADAPTER_DOWN, *SITES)
+"""Linear layers of a block by function; ``adapter_down`` is the first matrix of each bottleneck and each LoRA."""
 
 ONE_INPUT: Final = (("query", "key", "value"), ("up", "gate"))
 """Layers that read one tensor, which is kept if any of them keeps it."""
@@ -35,6 +39,25 @@ INITS: Final = ("average", "running", "svd", RANDOM)
 DEFAULT_PARTS: Final = 32
 
 
+def is_adapter(layer: str) -> bool:
+    """Whether a layer is the first matrix of an adapter."""
+    return layer.partition(":")[0] == ADAPTER_DOWN
+
+
+def has_layer(layers: Collection[str], layer: str) -> bool:
+    """Whether some words name a layer: ``adapter_down`` also names every ``adapter_down:...``."""
+    return layer in layers or (ADAPTER_DOWN in layers and is_adapter(layer))
+
+
+def check_named_once(layers: Sequence[str], error: type[InvalidInputError]) -> None:
+    """Refuse layers that are named twice, also as one of ``adapter_down``, with ``error``."""
+    if len(set(layers)) != len(layers):
+        raise error(f"velora.layers names a layer twice: {', '.join(layers)}; keep one")
+    sites = [layer for layer in layers if layer in SITES]
+    if sites and ADAPTER_DOWN in layers:
+        raise error(f"velora.layers has {ADAPTER_DOWN!r}, which includes {sites[0]!r}; keep one of them")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Velora:
     """Linear layers that keep projections of their input instead of their input.
@@ -43,18 +66,24 @@ class Velora:
         blocks: ranges of blocks, ascending.
         layers: some of ``LAYERS``; of query, key and value all three or none.
         parts: of an input of D values; a sub-token has M = D / parts values, rounded up, the last one padded with
-            zeros.
+            zeros. 0 where ``values`` is set.
+        values: M itself, for inputs of any width; 0 where ``parts`` is set.
         init: one of ``INITS``.
     """
 
     blocks: tuple[Range, ...]
     layers: tuple[str, ...]
-    parts: Annotated[int, Bounds(ge=1)] = DEFAULT_PARTS
+    parts: Annotated[int, Bounds(ge=0)] = DEFAULT_PARTS
     init: Annotated[str, OneOf(INITS)] = "average"
+    values: Annotated[int, LATER, Bounds(ge=0)] = 0
 
     def __post_init__(self) -> None:
         """Refuse unknown words, a layer without the others of its input, and invalid ranges; raises ``PlanError``."""
         check_fields(self, where="velora", error=PlanError)
+        if bool(self.parts) == bool(self.values):
+            raise PlanError(
+                f"velora.parts is {self.parts} and velora.values is {self.values}; set one of them, and the other to 0"
+            )
         check_ranges(self.blocks, where="velora.blocks")
         if not self.blocks:
             raise PlanError("velora.blocks is empty; name blocks, or leave velora out")
@@ -67,10 +96,23 @@ class Velora:
     def check(self, *, num_blocks: int, hidden_size: int) -> None:
         """Refuse blocks beyond the model, and more parts than a token has values; raises ``PlanError``."""
         check_ranges(self.blocks, where="velora.blocks", stop=num_blocks)
-        if self.parts > hidden_size:
-            raise PlanError(
-                f"velora.parts is {self.parts}, but a token has {hidden_size} values; set it to at most {hidden_size}"
-            )
+        if problem := self.misfit(hidden_size, "a token"):
+            raise PlanError(problem)
+
+    def misfit(self, inputs: int, what: str) -> str:
+        """Say why an input of ``inputs`` values can't be cut into these sub-tokens; empty if it can."""
+        name, number = ("values", self.values) if self.values else ("parts", self.parts)
+        if number <= inputs:
+            return ""
+        return f"velora.{name} is {number}, but {what} has {inputs} values; set it to at most {inputs}"
+
+    def subtoken_size(self, inputs: int) -> int:
+        """Number M of values of a sub-token of an input with ``inputs`` values."""
+        return self.values or subtoken_size(inputs, self.parts)
+
+    def num_subtokens(self, inputs: int) -> int:
+        """Number of sub-tokens of a token, which is the number of kept values."""
+        return -(-inputs // self.subtoken_size(inputs))
 
 
 def subtoken_size(inputs: int, parts: int) -> int:
@@ -133,8 +175,7 @@ def _check_layers(layers: tuple[str, ...]) -> None:
     for layer in layers:
         if layer not in LAYERS:
             raise PlanError(f"velora.layers has {layer!r}; {nearest(layer, LAYERS)}")
-    if len(set(layers)) != len(layers):
-        raise PlanError(f"velora.layers names a layer twice: {', '.join(layers)}")
+    check_named_once(layers, PlanError)
     named = [layer for layer in ONE_INPUT[0] if layer in layers]
     missing = [layer for layer in ONE_INPUT[0] if layer not in layers]
     if named and missing:

@@ -10,7 +10,15 @@ from ringtune.config.sections import Adapter
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import DEFAULT_PARTS, INITS, LAYERS, ranges_to_json, within
+from ringtune.schedule.saved_activations import (
+    DEFAULT_PARTS,
+    INITS,
+    LAYERS,
+    check_named_once,
+    is_adapter,
+    ranges_to_json,
+    within,
+)
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Technique
@@ -74,9 +82,6 @@ AUTO: Final = "auto"
 ACTIVATIONS: Final = (*POLICIES, AUTO)
 
 MAX_PARTS: Final = 1 << 20
-ADAPTER_DOWN: Final = "adapter_down"
-PAPER_LAYERS: Final = ("value", "down", ADAPTER_DOWN)
-"""The layers for which the paper found VeLoRA best: value and down projections, and adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,22 +108,33 @@ class VeloraSettings:
 
     Attributes:
         layers: some of ``query``, ``key``, ``value``, ``attention_out``, ``up``, ``gate``, ``down`` where
-            own weights train, ``adapter_down`` where an adapter does; all layers that read the same input are taken
-            with one of them. Empty: those of ``value``, ``down`` and ``adapter_down`` that train.
-        parts: sub-tokens of an input; 32 parts of 768 values are sub-tokens of 24. One number of each is kept.
+            own weights train, all that read the same input being taken with one of them; ``adapter_down`` where an
+            adapter does, or of single LoRAs ``adapter_down:down`` and the like, also for ``query``, ``key``, ``value``
+            and ``up``. Empty: ``value`` and ``down`` of own weights, ``adapter_down`` of bottlenecks; with LoRA alone
+            that at ``down``, and at ``value`` if no other module reads the same tensor.
+        parts: sub-tokens of an input; 32 parts of 768 values are sub-tokens of 24. One number of each is kept. 32 if
+            neither ``parts`` nor ``values`` is set.
+        values: of a sub-token, in place of ``parts``; 768 values in sub-tokens of 32 are 24 parts.
         init: where the direction comes from on which sub-tokens are projected: their mean in the first micro-batch, in
             all so far, the first singular vector, or the seed.
     """
 
     layers: Annotated[tuple[str, ...], OneOf(LAYERS)] = ()
-    parts: Annotated[int, Bounds(ge=1, le=MAX_PARTS)] = DEFAULT_PARTS
+    parts: Annotated[int | None, Bounds(ge=1, le=MAX_PARTS)] = None
+    values: Annotated[int | None, Bounds(ge=1, le=MAX_PARTS)] = None
     init: Annotated[str, OneOf(INITS)] = INITS[0]
 
     def __post_init__(self) -> None:
-        """Refuse unknown words, layers that are named twice, and a number of parts out of range."""
+        """Refuse unknown words, layers that are named twice, and sub-tokens by number and by size."""
         check_fields(self, where="velora", error=JobError)
-        if len(set(self.layers)) != len(self.layers):
-            raise JobError(f"velora.layers names a layer twice: {', '.join(self.layers)}; keep one")
+        check_named_once(self.layers, JobError)
+        if self.parts is not None and self.values is not None:
+            raise JobError(
+                f"velora.parts = {self.parts} and velora.values = {self.values} both set the sub-tokens of an input; "
+                "remove one of them"
+            )
+        if self.values is None and self.parts is None:
+            object.__setattr__(self, "parts", DEFAULT_PARTS)
 
     def check_trained(self, adapter: Adapter) -> None:
         """Refuse layers that do not train with an adapter configuration.
@@ -128,9 +144,9 @@ class VeloraSettings:
         """
         own = trains_own_weights(adapter.config)
         for layer in self.layers:
-            if (layer == ADAPTER_DOWN) == own:
+            if is_adapter(layer) == own:
                 what = "the blocks' own weights train, there is no adapter" if own else "only the adapter trains"
-                others = [one for one in LAYERS if (one == ADAPTER_DOWN) != own]
+                others = [one for one in LAYERS if is_adapter(one) != own]
                 raise JobError(
                     f"velora.layers has {layer!r}, which does not train with adapter.config = {adapter.config!r}: "
                     f"{what}; name some of {', '.join(others)}"

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ringtune.models.adapter_config import has_adapter
 from ringtune.models.families import FAMILIES
-from ringtune.models.kept_inputs import KeptInput, kept_inputs, lora_values, trained_layers, with_shared_inputs
+from ringtune.models.kept_inputs import (
+    KeptInput,
+    kept_inputs,
+    lora_values,
+    paper_layers,
+    trained_layers,
+    with_shared_inputs,
+)
 from ringtune.schedule.saved_activations import LAYERS
 from tests.support.cases import cases
 
@@ -30,38 +37,99 @@ def test_own_weights_keep_each_tensor_once() -> None:
 
 
 @cases(
-    ("name", "adapter", "widths"),
+    ("name", "adapter", "sites"),
     [
-        ("bert", "seq_bn", [768]),
-        ("bert", "double_seq_bn", [768, 768]),
-        ("bert", "par_bn", [768]),
-        ("gpt2", "par_bn", []),
-        ("llama", "scaled_par_bn", []),
-        ("bert", "lora", [768]),
-        ("bert", "lora[attn_matrices=['q','k','v']]", [768]),
-        ("bert", "lora[intermediate_lora=True, output_lora=True]", [768, 768, 3072]),
-        ("llama", "lora[selfattn_lora=False, intermediate_lora=True]", [11008]),
-        ("bert", "seq_bn|lora", [768, 768]),
-        ("bert", "seq_bn[use_gating=True]", []),
-        ("bert", "lora[use_gating=True]|seq_bn", []),
-        ("bert", "linear", [768]),
-        ("bert", "mlp[intermediate_lora=True, output_lora=True]", [768, 768, 3072]),
-        ("llama", "linear[selfattn_lora=False, intermediate_lora=True]", [11008]),
+        ("bert", "seq_bn", {"adapter_down": 768}),
+        ("bert", "par_bn", {"adapter_down": 768}),
+        ("gpt2", "par_bn", {}),
+        ("llama", "scaled_par_bn", {}),
+        ("bert", "lora", {"query value": 768}),
+        ("bert", "lora[attn_matrices=['q','k','v']]", {"query key value": 768}),
+        ("bert", "lora[intermediate_lora=True, output_lora=True]", {"query value": 768, "up": 768, "down": 3072}),
+        ("llama", "lora[selfattn_lora=False, intermediate_lora=True]", {"down": 11008}),
+        ("llama", "lora[selfattn_lora=False, output_lora=True]", {"up": 4096}),
+        ("qwen2", "lora[selfattn_lora=False, output_lora=True]", {"down": 22016}),
+        ("gpt2", "lora[output_lora=True]", {"query value": 768, "down": 3072}),
+        ("bert", "seq_bn|lora", {"adapter_down": 768, "query value": 768}),
+        ("bert", "seq_bn[use_gating=True]", {}),
+        ("bert", "lora[use_gating=True]|seq_bn", {}),
+        ("bert", "linear", {"query value": 768}),
+        ("bert", "mlp[intermediate_lora=True, output_lora=True]", {"query value": 768, "up": 768, "down": 3072}),
+        ("llama", "linear[selfattn_lora=False, intermediate_lora=True]", {"down": 11008}),
         (
             "bert",
             "linear[attn_matrices=['q']]|mlp[attn_matrices=['v'], output_lora=True]|lora[attn_matrices=['k']]",
-            [768, 3072],
+            {"key query value": 768, "down": 3072},
         ),
-        ("bert", "seq_bn|linear", [768, 768]),
-        ("bert", "ia3", []),
-        ("bert", "loreft", []),
+        ("bert", "ia3", {}),
+        ("bert", "loreft", {}),
     ],
 )
-def test_adapters_keep_the_inputs_of_their_first_matrices(name: str, adapter: str, widths: list[int]) -> None:
+def test_adapters_keep_the_inputs_of_their_first_matrices(name: str, adapter: str, sites: dict[str, int]) -> None:
     """LoRA has one input for all matrices of the attention; a gate, or a norm before an adapter, keeps it anyway."""
-    found = inputs_of(name, adapter)
-    assert [kept.width for kept in found] == widths
-    assert all(kept.layers == ("adapter_down",) for kept in found)
+    found = {
+        " ".join(layer.partition(":")[2] or layer for layer in kept.layers): kept for kept in inputs_of(name, adapter)
+    }
+    assert {words: kept.width for words, kept in found.items()} == sites
+    assert all(kept.is_adapter for kept in found.values())
+
+
+def test_two_bottlenecks_are_two_inputs() -> None:
+    """One after the attention, one after the feed-forward part."""
+    assert inputs_of("bert", "double_seq_bn") == 2 * (KeptInput(layers=("adapter_down",), width=768),)
+
+
+ALL_LORA = "lora[attn_matrices=['q','v'], intermediate_lora=True, output_lora=True]"
+FUSED = "lora[attn_matrices=['q','v']]|linear[attn_matrices=['k']]"
+
+
+@cases(
+    ("name", "adapter", "layers", "without", "with_dropout"),
+    [
+        ("bert", "full", "query key value down", (768 - 8) + (3072 - 8), None),
+        ("bert", ALL_LORA, "adapter_down", 2 * (768 - 8) + (3072 - 8), 3 * (768 - 8) + (3072 - 8)),
+        ("bert", ALL_LORA, "adapter_down:down", 3072 - 8, 3072 - 8),
+        ("bert", ALL_LORA, "adapter_down:value", -8, 768 - 8),
+        ("bert", ALL_LORA, "adapter_down:value adapter_down:query", 768 - 8, 2 * (768 - 8)),
+        ("gpt2", ALL_LORA, "adapter_down:value", 768 - 8, 768 - 8),
+        ("gpt2", FUSED, "adapter_down:value", -8, 768 - 8),
+        ("gpt2", FUSED, "adapter_down:value adapter_down:query", -8, 768 - 8),
+        ("gpt2", FUSED, "adapter_down:value adapter_down:key", 768 - 8, 2 * (768 - 8)),
+        ("bert", "linear[attn_matrices=['v']]|lora[attn_matrices=['q']]", "adapter_down:query", -8, 768 - 8),
+        ("bert", "linear[attn_matrices=['v']]|lora[attn_matrices=['q']]", "adapter_down:value", -8, 768 - 8),
+        ("llama", "lora[intermediate_lora=True]", "adapter_down:down", 11008 - 8, 11008 - 8),
+    ],
+)
+def test_values_that_single_layers_save(
+    name: str, adapter: str, layers: str, without: int, with_dropout: int | None
+) -> None:
+    """A tensor is freed when all its readers project it; the dropout of a LoRA gives it a tensor of its own."""
+    inputs, words = inputs_of(name, adapter), layers.split()
+    for has_dropout, values in ((False, without), (True, with_dropout)):
+        found = [kept.saved_values(words, 8, own_vectors=False, has_dropout=has_dropout) for kept in inputs]
+        assert values is None or sum(found) == values, has_dropout
+
+
+@cases(
+    ("name", "adapter", "has_dropout", "layers"),
+    [
+        ("bert", "full", False, "query key value down"),
+        ("bert", "double_seq_bn", False, "adapter_down"),
+        ("bert", "seq_bn|lora", False, "adapter_down"),
+        ("bert", "lora", False, ""),
+        ("bert", "lora", True, "adapter_down:value"),
+        ("bert", "lora[attn_matrices=['v']]", False, "adapter_down:value"),
+        ("bert", ALL_LORA, False, "adapter_down:down"),
+        ("bert", ALL_LORA, True, "adapter_down:value adapter_down:down"),
+        ("gpt2", ALL_LORA, True, "adapter_down:down"),
+        ("gpt2", "lora[attn_matrices=['v']]", False, "adapter_down:value"),
+        ("llama", "lora[intermediate_lora=True, output_lora=True]", False, "adapter_down:down"),
+        ("bert", "linear[output_lora=True]", True, "adapter_down:down"),
+    ],
+)
+def test_layers_of_the_paper(name: str, adapter: str, has_dropout: bool, layers: str) -> None:
+    """Of LoRA the one at down, and the one at value if it saves by itself."""
+    assert paper_layers(inputs_of(name, adapter), has_dropout=has_dropout) == tuple(layers.split())
 
 
 def test_inputs_know_how_many_matrices_read_them() -> None:

@@ -316,7 +316,12 @@ def test_velora_refuses_layers_that_save_nothing(build: Any) -> None:
             {},
             "but the norm before the feed-forward part keeps the input of 0.* anyway; .* use seq_bn",
         ),
-        ("bert", "seq_bn", {"parts": 33}, "velora.parts is 33, but 0.* has 32 inputs; set it to at most 32"),
+        (
+            "bert",
+            "seq_bn",
+            {"parts": 33},
+            "velora.parts is 33, but the input of 0.* has 32 values; set it to at most 32",
+        ),
     )
     for model_type, adapter, changes, problem in cases:
         with pytest.raises(JobError, match=problem):
