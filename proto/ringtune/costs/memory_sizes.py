@@ -29,7 +29,7 @@ from ringtune.models.kept_inputs import ADAPTER_DOWN
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, block_row, pattern_of, share
-from ringtune.schedule.saved_activations import RANDOM, num_subtokens
+from ringtune.schedule.saved_activations import RANDOM, num_subtokens, subtoken_size
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
 from ringtune.techniques.operations import choosers_of, limits_of
@@ -331,6 +331,7 @@ class Sizes:
     Attributes:
         context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
         helped: bytes of a block's adapters that a helper trains.
+        snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state and VeLoRA's vectors.
     """
 
     def __init__(
@@ -378,6 +379,9 @@ class Sizes:
         head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
+        self.snapshot_bytes = (
+            self.adapter_bytes + self.adapter_state_bytes + self._item_bytes * _vector_values(course, model)
+        )
         kinds = kinds_of_users(model, course.user_sets)
         self.sets_state_bytes = sum(
             state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
@@ -508,6 +512,18 @@ class Sizes:
         """Bytes of work space of the head: the hidden state with its gradient, and the logits."""
         logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
         return 2 * self.tensor_bytes(tokens) + logits
+
+
+def _vector_values(course: Course, model: ModelFacts) -> int:
+    """Values of the vectors that VeLoRA has for one block: a sub-token for each layer.
+
+    Example: two LoRA matrices that read 768 values in 32 parts have 2 vectors of 24.
+    """
+    velora = course.velora
+    if velora is None:
+        return 0
+    chosen = [kept for kept in model.kept_inputs if set(kept.layers) & set(velora.layers)]
+    return sum(kept.readers * subtoken_size(kept.width, velora.parts) for kept in chosen)
 
 
 def _projected_values(course: Course, model: ModelFacts) -> int:
