@@ -183,12 +183,11 @@ def _fetching_s(part: Plan, other: Placement, job: Job, profile: Profile, step: 
     """Seconds in which the slowest node fetches trained blocks from others."""
     nodes = profile.by_name
     sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
-    block_bytes = sizes.adapter_bytes + sizes.adapter_state_bytes
     longest_s = 0.0
     for node in nodes:
         found_s = 0.0
         for source in sources(part.course, part.placement, other, node, step):
             link = profile.link_by_pair.get((source.node, node))
-            found_s += link.seconds((source.stop - source.start) * block_bytes) if link is not None else 0.0
+            found_s += link.seconds((source.stop - source.start) * sizes.snapshot_bytes) if link is not None else 0.0
         longest_s = max(longest_s, found_s)
     return longest_s

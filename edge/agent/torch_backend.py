@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from edge.agent.active_run import ActiveRun
-from edge.checkpoint.shard_file import PREFIXES
+from edge.checkpoint.shard_file import PREFIXES, VECTORS
 from edge.checkpoint.snapshots import METADATA, MigratedState
 from edge.checkpoint.state_folder import disk_of, room_bytes
 from edge.data.dataset import NO_TOKENS, OwnerDataset
@@ -353,12 +353,12 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
 
 
 def _block_of(name: str) -> int:
-    """Block index of a tensor ``adapter/3.attention...``, or of its optimizer state.
+    """Block index of a tensor ``adapter/3.attention...``, of its optimizer state, or of VeLoRA's vector.
 
     Raises:
         IntegrityError: the tensor is of no block.
     """
-    for prefix in PREFIXES:
+    for prefix in (*PREFIXES, VECTORS):
         if name.startswith(prefix):
             number = name.removeprefix(prefix).partition(".")[0]
             if number.isdecimal():

@@ -29,6 +29,7 @@ from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensor
 
 FORMAT = "ringtune-shard-1"
 PREFIXES = NamePrefixes(value="adapter/", state="moments/")
+VECTORS = "velora/"
 _WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -109,7 +110,7 @@ def load_shard(
             else "the shard has a head, but another node held it at that step"
         )
     state = _state(parameters, optimizers, installed)
-    given = {prefix: _small(file, f"{prefix}/") for prefix in besides or {}}
+    given = {prefix: small_tensors(file, f"{prefix}/") for prefix in besides or {}}
     state.check(file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
     for prefix, more in (besides or {}).items():
         more.check(given[prefix], where=_WHERE)
@@ -128,7 +129,7 @@ def _state(
     )
 
 
-def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
+def small_tensors(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
     """Read the tensors with this prefix into memory."""
     found: dict[str, torch.Tensor] = {}
     for name, info in file.infos.items():

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge.checkpoint.shard_file import PREFIXES, ExtraTensors, load_shard, to_shard
+from edge.checkpoint.shard_file import PREFIXES, VECTORS, ExtraTensors, load_shard, small_tensors, to_shard
 from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.optimizer_state import InactiveState
@@ -29,7 +29,7 @@ from edge.model.optimizers import TrainingState
 from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
-from edge.model.tensor_files import digest_of, require_finite_values
+from edge.model.tensor_files import digest_of, pieces_of, require_finite_values
 from edge.runtime.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.runtime.node_model import HostedModel, host
 from edge.runtime.offload import OffloadRunner
@@ -606,8 +606,11 @@ class CheckpointPart:
         return head
 
     def tensors(self) -> dict[str, TensorPieces]:
-        """Return trained tensors with optimizer state, by their names in a shard."""
-        return self._state(self.trained).tensors()
+        """Return trained tensors with optimizer state, and VeLoRA's vectors, by their names in a shard."""
+        vectors = self._vectors.tensors() if self._vectors is not None else {}
+        return self._state(self.trained).tensors() | {
+            f"{VECTORS}{name}": pieces_of(value) for name, value in vectors.items()
+        }
 
     def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
         """Load ``tensors()`` of other nodes for ``blocks``; all other blocks are untrained yet.
@@ -617,7 +620,10 @@ class CheckpointPart:
         """
         trained = {name: value for name, value in self.trained.items() if int(name.partition(".")[0]) in blocks}
         state, file = self._state(trained), TensorFile(write_tensors(tensors), where=_WHERE)
-        state.check(file)
+        vectors = small_tensors(file, VECTORS) if self._vectors is not None else {}
+        state.check(file, besides=tuple(f"{VECTORS}{name}" for name in vectors))
+        if self._vectors is not None:
+            self._vectors.load_blocks(vectors, blocks, where=_WHERE)
         state.load(file)
 
     def _state(self, parameters: Mapping[str, nn.Parameter]) -> TrainingState:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -370,6 +370,16 @@ class Vectors:
         self._found = {layer: tensors[layer] for layer in self._sizes if tensors[layer].numel()}
         counts = {layer: tensors.get(f"{layer}{_COUNT}") for layer in self._found}
         self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
+
+    def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
+        """Replace the vectors of some blocks by those of their former host.
+
+        Raises:
+            IntegrityError: layers or sizes differ.
+        """
+        others = {name: value for name, value in self.tensors().items() if int(name.partition(".")[0]) not in blocks}
+        self.check(others | dict(tensors), where=where)
+        self.load(others | dict(tensors))
 
 
 def _unit(vector: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,9 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
-from tests.features.feature import Feature, carry_out, each_technique, plan_of, run_of
+from ringtune.schedule.stages import no_replicas
+from tests.features.feature import Feature, carry_out, each_technique, run_of
+from tests.features.memory import VELORA
 from tests.features.methods import PLAIN
 from tests.features.models import OWN_WEIGHTS
 from tests.support.moves import moving, random_slices
@@ -16,7 +18,7 @@ from tests.support.resumed import same_bits
 from tests.support.torch_ring import distance
 
 NODES = ("a", "b", "c", "d", "e")
-MOVES = [*PLAIN, *OWN_WEIGHTS[:1]]
+MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA]
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 
 
@@ -25,8 +27,11 @@ def moved(feature: Feature, rng: random.Random) -> Plan:
     case = feature.case
     num_turns = -(-case.num_steps // case.local_iterations)
     turns = sorted(rng.sample(range(1, num_turns), rng.randint(1, min(3, num_turns - 1))))
-    begins, *later = (random_slices(rng, NODES, case.private_blocks, 4) for _ in range(len(turns) + 1))
-    return moving(plan_of(case, begins), *zip(turns, later, strict=True))
+    several = not no_replicas(feature.plan_on(feature.split).course)
+    begins, *later = (
+        random_slices(rng, NODES, case.private_blocks, 4, with_replicas=several) for _ in range(len(turns) + 1)
+    )
+    return moving(feature.plan(case, begins), *zip(turns, later, strict=True))
 
 
 @pytest.mark.promise("1 partition invariance")

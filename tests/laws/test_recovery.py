@@ -12,8 +12,10 @@ from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import no_replicas
 from ringtune.storage.tensor_files import TensorFile
-from tests.features.feature import Feature, Tensors, each_technique, plan_of, run_of
+from tests.features.feature import Feature, Tensors, each_technique, run_of
+from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support import reference
@@ -53,9 +55,10 @@ class Loss(NamedTuple):
 def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **how: Any) -> Loss:
     """Carry a run out that loses one of these nodes, at any moment or as soon as something begins."""
     rng = random.Random(f"{name} {feature.name} {seed}")
-    plan = plan_of(feature.case, RINGS[seed % len(RINGS)])
+    rings = RINGS[:2] if no_replicas(feature.plan_on(feature.split).course) else RINGS
+    plan = feature.plan(feature.case, rings[seed % len(rings)])
     carrier = make_carrier(feature.case, plan)
-    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **how)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **feature.ring(plan, carrier), **how)
     lost, moment = rng.choice(nodes or [node for node in plan.nodes if plan.owner(node) is None]), rng.randint(20, 100)
 
     def when(what: str, node: str) -> str | None:
@@ -70,7 +73,7 @@ def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **
 
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
-@each_technique([*SHAPE, *OPTIMIZERS, *ROWS])
+@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA])
 def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
     """Any host at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)
@@ -119,11 +122,11 @@ def test_run_that_waits_for_an_owner_equals_the_undisturbed_one(feature: Feature
 
 
 @pytest.mark.promise("7 bounded memory")
-@each_technique(OPTIMIZERS[:2])
+@each_technique([*OPTIMIZERS[:2], *(feature for feature in VELORA if feature.name == "velora-adapter/bert-lora[r=4]")])
 def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Feature) -> None:
-    """Tensors of a node's own file of the last turn: weights and moments of what trained, and a count each."""
+    """Tensors of a node's own file of the last turn: weights, moments and vectors of what trained, and a count each."""
     case = feature.case
-    plan = plan_of(case, RINGS[0])
+    plan = feature.plan(case, RINGS[0])
     carrier = make_carrier(case, plan)
     ring = ring_of(plan, random.Random(0), carrier=carrier, keeper=carrier)
     assert ring.run().finish == rd.Finish("", "")
@@ -132,6 +135,6 @@ def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Fe
     for piece in plan.placement.slices:
         file = TensorFile(carrier.kept[piece.node].part(RUN, case.num_steps, piece.start, piece.stop), where="it")
         values = [file.tensor(name) for name in file.infos]
-        planned = piece.num_blocks * (sizes.adapter_bytes + sizes.adapter_state_bytes)
+        planned = piece.num_blocks * sizes.snapshot_bytes
         found = sum(value.data.size_bytes for value in values if value.data.size_bytes > 8)
         assert found == planned, piece.node

@@ -13,6 +13,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import no_replicas
 from sim.ring import RingResult
 from tests.features.plans import moving_plan
 from tests.support.moves import random_placement, random_slices, slices_of
@@ -43,7 +44,10 @@ def placing(rng: random.Random, names: Sequence[str]) -> Any:
     def place(asked: rd.FindPlacement) -> Placement | None:
         placement = asked.part.placement
         living = [name for name in names if name not in asked.lost]
-        pieces = random_slices(rng, living, placement.private_blocks, asked.part.course.num_blocks)
+        course = asked.part.course
+        pieces = random_slices(
+            rng, living, placement.private_blocks, course.num_blocks, with_replicas=not no_replicas(course)
+        )
         return dataclasses.replace(placement, slices=slices_of(pieces)) if living else None
 
     return place

@@ -11,6 +11,7 @@ from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.migration import due
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import no_replicas
 from ringtune.schedule.turns import StartPoint, Turn
 from sim.ring import RingResult
 
@@ -37,12 +38,14 @@ def moving(plan: Plan, *later: tuple[int, Slices]) -> Plan:
     return Plan(plan.course, tuple(placements))
 
 
-def random_slices(rng: random.Random, names: Sequence[str], first: int, stop: int) -> Slices:
-    """Any stages of these nodes, some of several hosts; one of several hosts has blocks."""
+def random_slices(
+    rng: random.Random, names: Sequence[str], first: int, stop: int, *, with_replicas: bool = True
+) -> Slices:
+    """Any stages of these nodes, some of several hosts if that is asked for; one of several hosts has blocks."""
     hosts = rng.sample(names, rng.randint(1, min(4, len(names))))
     at, found = first, list[tuple[str, int, int, int]]()
     while hosts:
-        size = min(len(hosts), rng.choice([1, 1, 2, 3]))
+        size = min(len(hosts), rng.choice([1, 1, 2, 3])) if with_replicas else 1
         end = stop if size == len(hosts) else rng.randint(at, stop)
         if size > 1 and end == at:
             size = 1
@@ -58,7 +61,7 @@ def random_placement(rng: random.Random, plan: Plan, placement_number: int, firs
     names = [*plan.nodes, f"new-{placement_number}"]
     return dataclasses.replace(
         plan.placement,
-        slices=slices_of(random_slices(rng, names, private, course.num_blocks)),
+        slices=slices_of(random_slices(rng, names, private, course.num_blocks, with_replicas=not no_replicas(course))),
         credits=rng.choice([1, 2, 4, 8]),
         placement_number=placement_number,
         first_turn=first_turn,

@@ -70,9 +70,10 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
     if share.copies is None or not course.num_steps:
         return
     reach = ever_trained(course)
-    block = sizes.adapter_bytes + sizes.adapter_state_bytes
-    yield Term("kept", OWN_TURNS, _FILES * _trained_in(reach.ranges, share.start, share.stop), block)
-    yield Term("kept", COPIES, _FILES * sum(_trained_in(reach.ranges, *one) for one in share.copies), block)
+    yield Term("kept", OWN_TURNS, _FILES * _trained_in(reach.ranges, share.start, share.stop), sizes.snapshot_bytes)
+    yield Term(
+        "kept", COPIES, _FILES * sum(_trained_in(reach.ranges, *one) for one in share.copies), sizes.snapshot_bytes
+    )
     if share.is_owner and reach.has_head:
         yield Term("kept", HEADS, _FILES, sizes.head_bytes + sizes.head_state_bytes)
 
@@ -248,7 +249,7 @@ def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
     """Bytes of temporary memory: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
     moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
-    moved += num_trained * (sizes.adapter_bytes + sizes.adapter_state_bytes)
+    moved += num_trained * sizes.snapshot_bytes
     return max(update_work_bytes(max(head, adapter), sizes.optimizer), passing_bytes(moved))
 
 

@@ -335,6 +335,7 @@ class Sizes:
     Attributes:
         context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
         helped: bytes of a block's adapters that a helper trains.
+        snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state and VeLoRA's vectors.
     """
 
     def __init__(
@@ -382,6 +383,9 @@ class Sizes:
         head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
+        self.snapshot_bytes = (
+            self.adapter_bytes + self.adapter_state_bytes + self._item_bytes * _vector_values(course, model)
+        )
         kinds = kinds_of_users(model, course.user_sets)
         self.sets_state_bytes = sum(
             state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
@@ -515,6 +519,17 @@ class Sizes:
         """Bytes of work space of the head: the hidden state with its gradient, and the logits."""
         logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
         return 2 * self.tensor_bytes(tokens) + logits
+
+
+def _vector_values(course: Course, model: ModelFacts) -> int:
+    """Values of the vectors that VeLoRA has for one block: a sub-token for each layer.
+
+    Example: two LoRA matrices that read 768 values in 32 parts have 2 vectors of 24.
+    """
+    velora = course.velora
+    if velora is None:
+        return 0
+    return sum(sum(kept.chosen(velora.layers)) * velora.subtoken_size(kept.width) for kept in model.kept_inputs)
 
 
 def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> int:

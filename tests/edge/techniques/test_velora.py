@@ -144,6 +144,24 @@ def test_vectors_refuse_a_checkpoint_of_other_layers() -> None:
             vectors.check(given, where="the shard")
 
 
+def test_vectors_of_blocks_that_move_are_complete() -> None:
+    """Other blocks' vectors stay; a part without a layer of its blocks is refused, and changes nothing."""
+    before, after = (make("running", **{"0.down": 4, "1.down": 4, "1.up": 4}) for _ in range(2))
+    x = torch.randn(5, 16)
+    for layer in ("0.down", "1.down"):
+        before.next(layer, x)
+    moved = {name: value for name, value in before.tensors().items() if name.startswith("1.")}
+    lacking = {name: value for name, value in moved.items() if name != "1.up"}
+    with pytest.raises(
+        IntegrityError, match=r"the blocks has VeLoRA's vectors of other layers than this node's: 1\.up"
+    ):
+        after.load_blocks(lacking, {1}, where="the blocks")
+    assert not after.tensors()["1.down"].numel()
+    after.load_blocks(moved, {1}, where="the blocks")
+    assert torch.equal(after.next("1.down", 2 * x), before.next("1.down", 2 * x))
+    assert not after.tensors()["0.down"].numel()
+
+
 BLOCKS = (Range(0, 2),)
 ROWS, TOKENS, WIDTH = 4, 16, 32
 DOWN = Velora(blocks=BLOCKS, layers=("adapter_down",), parts=8)
