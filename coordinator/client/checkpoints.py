@@ -239,7 +239,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
     if not lengths:
         _require_unfinished(run_folder)
     manifests, damaged = checkpoints.read()
-    if job.train.keep_best:
+    if job.train.keep_best and not job.keeps_best_on_disk:
         manifests, lacking = with_best(run_folder, manifests)
         damaged = (*damaged, *lacking)
     for problem in damaged:

@@ -48,6 +48,7 @@ class Draft:
         velora: VeLoRA that ``auto`` may give to slices; None if the course has it already, or no layer can have it.
         may_project: whether ``auto`` may choose it.
         state_on_disk: whether the optimizer state of units that do not train now is in files.
+        keeps_best: whether nodes keep the best result on their disks.
         copies: whether hosts keep the state at the end of the last turns, and copies of another host's.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
         helper_settings: settings of helpers.
@@ -59,6 +60,7 @@ class Draft:
     activations: str = NONE
     velora: Velora | None = None
     state_on_disk: bool = False
+    keeps_best: bool = False
     copies: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
@@ -351,6 +353,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         course=course,
         private_blocks=private_blocks,
         state_on_disk=job.keeps_state_on_disk,
+        keeps_best=job.keeps_best_on_disk,
         copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
@@ -389,6 +392,12 @@ def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeF
     course = draft.course if draft.course in ways else ways[0]
     course = dataclasses.replace(course, method=job.method, velora=None)
     bare = dataclasses.replace(
-        draft, course=course, state_on_disk=job.keeps_state_on_disk, activations=NONE, velora=None, may_project=False
+        draft,
+        course=course,
+        state_on_disk=job.keeps_state_on_disk,
+        keeps_best=job.keeps_best_on_disk,
+        activations=NONE,
+        velora=None,
+        may_project=False,
     )
     return with_activations(job, bare, model)

@@ -205,11 +205,11 @@ class MemoryCaps:
             state_on_disk=self.draft.state_on_disk,
             helped=self._helped(node, start, stop),
         )
-        return disk_needs(self._course, share, self._sizes[node])
+        return disk_needs(self._course, share, self._sizes[node], keeps_best=self.draft.keeps_best)
 
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
         """Estimate the bytes on the disk of ``node`` under ``plan``."""
-        needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
+        needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node], keeps_best=self.draft.keeps_best)
         more = (term for technique in TECHNIQUES for term in technique.disk_terms(plan, node))
         return DiskNeeds((*needs.terms, *more))
 

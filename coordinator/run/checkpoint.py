@@ -131,7 +131,7 @@ class ResumeChooser:
         plan = self._resume.plan
         planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
         start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
-        return ResumePoint(manifest, dataclasses.replace(planned, plan=plan), start)
+        return ResumePoint(manifest, dataclasses.replace(planned, plan=plan), start, told=self._told_best(manifest))
 
     def _from_disks(self, manifest: CheckpointManifest, why: str) -> ResumePoint | str:
         """Resume from shards on any disk, or say why not."""
@@ -191,15 +191,39 @@ class ResumeChooser:
         return tuple(node for node in nodes if node not in self._facts)
 
     def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
-        before, unfreezing = self._resume.plan.course, manifest.unfreezing
+        before, unfreezing, evaluations = self._resume.plan.course, manifest.unfreezing, manifest.evaluations
+        if self._lacks_best(manifest):
+            evaluations = dataclasses.replace(evaluations, best=None, best_step=0)
         return StartPoint.of(
             course,
             step=manifest.step,
             holder=holder,
             unfreezing=unfreezing if course == before else unfreezing.without(before, course),
             operations=manifest.operations,
-            evaluations=manifest.evaluations,
+            evaluations=evaluations,
             placement_number=placement_number,
+        )
+
+    def _lacks_best(self, manifest: CheckpointManifest) -> tuple[str, ...]:
+        """The nodes of the manifest's placement without their part of its best result, where nodes keep it."""
+        known = manifest.evaluations
+        if known.best is None or not self._job.keeps_best_on_disk:
+            return ()
+        has = {
+            node
+            for node, parts in self._disks.parts.items()
+            for one in parts
+            if one.is_best and one.step == known.best_step
+        }
+        return tuple(node for node in self._resume.plan.at(manifest.placement_number).nodes if node not in has)
+
+    def _told_best(self, manifest: CheckpointManifest) -> str:
+        nodes = ", ".join(self._lacks_best(manifest))
+        if not nodes:
+            return ""
+        return (
+            f"the best result so far, that of step {manifest.evaluations.best_step}, is not whole: its part at node "
+            f"{nodes} is missing; the best of the evaluations from here on is kept"
         )
 
     def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
@@ -258,6 +282,7 @@ class CheckpointManager:
         self._saved: dict[int, dict[str, Shard]] = {}
         self._noted: list[int] = []
         self._newest_step: int | None = None
+        self._best_steps = dict[int, int]()  # by step of the checkpoint
 
     @property
     def needed_nodes(self) -> tuple[str, ...]:
@@ -305,7 +330,9 @@ class CheckpointManager:
     ) -> None:
         """Remember what a node said of its shards, and of the files beside them."""
         self._problems[node] = {state.step: state.problem for state in states}
-        self._parts[node] = tuple(SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head) for one in saved)
+        self._parts[node] = tuple(
+            SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head, one.is_best) for one in saved
+        )
 
     def planned(self, profile: Profile, effort: Effort) -> Planned | None:
         """Choose the point to resume from, and check the plan against the nodes; None if the run begins.
@@ -323,6 +350,8 @@ class CheckpointManager:
         disks = Disks(self._problems, self._parts)
         choice = ResumeChooser(self._resume, self._job, profile, disks, effort)
         self._chosen, self._passed_over = choice.choose()
+        for manifest in self._resume.manifests:
+            self._note_best(manifest)
         return self._chosen.planned if self._chosen else None
 
     def tell(self, emit: EventSink) -> None:
@@ -398,7 +427,19 @@ class CheckpointManager:
         self._newest_step = step
         ordered = tuple(shards[node] for node in plan.nodes)
         known = (saved.unfreezing, saved.operations, saved.evaluations)
-        return self._manifest(plan, step, saved.holder, ordered, *known)
+        manifest = self._manifest(plan, step, saved.holder, ordered, *known)
+        self._note_best(manifest)
+        return manifest
+
+    def _note_best(self, manifest: CheckpointManifest) -> None:
+        if manifest.evaluations.best is not None:
+            self._best_steps[manifest.step] = manifest.evaluations.best_step
+
+    @property
+    def best_steps(self) -> tuple[int, ...]:
+        """Steps of the best results at the checkpoints from which the run may be resumed."""
+        steps = (best for step, best in self._best_steps.items() if step >= self.keep_from_step)
+        return tuple(sorted({*steps}))
 
     def _manifest(
         self,

@@ -11,7 +11,7 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -287,15 +287,18 @@ class Results:
         put: Callable[[Files | rd.Progressed], None],
         *,
         goes_on: bool = False,
+        needed_steps: Collection[int] = (),
     ) -> None:
         """Request a node's trained tensors; ``put`` takes its files and progress. ``goes_on``: the node trains on."""
-        node, with_head, with_private = command
+        node, with_head, with_private, best_step = command
         calls.collect(
             self.folder_of(node, with_head=with_head),
             max_bytes=self.most_bytes(node, job, part),
             with_head=with_head,
             with_private=with_private,
             goes_on=goes_on,
+            best_step=best_step,
+            needed_steps=needed_steps,
             users=part.course.user_sets,
             on_result=lambda files: put(Files(node, files)),
             on_progress=lambda: put(rd.Progressed(node)),
@@ -376,7 +379,7 @@ class BestFiles(NamedTuple):
 
 
 class ResultCollector:
-    """Results of the nodes of one run: the last one, and the best one.
+    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks.
 
     Args:
         put: takes the answers of nodes, from other threads.
@@ -402,8 +405,12 @@ class ResultCollector:
         command: rd.Collect | rd.CollectBest | rd.LogBest,
         calls: Mapping[str, AgentCalls],
         part: Plan,
+        *,
+        needed_steps: Collection[int] = (),
     ) -> None:
         """Request a node's part, or send the best result to the submitter after all nodes have sent theirs.
+
+        ``needed_steps`` are those of best results that a resumed run may need.
 
         Raises:
             IntegrityError: the files differ from the plan.
@@ -413,15 +420,17 @@ class ResultCollector:
             self.last.ask(command, calls[command.node], self._job, part, self._put)
             return
         if isinstance(command, rd.CollectBest):
-            self._ask(command, calls[command.node], part)
+            self._ask(command, calls[command.node], part, needed_steps)
             return
         if command.number != self._number:
             raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
+        if self._job.keeps_best_on_disk:
+            return
         self._best.send(self._job, self._emit, part=part, below=f"{BEST_FOLDER}/{command.step}/")
         self._tell(command.step, is_result=False)
         self._best.drop()
 
-    def _ask(self, command: rd.CollectBest, calls: AgentCalls, part: Plan) -> None:
+    def _ask(self, command: rd.CollectBest, calls: AgentCalls, part: Plan, needed_steps: Collection[int]) -> None:
         node, number = command.node, command.number
         if number != self._number:
             self._best.drop()
@@ -429,7 +438,9 @@ class ResultCollector:
             if self._model is not None:
                 self._best.expect(self._model)
         self._best.ask(
-            rd.Collect(node, command.with_head, command.with_private),
+            rd.Collect(
+                node, command.with_head, command.with_private, command.step if self._job.keeps_best_on_disk else 0
+            ),
             calls,
             self._job,
             part,
@@ -437,6 +448,7 @@ class ResultCollector:
                 answer if isinstance(answer, rd.Progressed) else BestFiles(node, number, answer.files)
             ),
             goes_on=True,
+            needed_steps=needed_steps,
         )
 
     def take(self, came: Files | BestFiles) -> rd.Collected | rd.BestSent:
@@ -449,8 +461,11 @@ class ResultCollector:
         return rd.BestSent(came.node, came.number)
 
     def settle(self, best: Evaluations | None, last_step: int) -> bool:
-        """Report to the submitter that the best result is that of the run; False if it is the last one."""
-        if best is None or best.best_step == last_step:
+        """Report to the submitter that the best result is that of the run.
+
+        False if it is the last one, or the nodes kept it, so that it is the collected one.
+        """
+        if best is None or best.best_step == last_step or self._job.keeps_best_on_disk:
             return False
         self._tell(best.best_step, is_result=True)
         return True

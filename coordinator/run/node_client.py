@@ -13,7 +13,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -400,6 +400,8 @@ class AgentCalls:
         with_private: bool,
         max_bytes: int,
         goes_on: bool = False,
+        best_step: int = 0,
+        needed_steps: Collection[int] = (),
         users: Sequence[str] = (),
         on_result: Callable[[dict[str, Pieces]], None],
         on_progress: Callable[[], None] = lambda: None,
@@ -407,10 +409,17 @@ class AgentCalls:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
         A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
-        as long as it does: ``on_progress`` is called while bytes arrive.
+        as long as it does: ``on_progress`` is called while bytes arrive. With ``best_step`` a node keeps its results on
+        its disk, beside those of ``needed_steps``, and sends none if the run ``goes_on``, else those that it kept at
+        that step.
         """
         request = control_pb2.CollectRequest(
-            run_id=self._run_id, with_head=with_head, with_private=with_private, goes_on=goes_on
+            run_id=self._run_id,
+            with_head=with_head,
+            with_private=with_private,
+            goes_on=goes_on,
+            best_step=best_step,
+            needed_steps=needed_steps,
         )
         names = (*part_files(users), _TOTALS)
         self._submit(lambda: on_result(self._files.collect(request, folder, names, max_bytes, on_progress)))

@@ -339,7 +339,8 @@ class RunDriver(Driver):
                     self._recorder.granted(turns)
                 self._require_moving().grant(turns)
             case rd.Collect() | rd.CollectBest() | rd.LogBest():
-                self._collector.carry_out(command, self._calls, self._require_moving().part)
+                part, needed_steps = self._require_moving().part, self._checkpoints.best_steps
+                self._collector.carry_out(command, self._calls, part, needed_steps=needed_steps)
             case rd.Release(node, reason, is_finished):
                 self._needed -= {node}
                 self._released.append(self._calls[node].release(reason, is_finished=is_finished))

@@ -11,11 +11,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from edge.checkpoint.shard_saver import ResumeShard, Saver, open_saver
+from edge.checkpoint.shard_saver import NO_FOLDER_FOR_BEST, ResumeShard, Saver, open_saver
 from edge.checkpoint.snapshots import MigratedState, SnapshotLike
 from edge.machine import resources
 from edge.machine.libraries import ComputeThread
@@ -33,6 +33,7 @@ from ringtune.errors import (
     PlanError,
     RingTuneError,
     TrustError,
+    UsageError,
     error_from_name,
 )
 from ringtune.job.job import Job
@@ -301,6 +302,7 @@ def build_slice(
         first_run,
         is_resumed=goes_on is not None or (taken is not None and taken.is_resumed),
         keeps_state=job.keeps_state_on_disk,
+        keeps_best=job.keeps_best_on_disk and active.plan.course.num_steps > 0,
         kept=options.kept,
         rows=active.executor.rows_digest(first_run),
         timeout_s=deadline_s - time.monotonic(),
@@ -453,27 +455,48 @@ _FLUSH_S: Final = 5.0
 
 
 def collect(
-    active: ActiveRun, run: AgentRun, *, with_head: bool, with_private: bool, goes_on: bool, timeout_s: float
+    active: ActiveRun,
+    run: AgentRun,
+    *,
+    with_head: bool,
+    with_private: bool,
+    goes_on: bool,
+    timeout_s: float,
+    best_step: int = 0,
+    needed_steps: Collection[int] = (),
 ) -> dict[str, Pieces]:
     """Collect the trained tensors, and at the end of a run this node's totals, as files by name.
 
     Nothing is copied: tensors are read during the sending, so nothing may train meanwhile. With ``goes_on`` the run
-    trains further afterwards.
+    trains further afterwards. With ``best_step`` its files are kept on the disk, beside those of ``needed_steps``, and
+    none is returned; at the end of a run the files that were kept at that step are returned.
 
     Raises:
         DivergedError: a trained weight is not finite.
+        IntegrityError: what was kept is missing or damaged.
+        StorageError: the disk is full.
+        UsageError: this node has no folder to keep files in.
     """
-    executor, reporter = active.executor, active.reporter
+    executor, reporter, saver = active.executor, active.reporter, active.saver
+    if best_step and saver is None:
+        raise UsageError(f"node {active.node} {NO_FOLDER_FOR_BEST}")
     active.is_collected = active.is_collected or not goes_on
-    files: dict[str, Pieces] = dict(
-        run.call(
-            lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
-            timeout_s=timeout_s,
-            what="the trained tensors",
+    files: dict[str, Pieces]
+    if best_step and saver is not None and not goes_on:
+        files = saver.parts().best(best_step)
+    else:
+        files = dict(
+            run.call(
+                lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
+                timeout_s=timeout_s,
+                what="the trained tensors",
+            )
         )
-    )
     if goes_on:
-        return files
+        if not best_step or saver is None:
+            return files
+        saver.parts().keep_best(best_step, files, needed_steps=needed_steps)
+        return {}
     files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
     if reporter is not None:
         reporter.flush(min(_FLUSH_S, timeout_s))  # the trace is complete when the run ends

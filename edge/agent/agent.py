@@ -16,7 +16,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -240,7 +240,15 @@ class Agent:
             run.keep_shards_from(keep_from_step)
 
     def collect(
-        self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float, goes_on: bool = False
+        self,
+        run_id: str,
+        *,
+        with_head: bool,
+        with_private: bool,
+        timeout_s: float,
+        goes_on: bool = False,
+        best_step: int = 0,
+        needed_steps: Collection[int] = (),
     ) -> dict[str, Pieces]:
         """Collect the trained tensors and this node's totals as files by name; see ``edge.agent.active_run.collect``.
 
@@ -249,7 +257,14 @@ class Agent:
         """
         active, run = self.of(run_id, None)
         return collect(
-            active, run, with_head=with_head, with_private=with_private, goes_on=goes_on, timeout_s=timeout_s
+            active,
+            run,
+            with_head=with_head,
+            with_private=with_private,
+            goes_on=goes_on,
+            best_step=best_step,
+            needed_steps=needed_steps,
+            timeout_s=timeout_s,
         )
 
     def release(self, run_id: str, reason: str, *, is_finished: bool = False) -> None:

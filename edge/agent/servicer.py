@@ -179,6 +179,8 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 with_head=request.with_head,
                 with_private=request.with_private,
                 goes_on=request.goes_on,
+                best_step=request.best_step,
+                needed_steps=request.needed_steps,
                 timeout_s=_left_s(context),
             ),
         )

@@ -21,6 +21,8 @@ _NO_FOLDER_FOR_STATE = (
     "has no folder for the optimizer state of inactive units; start it with --state DIR, or set hift.state = 'memory'"
 )
 
+NO_FOLDER_FOR_BEST = "has no folder for the best result; start it with --state DIR, or leave train.keep_best out"
+
 
 class ShardSource(Protocol):
     """The part of ``edge.runtime.executor.NodeExecutor`` that a checkpoint needs."""
@@ -207,12 +209,14 @@ def open_saver(
     is_resumed: bool,
     timeout_s: float,
     keeps_state: bool = False,
+    keeps_best: bool = False,
     kept: RetentionLimits = KEPT,
     rows: str = "",
 ) -> Saver | None:
     """Make the saver of a run; None if this node has no folder and needs none.
 
-    The folder is locked at once if the plan asks for checkpoints, the run is resumed, or optimizer state is kept there.
+    The folder is locked at once if the plan asks for checkpoints, the run is resumed, or optimizer state or the best
+    result is kept there.
 
     Args:
         state: the node's folder; None = it has none.
@@ -222,6 +226,7 @@ def open_saver(
         is_resumed: whether a shard has to be loaded.
         timeout_s: longest wait for the lock.
         keeps_state: whether optimizer state of inactive units is kept on the disk.
+        keeps_best: whether the best result is.
         kept: limits for finished runs in the folder.
         rows: digest of the node's rows for this run; empty = it has none.
 
@@ -230,10 +235,11 @@ def open_saver(
         BusyError: another process has the folder.
         StorageError: the folder can't be used.
     """
-    is_needed = is_resumed or plan.course.checkpoint_every > 0 or keeps_state
+    is_needed = is_resumed or plan.course.checkpoint_every > 0 or keeps_state or keeps_best
     if state is None:
         if is_needed:
-            raise UsageError(f"node {node} {_NO_FOLDER_FOR_STATE if keeps_state else _NO_FOLDER}")
+            lacks = _NO_FOLDER_FOR_STATE if keeps_state else NO_FOLDER_FOR_BEST if keeps_best else _NO_FOLDER
+            raise UsageError(f"node {node} {lacks}")
         return None
     saver = Saver(state, run_id, plan, node, kept=kept, rows=rows)
     if is_needed:

@@ -7,6 +7,8 @@
     STATE/<run id>/step-<N>.safetensors
     STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
     STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
+    STATE/<run id>/best-<step>-<file>   the node's part of a best result, as it is collected at the run's end
+    STATE/<run id>/best-<step>.json     written last: digest by file
     STATE/<run id>/moments/             optimizer state of inactive units, during the run
     STATE/<run id>/hidden/              activation cache, during the run
     STATE/<run id>/rows                 digest of the owner's rows at the run's start
@@ -31,7 +33,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -59,6 +61,7 @@ from ringtune.storage.durable import (
     write_pieces_durably,
 )
 from ringtune.storage.pieces import FilePieces, Piece, Pieces
+from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.transport.parties import node_trust
 
@@ -75,7 +78,7 @@ _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOMENTS = "moments"
 _HIDDEN = "hidden"
-_OF_RUN = ("step-", "copy-", "head-", _MOMENTS, _HIDDEN, _ROWS, _FINISHED)
+_OF_RUN = ("step-", "copy-", "head-", "best-", _MOMENTS, _HIDDEN, _ROWS, _FINISHED)
 
 
 class StateFolder:
@@ -315,19 +318,11 @@ class RunShards:
         Raises:
             StorageError: the disk is full; earlier shards are intact.
         """
-        digest = hashlib.sha256()
-
-        def digested() -> Iterator[Piece]:
-            for piece in content:
-                digest.update(piece)
-                yield piece
-
         try:
-            move_folder_aside(self.path(step))
-            write_pieces_durably(self.path(step), digested())
+            sha256 = _write_with_digest(self.path(step), content)
         except StorageError as error:
             raise StorageError(f"node {node} did not save step {step}: {error}") from error
-        return Shard(node=node, sha256=digest.hexdigest(), size_bytes=content.size_bytes)
+        return Shard(node=node, sha256=sha256, size_bytes=content.size_bytes)
 
     def read(self, step: int, sha256: str, *, node: str) -> Pieces:
         """Check a shard's digest; return its content, which is read from the disk again when iterated.
@@ -364,6 +359,21 @@ class RunShards:
                 drop_file(self.path(old))
 
 
+def _write_with_digest(path: Path, content: Pieces) -> str:
+    """Write a file piece by piece and return its digest; raises ``StorageError`` if the disk is full."""
+    digest = hashlib.sha256()
+
+    def digested() -> Iterator[Piece]:
+        for piece in content:
+            digest.update(piece)
+            yield piece
+
+    move_folder_aside(path)
+    write_pieces_durably(path, digested())
+    return digest.hexdigest()
+
+
+_BEST_NAME: Final = re.compile(r"best-(\d{1,18})(?:-.+|\.json)")
 _PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
 _MAX_BLOCKS: Final = 1 << 16
 _MAX_STEPS: Final = 8
@@ -381,7 +391,7 @@ class _File(NamedTuple):
 
 
 class SavedParts:
-    """Copies and heads beside the shards of one run at one node."""
+    """Copies, heads and best results beside the shards of one run at one node."""
 
     def __init__(self, shards: RunShards, node: str) -> None:
         self._shards, self._node = shards, node
@@ -405,13 +415,69 @@ class SavedParts:
             if file.step < step:
                 drop_file(file.path)
 
+    # ---- best results -----------------------------------------------------------------------------
+
+    def keep_best(self, step: int, files: Mapping[str, Pieces], *, needed_steps: Collection[int] = ()) -> None:
+        """Write the node's part of the best result so far, that of ``step``; those of ``needed_steps`` stay, others go.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        for old, path in self._best_files():
+            if old == step or old not in needed_steps:
+                drop_file(path)
+        digests = {name: _write_with_digest(self._best_path(step, name), content) for name, content in files.items()}
+        write_durably(self._best_index(step), json.dumps(digests).encode())
+
+    def best(self, step: int) -> dict[str, Pieces]:
+        """Return the node's part of the best result of ``step`` by file name.
+
+        Raises:
+            IntegrityError: a file is missing or damaged.
+        """
+        found: dict[str, Pieces] = {}
+        try:
+            digests = read_object(self._best_index(step).read_text(encoding="utf-8"), str(self._best_index(step)))
+            for name, digest in digests.items():
+                found[name] = content = FilePieces(self._best_path(step, name))
+                if content.sha256() != digest:
+                    raise IntegrityError(f"{self._best_path(step, name)} is damaged (its digest differs)")
+        except (OSError, UnicodeDecodeError) as error:
+            raise IntegrityError(f"node {self._node} has no best result of step {step} on its disk: {error}") from error
+        return found
+
+    def _best_steps(self) -> list[int]:
+        return sorted({step for step, _ in self._best_files()})
+
+    def _best_files(self) -> list[tuple[int, Path]]:
+        folder = self._shards.folder
+        if folder.is_symlink() or not folder.is_dir():
+            return []
+        matches = ((_BEST_NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()) if is_plain_file(path))
+        return [(int(match[1]), path) for match, path in matches if match]
+
+    def _best_index(self, step: int) -> Path:
+        return self._shards.folder / f"best-{step}.json"
+
+    def _best_path(self, step: int, name: str) -> Path:
+        return self._shards.folder / f"best-{step}-{name}"
+
     # ---- reading ----------------------------------------------------------------------------------
 
     def found(self) -> tuple[SavedPart, ...]:
-        """List the intact files of the newest steps; a damaged one is logged and left out."""
+        """List the intact files of the newest steps, and best results; a damaged one is logged and left out."""
         files = list(self._files())
         newest = sorted({file.step for file in files})[-_MAX_STEPS:]
-        return tuple(part for file in files if file.step in newest and (part := self._checked(file)) is not None)
+        parts = (self._checked(file) for file in files if file.step in newest)
+        return (*filter(None, parts), *filter(None, map(self._checked_best, self._best_steps())))
+
+    def _checked_best(self, step: int) -> SavedPart | None:
+        try:
+            self.best(step)
+        except IntegrityError as error:
+            _LOG.warning("node %s: %s", self._node, error)
+            return None
+        return SavedPart(step, "", is_best=True)
 
     def _checked(self, file: _File) -> SavedPart | None:
         try:

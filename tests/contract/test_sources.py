@@ -414,9 +414,9 @@ A node's state folder, locked: below the ids of runs, and what the node has meas
     edge/profiler/profile_cache.py: ProfileCache.put
     edge/model/optimizer_state.py: DiskStateStore.close, DiskStateStore.make_room
     edge/model/optimizer_state.py: StateFile.make, StateFile.moved
-    edge/checkpoint/state_folder.py: SavedParts.drop_before, SavedParts.write
+    edge/checkpoint/state_folder.py: SavedParts.drop_before, SavedParts.keep_best, SavedParts.write
     edge/checkpoint/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen
-    edge/checkpoint/state_folder.py: RunShards.write, StateFolder.drop_moments, StateFolder.drop_old_runs
+    edge/checkpoint/state_folder.py: _write_with_digest, StateFolder.drop_moments, StateFolder.drop_old_runs
 Keys, certificates and tokens: made once, only where there is none, or replaced by one that holds longer
     coordinator/server/certificate_authority.py: Authority.write
     coordinator/server/certificate_authority.py: Register.__init__

@@ -73,14 +73,20 @@ def test_eval_gives_what_the_run_reported(ring: Cluster, run: Path) -> None:
 
 
 def test_eval_takes_a_run_of_full_parameters(ring: Cluster, tmp_path: Path) -> None:
-    """The whole model goes back to the nodes, each its part; what is exported predicts the same without us."""
+    """The whole model goes back to the nodes, each its part; what is exported predicts the same without us.
+
+    It is that of the best evaluation, before the last step, which nodes have kept on their disks.
+    """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     job = JOB.format(model=ring.model).partition("[unfreeze]")[0]
-    (tmp_path / "job.toml").write_text(f'{job}method = "hift"\n')
+    job = job.replace("learning_rate = 0.01", "learning_rate = 1.0")  # so large that the loss soon rises
+    (tmp_path / "job.toml").write_text(f'{job}method = "hift"\neval_every = 4\nkeep_best = true\n')
     good("train", tmp_path / "job.toml", "--coordinator", ring.address, "--out", tmp_path / "run")
-    trained = json.loads((tmp_path / "run/report.json").read_text())["eval"]
-    assert not (tmp_path / "run/adapter").exists()
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    trained = report["eval"]
+    assert trained["step"] == report["best"]["step"] < report["steps"]
+    assert not (tmp_path / "run/adapter").exists() and not (tmp_path / "run/best").exists()
     found = good("eval", tmp_path / "run", "--coordinator", ring.address)
     assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
     assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)

@@ -16,7 +16,7 @@ from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed
 from tests.support.recovering_ring import RecoveringRing
-from tests.support.resumed import rebuilt
+from tests.support.resumed import rebuilt, same_bits
 from tests.support.tiny import write_rows
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
 
@@ -89,6 +89,21 @@ def test_best_result_is_that_of_a_run_which_ends_there(case: Case, name: str) ->
     plain, _ = begun(case, plan_of(case), "another timing", rounds={"keeps_best": False})
     told = [entry._replace(is_best=None) for entry in of(rd.LogEvaluation, ring.result)]
     assert of(rd.LogEvaluation, plain.run()) == told
+
+
+def test_best_result_of_all_parameters_is_collected_once(case: Case) -> None:
+    """Nodes keep it on their disks, and the last request is for its step; it is that of a run which ends there."""
+    hift = dataclasses.replace(case, method="hift", adapter="full", hift="group_size = 2")
+    ring, _ = begun(hift, plan_of(hift), "hift", rounds={"patience_evals": 1}, copies=False)
+    assert ring.run().finish == rd.Finish("", "")
+    step, kept = ring.best
+    assert step == best_by_hand(ring.result) < hift.num_steps
+    assert ring.collected_best == {step}
+    short = dataclasses.replace(hift, num_steps=step)
+    ends, carrier = begun(short, plan_of(short), "ends there", rounds={"keeps_best": False}, copies=False)
+    ends.run()
+    assert same_bits(kept, carrier.collected(plan_of(short), short.owners[0]))
+    assert [entry.step for entry in of(rd.LogStop, ring.result)] == [step + 2]
 
 
 @pytest.mark.parametrize("moment", ["collect best", "head", "embedding", "copy", "hand-over"])

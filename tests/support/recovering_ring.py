@@ -52,6 +52,7 @@ class RecoveringRing(VirtualRing):
         notice_s: seconds until the coordinator knows that a node is lost.
         back_s: seconds from then on until it is back; None = it stays away.
         copy_s: seconds until a copy has come to its holder.
+        copies: whether nodes keep copies.
         keeper: keeps real tensors.
         recovery: how the run recovers.
         rounds: further arguments of ``RunStateMachine``.
@@ -66,13 +67,14 @@ class RecoveringRing(VirtualRing):
         notice_s: Callable[[], float] = lambda: 1.0,
         back_s: Callable[[str], float | None] = lambda node: None,
         copy_s: Callable[[], float] = lambda: 0.0,
+        copies: bool = True,
         keeper: KeepingCarrier | None = None,
         wait_s: float = 1e6,
         recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008 - it is frozen
         rounds: dict[str, Any] | None = None,
         **values: Any,
     ) -> None:
-        plan = plan.with_copies(True)
+        plan = plan.with_copies(copies)
         super().__init__(plan, wait_s=wait_s, **values)
         self._rounds = RunStateMachine(
             lambda facts: plan, wait_s=wait_s, start=values.get("start"), recovery=recovery, **(rounds or {})
@@ -85,6 +87,7 @@ class RecoveringRing(VirtualRing):
         self.came: list[str] = []
         self.holder = ""
         self.best: tuple[int, dict[str, Any]] = (-1, {})
+        self.collected_best: set[int] = set()
         self._sent: dict[int, dict[str, Any]] = {}
         self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
@@ -178,6 +181,7 @@ class RecoveringRing(VirtualRing):
                 super()._obey_rounds(command)
             case rd.Collect(node, with_head):
                 self._note("collect", node)
+                self.collected_best.add(command.best_step)
                 if with_head:
                     self.holder = node
                 self._answer_rounds(node, rd.Collected(node))

@@ -440,6 +440,7 @@ _SHARDS: Final = 3
 
 
 CHECKPOINTS: Final = "checkpoints"
+BEST: Final = "best results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,10 +480,12 @@ class DiskNeeds:
         return [term.remedy for term in self.terms if term.size_bytes and term.size_bytes >= most]
 
 
-def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
+def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool = False) -> DiskNeeds:
     """Estimate the disk space of a run in the folder of a node, without headers of files.
 
-    Example: AdamW on a node with units of 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
+    With ``keeps_best`` nodes keep their part of the best result so far, and of that at each checkpoint.
+
+    Example: AdamW on a node with units of 10 MB: state on disk takes 20 MB, a checkpoint 30 MB, a best result 10 MB.
     """
     at_once = min(_SHARDS, _num_checkpoints(course))
     if not course.method.full_parameters:
@@ -491,9 +494,11 @@ def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
     trained = trained_units(course, share)
     state = sum(map(sizes.state_bytes, trained))
     saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
-    shard = saved + sum(map(sizes.trained_bytes, hosted_units(course, share)))
+    weights = sum(map(sizes.trained_bytes, hosted_units(course, share)))
+    num_best = min(at_once + 1, course.num_steps // course.eval_every) if keeps_best and course.eval_every else 0
+    best = DiskTerm(BEST, num_best * weights, "set train.keep_best = false")
     on_disk = DiskTerm("optimizer state", state if share.state_on_disk else 0, "set hift.state = 'memory'")
-    return DiskNeeds((on_disk, _checkpoints(at_once * shard)))
+    return DiskNeeds((on_disk, _checkpoints(at_once * (saved + weights)), best))
 
 
 _UNMERGED: Final = "set offload.merged = false, with which offload.users can't be 'collaboration'"

@@ -281,6 +281,11 @@ class Job:
         """Whether nodes keep the optimizer state of inactive units on their disks."""
         return self.hift is not None and self.hift.state == DISK
 
+    @property
+    def keeps_best_on_disk(self) -> bool:
+        """Whether nodes keep the best result on their disks until the run ends, instead of sending models."""
+        return self.train.keep_best and method_class(self.train.method).full_parameters
+
     def to_tables(self) -> dict[str, dict[str, object]]:
         """Return sections with their keys, defaults included, ``None`` values left out."""
         tables = dataclasses.asdict(self)

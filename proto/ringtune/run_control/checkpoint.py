@@ -246,17 +246,19 @@ class Resume:
 
 
 class SavedPart(NamedTuple):
-    """An intact file beside the shards on a node's disk: some blocks, or the head.
+    """An intact file beside the shards on a node's disk: some blocks, the head, or a best result.
 
     Attributes:
         step: optimizer steps done.
-        attempt: id of the run that trained it.
+        attempt: id of the run that trained it; empty for a best result.
+        is_best: whether it is the node's part of a best result, of one or more files.
     """
 
     step: int
     attempt: str
     blocks: tuple[int, ...] = ()
     has_head: bool = False
+    is_best: bool = False
 
 
 class SavedSource(NamedTuple):

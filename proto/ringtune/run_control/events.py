@@ -17,7 +17,8 @@ from ringtune.techniques.replicas import CopyDigest
 class CollectBest(NamedTuple):
     """Ask a node for its tensors trained up to ``step``, that of the best evaluation; ``BestSent`` answers.
 
-    ``number`` counts the requests; all other fields are those of ``Collect``.
+    Where all parameters train, the node keeps them on its disk. ``number`` counts the requests; all other fields are
+    those of ``Collect``.
     """
 
     node: str
@@ -550,11 +551,12 @@ class LogEvaluation(NamedTuple):
 
 
 class Collect(NamedTuple):
-    """Ask a node for its trained tensors."""
+    """Ask a node for its trained tensors, or for those that it kept at the evaluation of ``best_step``; 0 = none."""
 
     node: str
     with_head: bool
     with_private: bool
+    best_step: int = 0
 
 
 class Release(NamedTuple):

@@ -16,7 +16,8 @@ A run may keep its best result (``train.keep_best``)::
                                       (CollectBest, BestSent)              (LogBest)
 
 The phase is "training" meanwhile: nodes may be lost or return as at any other time. A run that goes back then goes back
-to the evaluated step, and the nodes are asked anew.
+to the evaluated step, and the nodes are asked anew. Where all parameters train, nodes keep their tensors on their disks
+instead, and the last ``Collect`` asks for those of the best step.
 
 A run that recovers, with copies in its plan, goes through "moving" after a loss or a bad step as well, and through
 "waiting" where it can't continue without a node: ``run_control.recovery``.
@@ -690,12 +691,18 @@ class RunStateMachine:
 
     def _collect(self, now_s: float, commands: list[rd.Command]) -> None:
         self._enter("collecting", now_s, commands, self._required_migration.part.nodes)
-        commands += [rd.Collect(node, with_head, with_private) for node, with_head, with_private in self._senders]
+        best = self.best if self._required_plan.course.method.full_parameters else None
+        step = best.best_step if best and best.best_step != self.last_step else 0
+        commands += [rd.Collect(*sender, best_step=step) for sender in self._senders(is_best=step > 0)]
 
-    @property
-    def _senders(self) -> list[tuple[str, bool, bool]]:
-        """(node, sends the head, sends private blocks) of every node; the owner with the head sends both."""
+    def _senders(self, *, is_best: bool) -> list[tuple[str, bool, bool]]:
+        """(node, sends the head, sends private blocks) of every node; the owner with the head sends both.
+
+        Where all parameters train, every owner has the head, and the first one sends that of a best result.
+        """
         part, holder = self._required_migration.part, self._holder
+        if is_best and part.course.method.full_parameters:
+            holder = part.course.owners[0].node
         has_private = part.placement.private_blocks > 0
         return [(node, node == holder, node == holder and has_private) for node in part.nodes]
 
@@ -733,7 +740,7 @@ class RunStateMachine:
             return
         if best.asked or grants.open or self.phase != "training":
             return
-        senders = self._senders
+        senders = self._senders(is_best=True)
         number = best.ask(node for node, _, _ in senders)
         for node, with_head, with_private in senders:
             commands.append(rd.CollectBest(node, best.wanted, number, with_head, with_private))

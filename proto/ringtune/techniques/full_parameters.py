@@ -104,11 +104,6 @@ def check_job(job: Any) -> None:
             f"privacy.private_blocks = {privacy.private_blocks} and {name} can't go together: private blocks never "
             "train, but the method trains every block; remove one of them"
         )
-    if train.keep_best:
-        raise JobError(
-            f"train.keep_best = true and {name} can't go together: each better result would be a whole model, sent by "
-            "every node; leave keep_best out or change the method"
-        )
 
 
 def check_group(settings: HiftSettings | None, num_blocks: int) -> None:

@@ -533,16 +533,18 @@ class InspectReply(_message.Message):
     def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ..., saved: _Optional[_Iterable[_Union[SavedPart, _Mapping]]] = ...) -> None: ...
 
 class SavedPart(_message.Message):
-    __slots__ = ("step", "attempt", "blocks", "has_head")
+    __slots__ = ("step", "attempt", "blocks", "has_head", "is_best")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
+    IS_BEST_FIELD_NUMBER: _ClassVar[int]
     step: int
     attempt: str
     blocks: _containers.RepeatedScalarFieldContainer[int]
     has_head: bool
-    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ..., has_head: _Optional[bool] = ...) -> None: ...
+    is_best: bool
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ..., has_head: _Optional[bool] = ..., is_best: _Optional[bool] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("run_id", "placement_number", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan", "saved")
@@ -758,16 +760,20 @@ class GrantRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
-    __slots__ = ("run_id", "with_head", "with_private", "goes_on")
+    __slots__ = ("run_id", "with_head", "with_private", "goes_on", "best_step", "needed_steps")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_HEAD_FIELD_NUMBER: _ClassVar[int]
     WITH_PRIVATE_FIELD_NUMBER: _ClassVar[int]
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
+    BEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_STEPS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     with_head: bool
     with_private: bool
     goes_on: bool
-    def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ..., goes_on: _Optional[bool] = ...) -> None: ...
+    best_step: int
+    needed_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ..., goes_on: _Optional[bool] = ..., best_step: _Optional[int] = ..., needed_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("run_id", "reason", "is_finished")

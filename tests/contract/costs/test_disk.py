@@ -20,10 +20,13 @@ SLICE = 2 * 10_000
 COPIES = 60_000 + 3_000
 
 
-def needs(of: Plan, node: str, optimizer: str = "adamw", *, on_disk: bool = True) -> dict[str, int]:
+def needs(
+    of: Plan, node: str, optimizer: str = "adamw", *, on_disk: bool = True, keeps_best: bool = False
+) -> dict[str, int]:
     """What a node takes on its disk."""
     sizes = Sizes(of.course, MODEL, optimizer=optimizer, dtype="float32", activation_token_bytes=200)
-    return disk_needs(of.course, Share.of(changed(of, state_on_disk=on_disk), node), sizes).parts()
+    share = Share.of(changed(of, state_on_disk=on_disk), node)
+    return disk_needs(of.course, share, sizes, keeps_best=keeps_best).parts()
 
 
 def parts(state: int = 0, checkpoints: int = 0) -> dict[str, int]:
@@ -50,6 +53,17 @@ def test_three_shards_of_a_node_are_there_at_once(steps: int, shards: int) -> No
     """The last two, and the one that is being written."""
     saving = changed(plan(), num_steps=steps, checkpoint_every=10)
     assert needs(saving, "b") == parts(2 * (SLICE + COPIES), shards * 3 * (SLICE + COPIES))
+
+
+@cases(("eval_every", "checkpoint_every", "number"), [(10, 0, 1), (10, 30, 4), (45, 10, 2), (0, 10, 0)])
+def test_best_results_are_those_of_each_checkpoint_and_the_newest(
+    eval_every: int, checkpoint_every: int, number: int
+) -> None:
+    """Weights alone; no more of them than evaluations, and of 90 steps there are at most three checkpoints at once."""
+    keeping = changed(plan(), num_steps=90, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    plain = needs(keeping, "b")
+    best = number * (SLICE + COPIES)
+    assert needs(keeping, "b", keeps_best=True) == plain | ({"best results": best} if best else {})
 
 
 def test_dropped_state_is_in_no_checkpoint() -> None:

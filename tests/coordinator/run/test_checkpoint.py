@@ -20,8 +20,10 @@ from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard
 from ringtune.run_control.continuation import job_digest
+from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Evaluations
 from ringtune.techniques.replicas import CopyDigest
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import job
@@ -101,6 +103,18 @@ def test_run_goes_on_as_it_was_also_where_a_disk_is_lost() -> None:
         "d": (SavedSource("d", 3, 4, "d" * 64),),
     }
     assert found.head_sha256 == "a" * 64
+
+
+@pytest.mark.parametrize("lacking", ["", "c"])
+def test_best_result_on_the_disks_is_forgotten_where_it_is_not_whole(lacking: str) -> None:
+    """A run of all parameters keeps the best of later evaluations then, and says so."""
+    plan = make_plan(SLICES, ["a", "b"], num_steps=20, method=Hift())
+    known = Evaluations(step=6, best=0.3, best_step=4, waited=1)
+    parts = {node: [SavedPart(4, "", is_best=True)] for node in "abcd" if node != lacking}
+    changes = {"train__method": "hift", "adapter__config": "full", "train__keep_best": True, "train__eval_every": 2}
+    found = chosen("abcd", plan=plan, manifests=(manifest(8, plan, evaluations=known),), parts=parts, **changes)
+    assert found.start.evaluations == (dataclasses.replace(known, best=None, best_step=0) if lacking else known)
+    assert ("step 4, is not whole: its part at node c is missing" in found.told) is bool(lacking)
 
 
 def test_run_goes_on_without_a_node_in_another_placement() -> None:

@@ -336,8 +336,10 @@ def test_open_saver_needs_a_folder_only_if_the_plan_does(
 ) -> None:
     """Without checkpoints nothing is written or locked before someone interrupts the run.
 
-    The state of inactive units has to go somewhere, too.
+    The state of inactive units has to go somewhere, too, and so has the best result.
     """
+    with pytest.raises(UsageError, match=r"node a has no folder for the best result; .* leave train\.keep_best out"):
+        open_saver(None, QUIET, "a", RUN, is_resumed=False, keeps_best=True, timeout_s=1.0)
     with pytest.raises(UsageError, match=r"node a has no folder for the optimizer state .* or set hift\.state"):
         open_saver(None, QUIET, "a", RUN, is_resumed=False, keeps_state=True, timeout_s=1.0)
     if is_needed:
@@ -451,6 +453,35 @@ def test_damaged_part_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCa
             parts.part(8, RUN_OF_PARTS, 0, 2)
         parts.write(8, RUN_OF_PARTS, file_of(0, 1, 2), is_head=False)
         assert names(parts.part(8, RUN_OF_PARTS, 0, 2)) == ["adapter/0.up", "adapter/1.up"]
+
+
+def best_steps(parts: SavedParts) -> list[int]:
+    """The steps of which a node has the best result whole."""
+    return [part.step for part in parts.found() if part.is_best]
+
+
+def test_best_results_stay_as_long_as_they_are_needed(parts: SavedParts) -> None:
+    """The newest one, and those that a resumed run may need; what is written again replaces what was there."""
+    parts.keep_best(4, {"blocks": Pieces.of(b"4"), "head": Pieces.of(b"h")})
+    parts.keep_best(8, {"blocks": Pieces.of(b"first"), "head": Pieces.of(b"h")}, needed_steps=[4])
+    assert best_steps(parts) == [4, 8]
+    parts.keep_best(8, {"blocks": Pieces.of(b"again")}, needed_steps=[4, 8])
+    assert {name: bytes(content) for name, content in parts.best(8).items()} == {"blocks": b"again"}
+    parts.keep_best(12, {"blocks": Pieces.of(b"12")}, needed_steps=[8])
+    assert best_steps(parts) == [8, 12]
+    assert {name: bytes(content) for name, content in parts.best(12).items()} == {"blocks": b"12"}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone", "cut off"])
+def test_best_result_that_is_not_whole_is_not_used(parts: SavedParts, tmp_path: Path, damage: str) -> None:
+    """A file is damaged or missing, or the power went before the last one was there."""
+    parts.keep_best(4, {"blocks": Pieces.of(b"4"), "head": Pieces.of(b"h")})
+    assert best_steps(parts) == [4]
+    path = tmp_path / RUN_OF_PARTS / ("best-4.json" if damage == "cut off" else "best-4-head")
+    path.write_bytes(b"x") if damage == "flipped" else path.unlink()
+    assert best_steps(parts) == []
+    with pytest.raises(IntegrityError, match=r"is damaged|no best result of step 4"):
+        parts.best(4)
 
 
 def test_blocks_and_head_of_a_shard_are_a_part_too(parts: SavedParts, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ ROWS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "half a UTF-16": ("text,label\nfoo,a\n".encode("utf-16")[:-1], ("utf-16",)),
     "classes that are all different": ("text,label\nfoo,a\nbar,b\n", ("all different", "causal-lm", "'bert'")),
 }
-KEEPS = "rounds = 1\neval_every = 2\nkeep_best = true"
 
 
 def cases() -> list[Case]:
@@ -64,7 +63,6 @@ def cases() -> list[Case]:
             says=("--max-new-tokens", "4096"),
         ),
         job_case("the best of no evaluations", "rounds = 1", "rounds = 1\nkeep_best = true", "keep_best", "eval_every"),
-        job_case("the best of whole models", "rounds = 1", f'{KEEPS}\nmethod = "hift"', "keep_best", "'hift'"),
         job_case("a prompt for classes", "rounds = 1", 'rounds = 1\nsample_prompt = "a"', "sample_prompt", "causal-lm"),
     ]
     return [*found, *(_init(name, *of) for name, of in ROWS.items())]
