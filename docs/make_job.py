@@ -68,8 +68,9 @@ EXAMPLES = {
     "placement.replan": '"never"',
     "placement.microbatches": '"auto"',
     "recovery.copies": '"next"',
-    "velora.layers": '["adapter_down"]',
+    "velora.layers": '["adapter_down:down"]',
     "velora.parts": "16",
+    "velora.values": "32",
     "runtime.threads": "2",
     "runtime.record": "true",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -185,6 +186,12 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     if activations == AUTO and course.velora is not None and wanted is not None:
         wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
     if course.velora != wanted and not (activations == AUTO and course.velora is None):
+        if course.velora is not None and wanted is not None and course.velora.layers != wanted.layers:
+            layers = json.dumps(course.velora.layers)
+            raise PlanError(
+                f"the plan has velora.layers = {layers}, the job says {json.dumps(wanted.layers)}: add "
+                f"--set 'velora.layers={layers}', or plan anew with 'ringtune plan JOB --save FILE'"
+            )
         has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
         raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
     for piece in plan.placement.hosts if activations != AUTO and course.num_steps else ():

@@ -51,8 +51,8 @@ RULES = {
     "float32, bfloat16, float16, int8, float64": "Course.wire_dtype",
     "equal, rows": "Course.turns",
     "at least 0": "Placement.private_blocks Placement.placement_number Placement.first_turn "
-    "ActivationCacheSettings.max_bytes",
-    "at least 1": "Placement.credits HelperSettings.interval Velora.parts Hift.group_size Patience.patience_steps",
+    "ActivationCacheSettings.max_bytes Velora.parts Velora.values",
+    "at least 1": "Placement.credits HelperSettings.interval Hift.group_size Patience.patience_steps",
     "bfloat16, int8": "FrozenWeights.dtype",
     "float32, bfloat16, velora": "HelperSettings.pairs",
     "joint, alone, collaboration": "HelperSettings.users",
