@@ -60,6 +60,7 @@ EXAMPLES = {
     "offload.mode": '{ "pi-1" = "laptop" }',
     "offload.interval": "4",
     "offload.pairs": '"bfloat16"',
+    "offload.projected": '"all"',
     "offload.users": '"alone"',
     "offload.adapters": '{ "anna" = "linear" }',
     "data.user": '"author"',

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from ringtune.config.sections import NEXT
 from ringtune.costs.activation_costs import job_velora, proposed_velora
+from ringtune.costs.offload_costs import check_pairs
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.job.job import Job, kinds_of
@@ -354,6 +355,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
+    check_pairs(job, model)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,

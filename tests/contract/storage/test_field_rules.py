@@ -56,6 +56,7 @@ RULES = {
     "bfloat16, int8": "FrozenWeights.dtype",
     "float32, bfloat16, velora": "HelperSettings.pairs",
     "joint, alone, collaboration": "HelperSettings.users",
+    "all, wide": "HelperSettings.projected",
     "float64, float32, bfloat16": "ActivationCacheSettings.dtype",
     "average, running, svd, random": "Velora.init",
     "bottom2up, top2down, random": "Hift.order",
