@@ -61,6 +61,7 @@ EXAMPLES = {
     "offload.mode": '{ "pi-1" = "laptop" }',
     "offload.interval": "4",
     "offload.pairs": '"bfloat16"',
+    "offload.projected": '"all"',
     "offload.users": '"alone"',
     "offload.adapters": '{ "anna" = "linear" }',
     "data.user": '"author"',
@@ -69,8 +70,9 @@ EXAMPLES = {
     "placement.replan": '"never"',
     "placement.microbatches": '"auto"',
     "recovery.copies": '"next"',
-    "velora.layers": '["adapter_down"]',
+    "velora.layers": '["adapter_down:down"]',
     "velora.parts": "16",
+    "velora.values": "32",
     "runtime.threads": "2",
     "runtime.record": "true",
 }

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ringtune.config.sections import NEXT
 from ringtune.costs.activation_costs import job_velora, proposed_velora
+from ringtune.costs.offload_costs import check_pairs
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.job.job import Job, kinds_of
@@ -187,6 +189,12 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     if activations == AUTO and course.velora is not None and wanted is not None:
         wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
     if course.velora != wanted and not (activations == AUTO and course.velora is None):
+        if course.velora is not None and wanted is not None and course.velora.layers != wanted.layers:
+            layers = json.dumps(course.velora.layers)
+            raise PlanError(
+                f"the plan has velora.layers = {layers}, the job says {json.dumps(wanted.layers)}: add "
+                f"--set 'velora.layers={layers}', or plan anew with 'ringtune plan JOB --save FILE'"
+            )
         has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
         raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
     for piece in plan.placement.hosts if activations != AUTO and course.num_steps else ():
@@ -349,6 +357,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
+    check_pairs(job, model)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,

@@ -39,11 +39,12 @@ class OffloadRunner:
     def __init__(self, plan: Plan, node: str, hosted: HostedModel, flows: MicroBatches) -> None:
         self._course, self._hosted, self._flows = plan.course, hosted, flows
         self._helpers = plan.placement.helpers_of(node)
-        wire, seed = plan.course.helper_settings.pairs, plan.course.seed
-        self._wire = PairWire(wire, hosted.captures.inputs if hosted.captures else {}, seed=seed)
+        settings, seed = plan.course.helper_settings, plan.course.seed
+        wire, projected = settings.pairs, settings.projected
+        self._wire = PairWire(wire, hosted.captures.inputs(projected) if hosted.captures else {}, seed=seed)
         if hosted.captures is not None:
             hosted.captures.with_signs = wire in LOSSY
-        self._fitted = [(models, PairWire(wire, models.inputs, seed=seed)) for models in hosted.helped]
+        self._fitted = [(models, PairWire(wire, models.inputs(projected), seed=seed)) for models in hosted.helped]
         self._shipped: dict[TensorKey, Pieces] = {}
         self._file: StateFile | None = None
         self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}

@@ -52,7 +52,7 @@ class Shadow:
 
     def __init__(self, models: AuxiliaryModels, wire: str, own: AuxiliaryModels) -> None:
         self._models, self._own = models, own
-        self._sender, self._reader = PairWire(wire, models.inputs), PairWire(wire, models.inputs)
+        self._sender, self._reader = PairWire(wire, models.inputs()), PairWire(wire, models.inputs())
         self.errors: list[float] = []
 
     def fit(self, pairs: Mapping[str, torch.Tensor]) -> None:

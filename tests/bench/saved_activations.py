@@ -4,7 +4,7 @@ A stack of BERT blocks with random weights goes forward and back with a micro-ba
 at a node, under each policy::
 
     none        the whole graph is kept
-    velora      the layers that train keep projections: query, key, value and down; adapters' down projections
+    velora      layers that train keep projections: query, key, value and down; bottlenecks' down; LoRA's A at down
     every       the same for all layers that train
     recompute   every block keeps its input, and is run again
     both        it is run again with projections
@@ -155,10 +155,10 @@ def make_skeleton(model: Path, name: str, dropout: float) -> Skeleton:
 
 def make_stack(skeleton: Skeleton, name: str, policy: str, dropout: float) -> Stack:
     """The blocks under a policy."""
-    layers: tuple[str, ...] = ("query", "key", "value", "down") if name == "full" else ("adapter_down",)
-    if policy == "every" and name == "full":
-        layers = ("query", "key", "value", "attention_out", "up", "down")
-    velora = Velora(blocks=ALL, layers=layers) if policy in ("velora", "every", "both") else None
+    every = {"full": ("query", "key", "value", "attention_out", "up", "down")}.get(name, ("adapter_down",))
+    layers = {"full": ("query", "key", "value", "down"), "lora": ("adapter_down:down",)}.get(name, every)
+    chosen = every if policy == "every" else layers
+    velora = Velora(blocks=ALL, layers=chosen) if policy in ("velora", "every", "both") else None
     recompute = ALL if policy in ("recompute", "both") else ()
     return Stack(skeleton, dropout=dropout, velora=velora, recompute=recompute)
 

@@ -402,6 +402,13 @@ USERS_IN_ANY_TIMING = [
         dropout=0.1,
         eval_every=2,
     ),
+    users(
+        "-timing/velora-wide",
+        ON_THEIR_OWN | {"pairs": "velora", "projected": "wide", "overlap": True},
+        {},
+        adapter="lora[r=4,output_lora=True]",
+        microbatches=4,
+    ),
     users("-timing/together-overlap", TOGETHER | {"overlap": True}, {}, local_iterations=4),
     users(
         "-timing/together-frozen",

@@ -27,6 +27,7 @@ BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
     "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
     **{f"offload.{name}": {"offload.mode": "auto"} for name in ("interval", "pairs")},
     "offload.users": {"offload.mode": "auto"},
+    "offload.projected": {"offload.mode": "auto", "offload.pairs": "velora"},
     "offload.adapters": {"offload.mode": "auto", "offload.users": "alone"},
     "data.user": {"offload.mode": "auto", "offload.users": "alone"},
     **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "values", "init")},

@@ -24,10 +24,12 @@ from edge.model.auxiliary import start_auxiliary
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import Empty, module_bytes
 from edge.techniques.offload.merged_matrices import MatrixAdapters, matrices_of
+from edge.techniques.offload.pairs import projected_inputs
 from edge.techniques.offload.sites import Site, adapter_weights, check_config, check_like, sites_of, unpack
 from edge.techniques.offload.users import UserSets, set_name
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
+from ringtune.schedule.course import ALL_INPUTS
 from ringtune.techniques.offload import RowsOfUser
 
 
@@ -73,11 +75,12 @@ class AuxiliaryModels:
         held = sum(modules.held_bytes for _, modules in self._kinds)
         return held + (self._sets.other_bytes if self._sets is not None else 0)
 
-    @property
-    def inputs(self) -> dict[str, int]:
-        """Width of each x that is not shared with another pair, by the pair's name."""
+    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
+        """Return the width of each x that VeLoRA projects, by the pair's name; see ``projected_inputs``."""
         return {
-            f"{kind.prefix}{name}": width for kind, modules in self._kinds for name, width in modules.inputs.items()
+            f"{kind.prefix}{name}": width
+            for kind, modules in self._kinds
+            for name, width in modules.inputs(projected).items()
         }
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
@@ -210,10 +213,9 @@ class AdapterModules:
         """Bytes of all weights."""
         return module_bytes(self.skeleton.model)
 
-    @property
-    def inputs(self) -> dict[str, int]:
-        """Width of each x that is not shared with another site, by the site's name."""
-        return {name: site.inputs for name, site in self._sites.items() if site.source == name}
+    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
+        """Return the width of each x that VeLoRA projects; see ``projected_inputs``."""
+        return projected_inputs(self._sites.values(), projected)
 
     def parameters(self, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
         """Return the weights of some blocks by the names of ``BlockRunner``."""

@@ -57,6 +57,7 @@ from edge.techniques.velora import Vectors, project
 from ringtune.costs.offload_costs import BFLOAT16, VELORA, WIRES
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
+from ringtune.schedule.course import ALL_INPUTS
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, subtoken_size
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
@@ -70,6 +71,15 @@ class SiteFacts(NamedTuple):
     source: str
     alpha: float
     columns: torch.Tensor | None
+
+
+def projected_inputs(sites: Iterable[Site], projected: str) -> dict[str, int]:
+    """Return the width of each x that is projected, by the name of the site that sends it; one of ``PROJECTED``."""
+    return {
+        site.name: site.inputs
+        for site in sites
+        if site.source == site.name and (projected == ALL_INPUTS or site.inputs > site.outputs)
+    }
 
 
 class Pairs:
@@ -197,7 +207,6 @@ class Capture:
         JobError: an adapter that no helper can fit.
 
     Attributes:
-        inputs: width of each x that is not shared with another site, by the site's name.
         with_signs: whether pairs have the signs of ReLUs, which lossy encodings need.
     """
 
@@ -205,7 +214,7 @@ class Capture:
         self, skeleton: Skeleton, blocks: Iterable[int], *, with_signs: bool = False, at: Skeleton | None = None
     ) -> None:
         self._names: dict[int, list[tuple[str, str]]] = {}
-        self.inputs: dict[str, int] = {}
+        self._sites: list[Site] = []
         self.with_signs = with_signs
         self._handles: list[RemovableHandle] = []
         self._pairs: Pairs | None = None
@@ -214,12 +223,16 @@ class Capture:
         for index in blocks:
             sites = sites_of(skeleton, index)
             self._names[index] = [(site.name, site.source) for site in sites]
-            self.inputs |= {site.name: site.inputs for site in sites if site.source == site.name}
+            self._sites += sites
             for site in sites:
                 site.adapter.requires_grad_(False)
                 if at is not None:
                     site.move_to(at.blocks[index], skeleton.blocks[index])
                 self._watch(site)
+
+    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
+        """Return the width of each x that VeLoRA projects; see ``projected_inputs``."""
+        return projected_inputs(self._sites, projected)
 
     def pairs(self) -> Pairs:
         """Return empty pairs for a micro-batch."""
@@ -314,11 +327,12 @@ class Captures:
         self._of_user = {user: (kind, capture) for kind, capture in kinds for user in kind.users}
         self._by_kind = by_kind
 
-    @property
-    def inputs(self) -> dict[str, int]:
-        """Width of each x that is not shared with another pair, by the pair's name."""
+    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
+        """Return the width of each x that VeLoRA projects, by the pair's name; see ``projected_inputs``."""
         return {
-            f"{kind.prefix}{name}": width for kind, capture in self._kinds for name, width in capture.inputs.items()
+            f"{kind.prefix}{name}": width
+            for kind, capture in self._kinds
+            for name, width in capture.inputs(projected).items()
         }
 
     @property
@@ -404,7 +418,7 @@ class PairWire:
 
     Args:
         wire: one of ``WIRES``.
-        inputs: width of each x, by the name of its site.
+        inputs: width of each x that is projected, by the name of its site.
         parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
 
     Raises:
@@ -430,8 +444,9 @@ class PairWire:
             return {name: _rounded(tensor) for name, tensor in pairs.items()}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in pairs.items():
-            if self.vectors is not None and name.endswith(_X):
-                found |= self._projected(self.vectors, name.removesuffix(_X), tensor)
+            site = name.removesuffix(_X)
+            if self.vectors is not None and name.endswith(_X) and site in self._inputs:
+                found |= self._projected(self.vectors, site, tensor)
             else:
                 found[name] = tensor
         return found

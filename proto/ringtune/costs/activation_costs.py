@@ -57,10 +57,10 @@ def job_velora(
     layers = with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=has_dropout)
     if not layers and any(kept.is_adapter and not kept.always_kept for kept in inputs):
         raise JobError(
-            f"VeLoRA is by itself for LoRA at down, and at a value whose input no other module reads; adapter.config = "
-            f"{adapter!r} has neither: add output_lora=True to it (in a Llama or Mistral intermediate_lora=True), set "
-            "memory.activations = 'recompute', or name what it has, at a loss of accuracy: "
-            f"velora.layers = ['{ADAPTER_DOWN}']"
+            "without velora.layers VeLoRA projects LoRA at down, and at value where no other module reads its input; "
+            f"adapter.config = {adapter!r} has neither: add output_lora=True to it (in a Llama or Mistral "
+            "intermediate_lora=True), set memory.activations = 'recompute', or project all that it has, at a loss of "
+            f"accuracy: velora.layers = ['{ADAPTER_DOWN}']"
         )
     if not layers:
         raise JobError(

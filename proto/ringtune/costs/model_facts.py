@@ -263,7 +263,10 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
     ]
 
     def most(wire: str) -> int:
-        return max(pair_token_bytes(block, wire, value_bytes=DTYPE_BYTES[job.model.dtype]) for block in blocks)
+        return max(
+            pair_token_bytes(block, wire, value_bytes=DTYPE_BYTES[job.model.dtype], projected=job.offload.projected)
+            for block in blocks
+        )
 
     return dataclasses.replace(
         facts,

@@ -2,8 +2,8 @@
 
 A pair of a module is its input x and the gradient of its output, for every token, padding included. Modules that read
 one tensor send it once: LoRA on query, key and value, unless dropout is between. Example: LoRA on q and v of width 768
-sends 768 values of x and two gradients of 768 per token and block, in float32 9,216 bytes; with VeLoRA in 32 parts
-6,272.
+sends 768 values of x and two gradients of 768 per token and block, in float32 9,216 bytes; with VeLoRA of all inputs in
+32 parts 6,272. LoRA at down sends 3,072 and 768 values, 15,360 bytes; with VeLoRA 3,200.
 
 Sets of adapters of users, of one block:
 
@@ -43,6 +43,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
+from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
     AdapterPart,
     block_params,
@@ -54,7 +55,7 @@ from ringtune.models.adapter_config import (
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
 from ringtune.models.family import Widths
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.course import ALONE, EXACT, PAIRS, Course
+from ringtune.schedule.course import ALL_INPUTS, ALONE, EXACT, PAIRS, Course
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens
@@ -156,12 +157,25 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
     return [_OfAttention(pair, shares, is_auxiliary) for pair in pairs]
 
 
-def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
-    """Bytes of pairs per token; ``parts`` are those of VeLoRA."""
+def pair_token_bytes(
+    found: Sequence[PairWidths],
+    wire: str,
+    *,
+    value_bytes: int,
+    parts: int = DEFAULT_PARTS,
+    projected: str = ALL_INPUTS,
+) -> int:
+    """Bytes of pairs per token; ``parts`` and ``projected`` inputs are those of VeLoRA."""
     outputs = sum(one.outputs for one in found)
     signs = sum(one.sign_bytes for one in found) if wire in LOSSY else 0
     if wire == VELORA:
-        kept = sum(num_subtokens(one.inputs, min(parts, one.inputs)) for one in found if one.inputs)
+        kept = sum(
+            num_subtokens(one.inputs, min(parts, one.inputs))
+            if projected == ALL_INPUTS or one.inputs > one.outputs
+            else one.inputs
+            for one in found
+            if one.inputs
+        )
         return (kept + outputs) * value_bytes + signs
     values = sum(one.inputs for one in found) + outputs
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
@@ -218,6 +232,21 @@ def sent_pair_token_bytes(model: ModelFacts, wire: str) -> int:
     If users have several kinds of adapters, the maximum over the kinds.
     """
     return max([_of_kind(model, wire), *(_of_kind(kind, wire) for kind in model.kinds)])
+
+
+def check_pairs(job: Any, model: ModelFacts) -> None:
+    """Refuse pairs with projections of wide inputs where no adapter has one; raises ``JobError`` with the bytes."""
+    settings = job.offload
+    if settings.pairs != VELORA or settings.projected == ALL_INPUTS:
+        return
+    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (FLOAT32, VELORA))
+    if exact and projected >= exact:
+        raise JobError(
+            f"offload.pairs = {VELORA!r} saves nothing with adapter.config = {job.adapter.config!r}: no input is wider "
+            f"than the gradient beside it, so that a token of a block's pairs has {projected:,} bytes, not fewer than "
+            f"{exact:,}; set offload.pairs = {BFLOAT16!r} ({sent_pair_token_bytes(model, BFLOAT16):,} bytes), add LoRA "
+            "at down, or, at a loss of accuracy, set offload.projected = 'all'"
+        )
 
 
 def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:

@@ -58,7 +58,7 @@ from ringtune.schedule.operation_tables import Policy
 from ringtune.storage.strict import check_keys, read_dataclass, read_given
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
-from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, Memory, VeloraSettings, checked
+from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, VELORA, Memory, VeloraSettings, checked
 from ringtune.techniques.full_parameters import HiftSettings, with_adapter, without_default
 from ringtune.techniques.offload import OFF, OffloadSettings
 from ringtune.techniques.operations import OperationsSettings, with_table_read
@@ -310,6 +310,7 @@ class Job:
         * the other keys of ``operations``, with policy standard or a table;
         * the momentum, with another optimizer;
         * ``[velora]``, with ``memory.activations`` of ``"none"`` or ``"recompute"``;
+        * ``offload.projected``, with other ``offload.pairs`` than velora;
         * the rest of ``[offload]``, with ``offload.mode`` off; and ``data.user``, with this or ``offload.users`` joint;
         * ``placement.microbatches``, with a number of micro-batches.
 
@@ -329,6 +330,8 @@ class Job:
             tables["train"].pop("momentum", None)
         if overrides.get("memory.activations") in (NONE, RECOMPUTE):
             tables.pop("velora", None)
+        if overrides.get("offload.pairs", VELORA) != VELORA:
+            tables["offload"].pop("projected", None)
         if overrides.get("offload.mode") == OFF:
             tables.pop("offload")
         if overrides.get("offload.mode") == OFF or overrides.get("offload.users") == JOINT:

@@ -85,6 +85,10 @@ EXACT: Final = "float32"
 PAIRS: Final = (EXACT, "bfloat16", "velora")
 """Encodings of pairs on links: as computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
 
+ALL_INPUTS, WIDE = "all", "wide"
+PROJECTED: Final = (ALL_INPUTS, WIDE)
+"""Inputs that VeLoRA projects in pairs: all, or those that are wider than the gradient beside them."""
+
 JOINT: Final = "joint"
 ALONE: Final = "alone"
 COLLABORATION: Final = "collaboration"
@@ -108,6 +112,7 @@ class HelperSettings:
         merged: whether a host merges the adapters into their matrices, with the rounding of a matrix.
         overlap: whether a host begins the next step of a turn before its helper has updated; see ``Offload.lag``.
         users: one of ``USERS``; the users of rows are in ``techniques.offload``.
+        projected: one of ``PROJECTED``; only of pairs with projections.
     """
 
     interval: Annotated[int, Bounds(ge=1)] = 1
@@ -115,6 +120,7 @@ class HelperSettings:
     merged: bool = False
     overlap: bool = False
     users: Annotated[str, OneOf(USERS)] = JOINT
+    projected: Annotated[str, LATER, OneOf(PROJECTED)] = ALL_INPUTS
 
     def __post_init__(self) -> None:
         """Refuse unknown words, an interval below 1, and ``users`` with the wrong ``merged``; raises ``PlanError``."""

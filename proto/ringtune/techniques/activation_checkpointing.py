@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -14,7 +14,9 @@ from ringtune.schedule.saved_activations import (
     DEFAULT_PARTS,
     INITS,
     LAYERS,
+    RANDOM,
     check_named_once,
+    has_layer,
     is_adapter,
     ranges_to_json,
     within,
@@ -114,7 +116,7 @@ class VeloraSettings:
             that at ``down``, and at ``value`` if no other module reads the same tensor.
         parts: sub-tokens of an input; 32 parts of 768 values are sub-tokens of 24. One number of each is kept. 32 if
             neither ``parts`` nor ``values`` is set.
-        values: of a sub-token, in place of ``parts``; 768 values in sub-tokens of 32 are 24 parts.
+        values: values of a sub-token, in place of ``parts``; 768 values in sub-tokens of 32 are 24 parts.
         init: where the direction comes from on which sub-tokens are projected: their mean in the first micro-batch, in
             all so far, the first singular vector, or the seed.
     """
@@ -177,8 +179,28 @@ def smaller_settings(memory: Memory) -> Iterator[tuple[str, object]]:
         yield "memory.activations", AUTO
 
 
+def sites_that_save_nothing(plan: Plan, nodes: Sequence[Any]) -> list[str]:
+    """Warn of layers with VeLoRA whose input is kept in any case, because other modules read it too."""
+    velora, found = plan.course.velora, list[str]()
+    if velora is None or not nodes:
+        return found
+    for kept in nodes[0].model.kept_inputs:
+        count = velora.num_subtokens(kept.width)
+        has_dropout = nodes[0].shape.dropout > 0
+        saved = kept.saved_values(velora.layers, count, own_vectors=velora.init == RANDOM, has_dropout=has_dropout)
+        named = [layer for layer in kept.layers if has_layer(velora.layers, layer)]
+        others = [layer for layer in kept.layers if layer not in named]
+        if saved < 0 and others:
+            found.append(
+                f"velora.layers has {', '.join(named)}, but the same {kept.width} values a token are kept for "
+                f"{', '.join(others)}: it keeps {-saved} more; add the others, or leave it out"
+            )
+    return found
+
+
 TECHNIQUE: Final = Technique(
     name="activation_checkpointing",
     later_keys={"memory.activations": NONE},
     smaller_settings=lambda job: smaller_settings(job.memory),
+    notes=sites_that_save_nothing,
 )

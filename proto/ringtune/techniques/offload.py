@@ -22,13 +22,16 @@ from ringtune.models.adapter_support import merged_refusal, offload_refusal
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
+    ALL_INPUTS,
     ALONE,
     COLLABORATION,
     EXACT,
     IN_STEP,
     JOINT,
     PAIRS,
+    PROJECTED,
     USERS,
+    WIDE,
     Course,
     HelperSettings,
     stream_of,
@@ -65,6 +68,8 @@ class OffloadSettings:
             collaboration = they do, and every row goes through the sum of all sets.
         adapters: adapter configurations of single users, as in ``{"anna" = "linear"}``, who have them in place of
             ``adapter.config``.
+        projected: which inputs ``pairs = "velora"`` projects: those that are wider than the gradient that is sent with
+            them, as at ``down``, or all.
     """
 
     mode: Annotated[str | dict[str, str], InWords("off, auto, or a table of host = helper")] = field(default=OFF)
@@ -74,6 +79,7 @@ class OffloadSettings:
     overlap: bool = False
     users: Annotated[str, OneOf(USERS)] = JOINT
     adapters: Annotated[dict[str, str] | None, InWords("a table of user = adapter.config")] = None
+    projected: Annotated[str, OneOf(PROJECTED)] = WIDE
 
     def __post_init__(self) -> None:
         """Refuse unknown words, an interval out of range, odd tables, and hosts that would help themselves."""
@@ -82,12 +88,18 @@ class OffloadSettings:
         else:
             _check_map(self.mode)
         check_fields(self, where="offload", error=JobError)
-        odd = [name for name, value in dataclasses.asdict(IN_STEP).items() if getattr(self, name) != value]
+        others = {**dataclasses.asdict(IN_STEP), "projected": WIDE}
+        odd = [name for name, value in others.items() if getattr(self, name) != value]
         if not self.is_on and odd:
             name = odd[0]
             raise JobError(
                 f"offload.{name} = {getattr(self, name)!r} has no meaning with offload.mode = 'off'; set offload.mode, "
                 "or remove it"
+            )
+        if self.projected != WIDE and self.pairs != VELORA:
+            raise JobError(
+                f"offload.projected = {self.projected!r} has no meaning with offload.pairs = {self.pairs!r}; remove "
+                f"it, or set offload.pairs = {VELORA!r}"
             )
         try:
             _ = self.helper_settings
@@ -117,7 +129,12 @@ class OffloadSettings:
     def helper_settings(self) -> HelperSettings:
         """The settings that change how helpers fit."""
         return HelperSettings(
-            interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
+            interval=self.interval,
+            pairs=self.pairs,
+            merged=self.merged,
+            overlap=self.overlap,
+            users=self.users,
+            projected=self.projected if self.pairs == VELORA else ALL_INPUTS,
         )
 
     @property
@@ -300,7 +317,8 @@ def _check_settings(job: Any, plan: Plan) -> None:
 def _settings_text(settings: HelperSettings) -> str:
     more = [word for word, is_so in (("merged", settings.merged), ("overlap", settings.overlap)) if is_so]
     more += [f"users {settings.users}"] if settings.has_users else []
-    return ", ".join([f"interval {settings.interval}", f"pairs in {settings.pairs}", *more])
+    pairs = f"{settings.pairs} ({settings.projected})" if settings.pairs == VELORA else settings.pairs
+    return ", ".join([f"interval {settings.interval}", f"pairs in {pairs}", *more])
 
 
 def _text(helper_of: object) -> str:

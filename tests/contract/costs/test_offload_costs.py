@@ -16,6 +16,7 @@ from ringtune.costs.offload_costs import (
     FLOAT32,
     VELORA,
     SetBytes,
+    check_pairs,
     pair_token_bytes,
     pair_widths,
     set_bytes,
@@ -23,7 +24,7 @@ from ringtune.costs.offload_costs import (
     weight_bytes,
 )
 from ringtune.costs.profile import KindFacts, LinkFacts, ModelFacts, Profile, Work
-from ringtune.errors import PlanError
+from ringtune.errors import JobError, PlanError
 from ringtune.models.family import Widths
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import ALONE, COLLABORATION, Course, HelperSettings
@@ -36,6 +37,7 @@ from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped, helpers_by_host, max_changed
 from sim.prediction import predict
 from tests.support.cases import cases
+from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import TIMES, model_of, node, point
 
@@ -310,6 +312,23 @@ def test_pair_bytes_with_velora_have_a_number_for_each_part() -> None:
     found = pair_widths("lora", 0, dropout=0.0, **BASE)
     assert pair_token_bytes(found, FLOAT32, value_bytes=4) == 9216
     assert pair_token_bytes(found, VELORA, value_bytes=4) == 6272
+    assert pair_token_bytes(found, VELORA, value_bytes=4, projected="wide") == 9216
+    down = pair_widths("lora[selfattn_lora=False, output_lora=True]", 0, dropout=0.0, **BASE)
+    assert pair_token_bytes(down, FLOAT32, value_bytes=4) == 15360
+    assert pair_token_bytes(down, VELORA, value_bytes=4, projected="wide") == 3200
+
+
+def test_projections_that_make_no_pair_smaller_are_refused_with_the_bytes() -> None:
+    """Where an input is wider than the gradient beside it, or all are to be projected, they are not."""
+    lora = job(adapter__config="lora", offload__mode="auto", offload__pairs="velora")
+    model = dataclasses.replace(
+        model_of(PLAN), pair_token_bytes=9216, pair_rounded_token_bytes=4608, pair_projected_token_bytes=9216
+    )
+    with pytest.raises(JobError, match=r"has 9,216 bytes, not fewer than 9,216; .* 'bfloat16' \(4,608 bytes\)"):
+        check_pairs(lora, model)
+    check_pairs(lora, dataclasses.replace(model, pair_projected_token_bytes=9215))
+    check_pairs(lora.with_overrides({"offload.projected": "all"}), model)
+    check_pairs(lora.with_overrides({"offload.pairs": "bfloat16"}), model)
 
 
 def test_weight_bytes_are_those_of_the_block() -> None:

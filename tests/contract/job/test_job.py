@@ -342,6 +342,8 @@ _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
         ("[velora]", "[velora] has settings of memory.activations = 'velora', 'both' or 'auto', but this job has"),
         ("[memory]\nactivations = 'recompute'\n[velora]", "memory.activations = 'recompute'; remove the section or"),
         (f"{_VELORA}layers = ['adapter_down', 'adapter_down']", "velora.layers names a layer twice: adapter_down"),
+        (f"{_VELORA}layers = ['adapter_down', 'adapter_down:up']", "includes 'adapter_down:up'; keep one of them"),
+        (f"{_VELORA}parts = 32\nvalues = 32", "velora.parts = 32 and velora.values = 32 both set the sub-tokens"),
         (
             f"{_VELORA}layers = ['down']",
             "velora.layers has 'down', which does not train with adapter.config = 'seq_bn'",

@@ -37,6 +37,20 @@ def test_held_out_changes_the_result_and_its_absence_no_digest() -> None:
     assert job_digest(JOB) != job_digest(other)
 
 
+def test_parts_and_values_of_sub_tokens_clear_each_other() -> None:
+    """Without either there are 32 parts, with the digest that such jobs had before there were values."""
+    parts = JOB.with_overrides({"memory.activations": "velora"})
+    assert parts.velora is not None
+    assert (parts.velora.parts, parts.velora.values) == (32, None)
+    assert job_digest(parts) == "aea9b14d9923d36b4a0f7a66957ff79d902e0c7edc6caba77e7132927e540dc9"
+    values = parts.with_overrides({"velora.values": 24})
+    assert values.velora is not None
+    assert (values.velora.parts, values.velora.values) == (None, 24)
+    assert changed_keys(parts, values) == ("velora.parts", "velora.values")
+    assert values.with_overrides({"velora.parts": 32}) == parts
+    assert parse_job(values.to_toml(), source="test") == values
+
+
 MODEL = '[model]\npath = "m"\n'
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.saved_activations import Velora, merged, within
 from ringtune.schedule.units import Range
-from ringtune.techniques.activation_checkpointing import SlicePolicy
+from ringtune.techniques.activation_checkpointing import SlicePolicy, sites_that_save_nothing
 from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
+from tests.support.profiles import node
 
 PLAN = changed(
     make_plan([("a", 0, 2), ("b", 2, 3), ("c", 3, 4)], ["a"]),
@@ -40,3 +44,36 @@ def test_ranges_are_merged_and_cut() -> None:
     """Neighbours become one range; a cut leaves out what is outside."""
     assert merged([Range(2, 4), Range(0, 1), Range(1, 2), Range(6, 7)]) == (Range(0, 4), Range(6, 7))
     assert within((Range(0, 4), Range(6, 8)), 2, 7) == (Range(2, 4), Range(6, 7))
+
+
+@cases(
+    ("layers", "init", "dropout", "says"),
+    [
+        (("adapter_down:value",), "average", 0.0, "adapter_down:value, but the same 32 values a token are kept for "),
+        (("adapter_down:value",), "average", 0.1, ""),
+        (("adapter_down:query", "adapter_down:value"), "average", 0.0, ""),
+        (("adapter_down",), "random", 0.0, ""),
+        (("adapter_down:down",), "average", 0.0, ""),
+    ],
+)
+def test_site_whose_input_is_kept_in_any_case_is_told(
+    layers: tuple[str, ...], init: str, dropout: float, says: str
+) -> None:
+    """LoRA at query reads the same tensor; with dropout each has one of its own."""
+    inputs = (
+        KeptInput(layers=("adapter_down:query", "adapter_down:value"), width=32, readers=2, lora=2),
+        KeptInput(layers=("adapter_down:down",), width=128, lora=1),
+    )
+    facts = node(PLAN, "a")
+    facts = dataclasses.replace(
+        facts,
+        model=dataclasses.replace(facts.model, kept_inputs=inputs),
+        shape=dataclasses.replace(facts.shape, dropout=dropout),
+    )
+    velora = Velora(blocks=(Range(0, 4),), layers=layers, parts=8, init=init)
+    found = sites_that_save_nothing(changed(PLAN, velora=velora), [facts])
+    assert len(found) == bool(says)
+    assert all(
+        says in line and line.endswith("adapter_down:query: it keeps 8 more; add the others, or leave it out")
+        for line in found
+    )

@@ -23,6 +23,19 @@ def test_offload_is_read_back_as_written() -> None:
     assert parse_job(found.to_toml(), source="job.toml") == found
 
 
+def test_inputs_that_velora_projects_are_set_with_it_alone() -> None:
+    """Those that are wide by default, which has the digest of a job before there was a choice."""
+    helped = job(offload__mode="auto", offload__pairs="velora")
+    assert helped.offload.helper_settings.projected == "wide"
+    every = helped.with_overrides({"offload.projected": "all"})
+    assert changed_keys(helped, every) == ("offload.projected",)
+    assert every.with_overrides({"offload.pairs": "float32"}) == job(offload__mode="auto")
+    assert job(offload__mode="auto").offload.is_exact
+    for changes in ({"offload.mode": "auto"}, {}):
+        with pytest.raises(JobError, match=r"offload\.projected = 'all' has no meaning with offload\."):
+            job().with_overrides({**changes, "offload.projected": "all"})
+
+
 def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
     """A run does not go on with other helpers by mistake; a job without them keeps its digest."""
     helped = job(offload__mode={"a": "b"}, offload__interval=2)

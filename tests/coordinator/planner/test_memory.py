@@ -456,5 +456,11 @@ def test_given_plan_has_the_velora_of_its_job() -> None:
     ):
         with pytest.raises(PlanError, match=has):
             accept_plan(GivenPlan(plan=plan), job_with(other, **keys), two_nodes())
+    assert plan.course.velora is not None
+    former = dataclasses.replace(plan, course=dataclasses.replace(
+        plan.course, velora=dataclasses.replace(plan.course.velora, layers=("down",))
+    ))  # fmt: skip
+    with pytest.raises(PlanError, match=r"add --set 'velora\.layers=\[\"down\"\]', or plan anew"):
+        accept_plan(GivenPlan(plan=former), job_with("velora"), two_nodes())
     with pytest.raises(PlanError, match="the plan has no VeLoRA"):
         accept_plan(GivenPlan(plan=planned("none").plan), job_with("velora"), two_nodes())

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from edge.model.layouts import LAYOUTS
-from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
@@ -21,9 +21,11 @@ from ringtune.errors import IntegrityError, JobError
 from ringtune.job.job import parse_job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import ACTIVATIONS, keeps_result
+from ringtune.models.kept_inputs import kept_inputs as model_inputs
 from ringtune.schedule.saved_activations import INITS, Velora, subtoken_size
 from ringtune.schedule.units import Range
-from tests.support.literal_velora import every_layer
+from tests.support.cases import cases
+from tests.support.literal_velora import every_layer, make_literal
 from tests.support.tiny_families import MODEL_TYPES, PLUGGED, write_family
 
 
@@ -172,7 +174,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that makes two real blocks of a family."""
     root = tmp_path_factory.mktemp("models")
 
-    def make(model_type: str, adapter: str, dropout: float = 0.0, **config: Any) -> Skeleton:
+    def make(
+        model_type: str, adapter: str, dropout: float = 0.0, dtype: torch.dtype = torch.float32, **config: Any
+    ) -> Skeleton:
         folder = root / "-".join([model_type, *config.values()])
         if not folder.exists():
             write_family(folder, model_type, num_blocks=2, **config)
@@ -183,7 +187,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Any:
         skeleton = build_skeleton(folder, parse_job(text, source="test"))
         with SafetensorsFiles(folder) as weights:
             device = torch.device("cpu")
-            materialise(skeleton, weights, blocks=[0, 1], with_embedding=False, dtype=torch.float32, device=device)
+            materialise(skeleton, weights, blocks=[0, 1], with_embedding=False, dtype=dtype, device=device)
         return skeleton
 
     return make
@@ -194,10 +198,10 @@ def projections_of(skeleton: Skeleton, velora: Velora) -> Projections:
     return Projections(velora, skeleton, start=0, stop=2, seed=0)
 
 
-def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float) -> torch.Tensor:
+def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float, x: torch.Tensor | None = None) -> torch.Tensor:
     """What leaves two blocks, with the graph behind it."""
     runner = BlockRunner(skeleton, dropout=dropout, seed=0)
-    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)
+    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True) if x is None else x
     mask = torch.ones(ROWS, TOKENS, dtype=torch.int64)
     used: VectorsByLayer = {}
     around = None
@@ -312,6 +316,89 @@ def test_velora_keeps_one_projection_for_layers_of_one_input(build: Any) -> None
     projections = ROWS * TOKENS * 4 * 4 * 8
     vectors = 4 * (5 * WIDTH + inner) // 8
     assert kept[True] - kept[False] == pytest.approx(2 * (inputs - projections - vectors), abs=2 * vectors)
+
+
+LORA = "lora[r=2,attn_matrices=['q','v'],intermediate_lora=True,output_lora=True]"
+FUSED = "lora[r=2,attn_matrices=['q','v']]|linear[attn_matrices=['k'],output_lora=True]"
+
+
+def adapter_gradients(skeleton: Skeleton, run: Any) -> dict[str, torch.Tensor]:
+    """Gradients of all that trains in two blocks, with weights in which no matrix is zero."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: value for name, value in skeleton.model.named_parameters() if value.requires_grad}
+    weights = {name: value for name, value in weights.items() if ADAPTER in name and value.device.type != "meta"}
+    with torch.no_grad():
+        for value in weights.values():
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype))
+    x = torch.randn(ROWS, TOKENS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    run(x).square().sum().backward()
+    return {name: value.grad for name, value in weights.items() if value.grad is not None}
+
+
+@cases(
+    ("model_type", "adapter", "sites", "sub_tokens"),
+    [
+        *(("bert", LORA, (site,), {"parts": 8}) for site in ("query", "value", "up", "down")),
+        ("bert", LORA, ("value", "down"), {"parts": 0, "values": 6}),
+        ("llama", LORA, ("up", "down"), {"parts": 8}),
+        ("gpt2", FUSED, ("value",), {"parts": 0, "values": 5}),
+    ],
+)
+def test_one_site_has_the_gradient_of_the_formulas(
+    build: Any, model_type: str, adapter: str, sites: tuple[str, ...], sub_tokens: dict[str, Any]
+) -> None:
+    """In float64; all other weights have exact gradients, and those at the sites have others than without VeLoRA."""
+    velora = Velora(blocks=BLOCKS, layers=tuple(f"adapter_down:{site}" for site in sites), **sub_tokens)
+
+    def of_blocks(*, is_projected: bool, is_literal: bool = False) -> dict[str, torch.Tensor]:
+        skeleton = build(model_type, adapter, dtype=torch.float64)
+        if is_literal:
+            make_literal(skeleton.model, velora, seed=0)
+        return adapter_gradients(skeleton, lambda x: graph_of(skeleton, velora if is_projected else None, 0.0, x))
+
+    ours, literal = of_blocks(is_projected=True), of_blocks(is_projected=False, is_literal=True)
+    exact = of_blocks(is_projected=False)
+    paths = [f".{getattr(LAYOUTS[model_type], site)}." for site in sites]
+    assert ours.keys() == exact.keys()
+    for name, grad in ours.items():
+        assert torch.allclose(grad, literal[name], rtol=1e-9, atol=1e-9 * float(grad.abs().max())), name
+    changed = [name for name, grad in ours.items() if not torch.allclose(grad, exact[name], rtol=1e-6)]
+    assert len(changed) == 2 * len(sites)
+    assert all(any(path in name for path in paths) for name in changed)
+
+
+@cases(
+    ("model_type", "adapter", "sites"),
+    [
+        ("bert", LORA, ("down",)),
+        ("bert", LORA, ("value",)),
+        ("bert", LORA, ("value", "down")),
+        ("bert", LORA, ("query", "up")),
+        ("llama", LORA, ("up", "down")),
+        ("gpt2", FUSED, ("value", "down")),
+    ],
+)
+def test_graph_keeps_what_planning_counts(build: Any, model_type: str, adapter: str, sites: tuple[str, ...]) -> None:
+    """To the byte, but for the vectors, with dropout in LoRA and without."""
+    layers = tuple(f"adapter_down:{site}" for site in sites)
+    family = FAMILIES[model_type]
+    for init in ("average", "random"):
+        velora = Velora(blocks=BLOCKS, layers=layers, parts=8, init=init)
+        for dropout in (0.0, 0.1):
+            skeleton = build(model_type, adapter, dropout)
+            kept = []
+            for one in (None, velora):
+                weights = storage_bytes([*skeleton.model.parameters(), *skeleton.model.buffers()])
+                found = storage_bytes(saved_tensors(graph_of(skeleton, one, dropout)))
+                kept.append(sum(size for address, size in found.items() if address not in weights))
+            vectors = sum(-(-place.inputs // 8) for place in projections_of(skeleton, velora).layers[0]) * 2 * 4
+            inputs = (
+                one.saved_values(layers, velora.num_subtokens(one.width), own_vectors=init == "random",
+                                 has_dropout=dropout > 0)
+                for one in model_inputs(family, skeleton.model.config.to_dict(), adapter)
+            )  # fmt: skip
+            counted = 2 * 4 * ROWS * TOKENS * sum(inputs)
+            assert kept[0] - kept[1] == pytest.approx(counted, abs=vectors), (init, dropout)
 
 
 # ---- what is refused -------------------------------------------------------------------------------

@@ -41,15 +41,30 @@ def _velora() -> list[Case]:
         _job("a layer twice", VELORA + 'layers = ["adapter_down", "adapter_down"]', "velora.layers", "twice"),
         _job("a frozen layer", VELORA + 'layers = ["down"]', "velora.layers", "'down'", "does not train", "seq_bn"),
         _job("an adapter that is not there", FULL + VELORA + 'layers = ["adapter_down"]', "'adapter_down'", "full"),
+        _job("a site of no adapter", FULL + VELORA + 'layers = ["adapter_down:key"]', "'adapter_down:key'", "full"),
+        _job("a site twice", VELORA + 'layers = ["adapter_down", "adapter_down:up"]', "includes", "keep one of them"),
+        _job(
+            "sub-tokens twice", VELORA + "parts = 4\nvalues = 8", "velora.parts = 4", "velora.values = 8", "remove one"
+        ),
     ]
 
 
 def _of_the_model() -> list[Case]:
+    lora = '[adapter]\nconfig = "lora"\n'
     ia3 = '[adapter]\nconfig = "ia3"\n'
     heads = '[operations]\npolicy = "two-stage"\ncompute = 0.6\nheads = 1\n'
     return [
         _job("a gate that is not there", FULL + VELORA + 'layers = ["gate"]', "'gate'", "this model", arguments=PLAN),
         _job("more parts than values", VELORA + "parts = 33", "velora.parts is 33", "32 values", arguments=PLAN),
+        _job("more values than an input", VELORA + "values = 33", "velora.values is 33", "32 values", arguments=PLAN),
+        _job(
+            "a site without LoRA",
+            lora + VELORA + 'layers = ["adapter_down:up"]',
+            "'adapter_down:up'",
+            "those that train are adapter_down, adapter_down:query, adapter_down:value",
+            arguments=PLAN,
+        ),
+        _job("no LoRA at down", lora + VELORA, "output_lora=True", "velora.layers = ['adapter_down']", arguments=PLAN),
         _job("nothing to project", ia3 + VELORA, "VeLoRA has nothing to do", "'ia3'", "'recompute'", arguments=PLAN),
         _job("parts of the heads", VELORA + "parts = 4\n" + heads, "velora", "operations.heads = 0", arguments=PLAN),
     ]

@@ -30,6 +30,7 @@ from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import family_named
 from ringtune.models.folder import read_config
+from ringtune.schedule.course import ALL_INPUTS, WIDE
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.saved_activations import subtoken_size
 from ringtune.schedule.units import Range, Units
@@ -408,9 +409,9 @@ def recorded(both: offload.Trio, x: torch.Tensor, grad: torch.Tensor, *, micro: 
     return taken
 
 
-def wire_of(wire: str, models: AuxiliaryModels) -> PairWire:
+def wire_of(wire: str, models: AuxiliaryModels, projected: str = ALL_INPUTS) -> PairWire:
     """One end of a wire."""
-    return PairWire(wire, models.inputs, parts=PARTS, seed=3)
+    return PairWire(wire, models.inputs(projected), parts=PARTS, seed=3)
 
 
 @pytest.mark.parametrize(("adapter", "dropout"), [*((kind, 0.0) for kind in offload.KINDS), (offload.FUSED_LORA, 0.1)])
@@ -427,12 +428,14 @@ def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapte
     both = trio(folder, adapter, with_signs=True, dropout=dropout, task=task_of(model_type))
     x, grad = inputs_of(model_type, 1)
     pairs = recorded(both, x, grad)
-    for wire in WIRES:
+    for wire, projected in (*((wire, ALL_INPUTS) for wire in WIRES), ("velora", WIDE)):
         own = pairs if wire in LOSSY else {name: value for name, value in pairs.items() if not name.endswith(".signs")}
-        sender = wire_of(wire, both.helper)
+        sender = wire_of(wire, both.helper, projected)
         first, second = (sum(value.nbytes for value in sender.encode(own).values()) for _ in range(2))
-        assert second == pair_token_bytes(found, wire, value_bytes=8, parts=PARTS) * x.shape[0] * x.shape[1]
-        sizes = [subtoken_size(one.inputs, PARTS) for one in found if one.inputs]
+        counted = pair_token_bytes(found, wire, value_bytes=8, parts=PARTS, projected=projected)
+        assert second == counted * x.shape[0] * x.shape[1]
+        chosen = [one for one in found if one.inputs and (projected == ALL_INPUTS or one.inputs > one.outputs)]
+        sizes = [subtoken_size(one.inputs, PARTS) for one in chosen]
         assert first - second == (8 * sum(sizes) if wire == "velora" else 0)
     got = sent_and_read(wire_of("float32", both.helper), wire_of("float32", both.helper), pairs)
     assert got.keys() == pairs.keys() and all(torch.equal(got[name], pairs[name]) for name in pairs)
@@ -473,6 +476,20 @@ def test_bfloat16_wire_changes_an_update_by_less_than_a_hundredth(root: Path, mo
     vectors = [torch.cat([found[name].flatten() for name in sorted(plain)]) for found in (ours, plain)]
     bf16_gradient_error = float((vectors[0] - vectors[1]).norm() / vectors[1].norm())
     assert 1e-6 < bf16_gradient_error <= MAX_BF16_ERROR
+
+
+def test_velora_wire_of_wide_inputs_sends_the_others_as_they_are(root: Path) -> None:
+    """Beside ``down`` an input has 4 values for each of its gradient; query and value read as many as they give."""
+    both = trio(offload.family_folder(root, "bert"), "linear[attn_matrices=['q','v'],output_lora=True]")
+    pairs = recorded(both, *inputs_of("bert", 1))
+    ends = [wire_of("velora", both.helper, WIDE) for _ in range(2)]
+    got = sent_and_read(ends[0], ends[1], pairs)
+    assert got.keys() == pairs.keys()
+    changed = {name for name in pairs if not torch.equal(got[name], pairs[name])}
+    assert changed == {f"{block}.output.dense.ringtune.x" for block in range(NUM_BLOCKS)}
+    vectors = ends[0].vectors
+    assert vectors is not None
+    assert {f"{name}.x" for name in vectors.tensors()} == changed
 
 
 def test_velora_wire_rebuilds_what_lies_along_its_vector(root: Path) -> None:
