@@ -16,6 +16,7 @@ files of the next slice into its page cache.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -427,7 +428,7 @@ def load_from_disks(
     *,
     lease_s: float,
 ) -> MigratedState:
-    """Fetch blocks from other nodes' disks, and read those on this node's disk.
+    """Fetch blocks from other nodes' disks to files without a name, and read those on this node's disk.
 
     ``check`` is called with node and address, and raises an error if the node may not be reached there. A node without
     an answer is retried for ``lease_s`` seconds.
@@ -439,13 +440,17 @@ def load_from_disks(
     """
     node, step, attempt = options.name, goes_on.shard.step, saved.attempt
     parts, files, head = saved_parts(options.state, node, goes_on.run_id), list[Pieces](), None
+    fetched = functools.partial(fetch, step=step, lease_s=lease_s, attempt=attempt, folder=options.state)
     for source in saved.sources:
         if source.node != node:
-            terms = (goes_on.run_id, 0, [source], addresses, deadline_s, check)
-            files += fetch(*terms, step=step, lease_s=lease_s, attempt=attempt)
+            files += fetched(goes_on.run_id, 0, [source], addresses, deadline_s, check)
         else:
             files.append(_own_copies(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
-    if goes_on.holder == node:
+    if saved.head_from not in ("", node):
+        address = addresses.get(saved.head_from, "")
+        terms = (goes_on.run_id, step, saved.head_from, address, deadline_s, check)
+        head = fetch_head(*terms, lease_s=lease_s, attempt=attempt, sha256=saved.head_sha256, folder=options.state)
+    elif saved.head_from or goes_on.holder == node:
         head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
     return MigratedState(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
 

@@ -211,7 +211,7 @@ def _resume_shard(request: control_pb2.PrepareRequest) -> ResumeShard | None:
     if request.HasField("saved"):
         saved = request.saved
         sources = tuple(SavedSource(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
-        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256)
+        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256, saved.head_from)
         return ResumeShard(run, ShardRequest(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):
         return None

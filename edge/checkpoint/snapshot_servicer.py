@@ -6,16 +6,19 @@ import io
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import grpc
 
 from edge.checkpoint.snapshots import FILE, HEAD_FILE, MAX_BYTES, SnapshotShelf, TurnSnapshots, part_name
 from edge.checkpoint.state_folder import SavedParts
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.durable import temporary_file
+from ringtune.storage.pieces import OpenFilePieces, Pieces
 from ringtune.transport.channels import caller_of, open_channel
 from ringtune.transport.parties import Party, node_party, require_sender
 from ringtune.transport.retry import RetryState
@@ -36,8 +39,9 @@ def fetch(
     step: int | None = None,
     lease_s: float = 0.0,
     attempt: str = "",
+    folder: Path | None = None,
 ) -> tuple[Pieces, ...]:
-    """Fetch blocks of other nodes' snapshots into memory.
+    """Fetch blocks of other nodes' snapshots into memory, or with ``attempt`` to files.
 
     Args:
         run_id: of the run; with ``attempt`` the id under which shards are kept.
@@ -49,19 +53,22 @@ def fetch(
         step: fetch the copies kept after so many steps; None = the current snapshot.
         lease_s: seconds for which a node without an answer is retried.
         attempt: fetch from disks, as this run trained the blocks; empty = from memory.
+        folder: on the disk for the files; None = the one for temporary files.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
         FrameError: a node has no such snapshot in memory.
         IntegrityError: a received file is damaged.
         DeadlineError: the deadline is over.
+        StorageError: the disk is full.
     """
-    return tuple(
-        _fetched(
-            _request(run_id, placement_number, source, step, attempt), source, addresses, deadline_s, check, lease_s
-        )
-        for source in sources
-    )
+    found: list[Pieces] = []
+    for source in sources:
+        request, address = _request(run_id, placement_number, source, step, attempt), addresses.get(source.node, "")
+        check(source.node, address)
+        name = part_name(source.start, source.stop)
+        found.append(_received(request, name, source.node, address, deadline_s, lease_s, folder))
+    return tuple(found)
 
 
 def _request(
@@ -78,19 +85,6 @@ def _request(
     return request
 
 
-def _fetched(
-    request: control_pb2.SnapshotRequest,
-    source: Source | SavedSource,
-    addresses: Mapping[str, str],
-    deadline_s: float,
-    check: Callable[[str, str], None],
-    lease_s: float,
-) -> Pieces:
-    address = addresses.get(source.node, "")
-    check(source.node, address)
-    return _received(request, part_name(source.start, source.stop), source.node, address, deadline_s, lease_s)
-
-
 def fetch_head(
     run_id: str,
     step: int,
@@ -100,25 +94,45 @@ def fetch_head(
     check: Callable[[str, str], None],
     *,
     lease_s: float = 0.0,
+    attempt: str = "",
+    sha256: str = "",
+    folder: Path | None = None,
 ) -> Pieces:
-    """Fetch another node's copy of the head after ``step`` steps into memory; arguments and errors as for ``fetch``."""
+    """Fetch another node's copy of the head after ``step`` steps; arguments and errors as for ``fetch``.
+
+    With ``attempt`` it is in the shard with digest ``sha256``, or beside the shards.
+    """
     check(node, address)
-    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=True, step=step, is_head=True)
-    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s)
+    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=not attempt, step=step, is_head=True)
+    if attempt:
+        request.is_saved, request.attempt, request.sha256 = True, attempt, sha256
+    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s, folder)
 
 
 def _received(
-    request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float, lease_s: float
+    request: control_pb2.SnapshotRequest,
+    name: str,
+    node: str,
+    address: str,
+    deadline_s: float,
+    lease_s: float,
+    folder: Path | None,
 ) -> Pieces:
-    """Receive the file ``name`` from another node; a head is at most ``MAX_BYTES`` long."""
-    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head else None
+    """Receive the file ``name`` from another node, from its disk to this one's; a head in memory has a limit."""
+    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head and not request.is_saved else None
     with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
         state = RetryState(lease_s=lease_s, timeout_s=deadline_s - time.monotonic())
 
         def attempt() -> Pieces:
-            return _joined(stub.Fetch(request, timeout=max(0.1, state.left_s())), name, peer, state.hear, most_bytes)
+            chunks = stub.Fetch(request, timeout=max(0.1, state.left_s()))
+            file = temporary_file(folder) if request.is_saved else io.BytesIO()
+            try:
+                return _joined(chunks, file, name, peer, state.hear, most_bytes)
+            except BaseException:
+                file.close()
+                raise
 
         try:
             return state.repeat(attempt, peer=peer)
@@ -128,13 +142,13 @@ def _received(
 
 def _joined(
     chunks: Iterable[control_pb2.FileChunk],
+    file: BinaryIO,
     name: str,
     peer: str,
     on_progress: Callable[[], None],
     most_bytes: int | None,
 ) -> Pieces:
-    """Join the chunks of a file of at most ``most_bytes`` in memory."""
-    file = io.BytesIO()
+    """Join the chunks of a file of at most ``most_bytes`` in ``file``."""
     joiner = FileJoiner(name, file, source=peer)
     for chunk in chunks:
         on_progress()
@@ -142,8 +156,12 @@ def _joined(
             raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
         if most_bytes is not None and file.tell() + len(chunk.chunk) > most_bytes:
             raise IntegrityError(f"{peer} sends more than {most_bytes} B as {name}; use one version everywhere")
-        if joiner.add(chunk):
-            return Pieces.of(file.getbuffer())
+        try:
+            is_last = joiner.add(chunk)
+        except OSError as error:
+            raise StorageError(f"{name} from {peer} can't be written: {error.strerror}; make room") from error
+        if is_last:
+            return Pieces.of(file.getbuffer()) if isinstance(file, io.BytesIO) else OpenFilePieces(file)
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 
@@ -222,6 +240,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             saved = self._saved(request.run_id)
             if saved is None:
                 raise IntegrityError(f"this node has no folder, so it has nothing of run {request.run_id}")
+            if request.is_head:
+                return saved.head(request.step, request.attempt, sha256=request.sha256)
             asked = (request.step, request.attempt, request.start, request.stop)
             return saved.part(*asked, sha256=request.sha256)
         if request.is_head:

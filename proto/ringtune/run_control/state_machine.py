@@ -316,6 +316,8 @@ class RunStateMachine:
         )  # those of past placements may lack
         self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
         part = self._migration.part
+        if plan.placements[-1] != part.placement and (why := stay_reason(plan.course, plan.placements)):
+            raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
         self._enter("preparing", now_s, commands, part.nodes)
         commands += [rd.Prepare(node, part) for node in part.nodes]
         if self._goes_back and self._start_point is None and self._policy.begins_anew:
