@@ -261,7 +261,14 @@ class AgentServer:
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
             add_probe_sink(server)
             control_pb2_grpc.add_SnapshotsServicer_to_server(
-                SnapshotServicer(agent.moves.shelf, agent.moves.kept, agent.moves.saved), server
+                SnapshotServicer(
+                    agent.moves.shelf,
+                    agent.moves.kept,
+                    agent.moves.saved,
+                    agent.moves.save_copy,
+                    agent.options.state,
+                ),
+                server,
             )
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)

@@ -26,6 +26,7 @@ from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _MIN_S = 60.0
+_MAX_SAVED_BYTES = 1 << 38
 
 
 def fetch(
@@ -169,12 +170,13 @@ def push(
     run_id: str,
     step: int,
     node: str,
-    file: bytes,
+    file: bytes | Pieces,
     holder: str,
     address: str,
     timeout_s: float,
     *,
     is_head: bool = False,
+    is_saved: bool = False,
     placement_number: int = 0,
 ) -> None:
     """Send another node a copy of this node's trained blocks or head.
@@ -188,6 +190,7 @@ def push(
         address: of the holder.
         timeout_s: until the holder has the copy; at least 60 s are used.
         is_head: whether the copy is a head, and no blocks.
+        is_saved: whether it is of a checkpoint, for the holder's disk.
         placement_number: of the placement in which this node trained it.
 
     Raises:
@@ -198,12 +201,18 @@ def push(
     """
 
     def chunks() -> Iterator[control_pb2.KeepChunk]:
-        for number, chunk in enumerate(cut_pieces(FILE, [file])):
+        for number, chunk in enumerate(cut_pieces(FILE, [file] if isinstance(file, bytes) else file)):
             if number:
                 yield control_pb2.KeepChunk(file=chunk)
             else:
                 yield control_pb2.KeepChunk(
-                    run_id=run_id, step=step, node=node, is_head=is_head, file=chunk, placement_number=placement_number
+                    run_id=run_id,
+                    step=step,
+                    node=node,
+                    is_head=is_head,
+                    is_saved=is_saved,
+                    file=chunk,
+                    placement_number=placement_number,
                 )
 
     with open_channel(address, peer=node_party(holder)) as channel:
@@ -220,12 +229,19 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         shelf: the snapshot of a migration.
         kept: trained blocks and heads at the ends of turns, of this node and of the host before it in the ring.
         saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
+        save: writes a copy of another node's checkpoint of a step to the disk; ``folder`` is for it while it arrives.
+        folder: None = the one for temporary files.
     """
 
     def __init__(
-        self, shelf: SnapshotShelf, kept: TurnSnapshots, saved: Callable[[str], SavedParts | None] = lambda run_id: None
+        self,
+        shelf: SnapshotShelf,
+        kept: TurnSnapshots,
+        saved: Callable[[str], SavedParts | None] = lambda run_id: None,
+        save: Callable[[str, int, Pieces], None] = lambda run_id, step, content: None,
+        folder: Path | None = None,
     ) -> None:
-        self._shelf, self._kept, self._saved = shelf, kept, saved
+        self._shelf, self._kept, self._saved, self._save, self._folder = shelf, kept, saved, save, folder
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
@@ -259,7 +275,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         return control_pb2.Empty()
 
     def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
-        """Receive a copy of at most ``MAX_BYTES`` into memory, of the run that is active here.
+        """Receive a copy of the run that is active here: of at most ``MAX_BYTES`` into memory, or to the disk.
 
         Raises:
             FrameError: the copy is of another run, or of a placement before a recovery.
@@ -268,22 +284,17 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         """
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)
-        peer, file = f"node {first.node}", io.BytesIO()
+        peer = f"node {first.node}"
         if not first.node:
             raise IntegrityError("a copy does not say whose it is; use one version on all machines")
         require_sender(caller, first.node)
-        joiner = FileJoiner(FILE, file, source=peer)
-        for chunk in itertools.chain([first], chunks):
-            if chunk.file.path != FILE or file.tell() + len(chunk.file.chunk) > MAX_BYTES:
-                raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
-            if joiner.add(chunk.file):
-                if first.is_head:
-                    self._kept.keep_head(
-                        first.run_id, first.step, file.getvalue(), placement_number=first.placement_number
-                    )
-                else:
-                    self._kept.keep(
-                        first.run_id, first.step, first.node, file.getvalue(), placement_number=first.placement_number
-                    )
-                return
-        raise IntegrityError(f"{FILE} from {peer} is not complete; try again")
+        files = (chunk.file for chunk in itertools.chain([first], chunks))
+        if first.is_saved:
+            with temporary_file(self._folder) as file:
+                self._save(first.run_id, first.step, _joined(files, file, FILE, peer, lambda: None, _MAX_SAVED_BYTES))
+            return
+        copy, number = bytes(_joined(files, io.BytesIO(), FILE, peer, lambda: None, MAX_BYTES)), first.placement_number
+        if first.is_head:
+            self._kept.keep_head(first.run_id, first.step, copy, placement_number=number)
+        else:
+            self._kept.keep(first.run_id, first.step, first.node, copy, placement_number=number)

@@ -299,7 +299,7 @@ class RunStateMachine:
     def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
         if self.phase != "planning":
             return
-        if self._recovers and plan.placement.copies:
+        if self._recovers and plan.goes_back:
             if why := stay_reason(plan.course, plan.placements):
                 raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
@@ -326,7 +326,7 @@ class RunStateMachine:
     @property
     def _goes_back(self) -> bool:
         """Whether the run can go back to the end of a turn, because its nodes keep copies."""
-        return self._recovers and self.plan is not None and self.plan.placement.copies
+        return self._recovers and self.plan is not None and self.plan.goes_back
 
     @property
     def _required_plan(self) -> Plan:
@@ -650,7 +650,7 @@ class RunStateMachine:
             grants.close(turn)
             commands.append(rd.LogTurn(turn))
             unfreezing, evaluations = grants.depths.unfreezing, grants.stopping.settled
-            if turn.kind is StepKind.TRAIN and self._required_migration.part.placement.copies:
+            if turn.kind is StepKind.TRAIN and self._required_migration.part.goes_back:
                 commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))

@@ -688,20 +688,22 @@ class SnapshotRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
-    __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number")
+    __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number", "is_saved")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     node: str
     file: FileChunk
     is_head: bool
     placement_number: int
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., placement_number: _Optional[int] = ...) -> None: ...
+    is_saved: bool
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., placement_number: _Optional[int] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")

@@ -362,6 +362,14 @@ def test_rounds_prepare_when_the_plan_comes() -> None:
     assert [command.at_s for command in commands if isinstance(command, SetTimer)] == [60.0]
 
 
+def test_rounds_whose_copies_are_on_disks_end_with_a_lost_host() -> None:
+    """Where all parameters train: the run can be resumed without it, and lines are logged as they come."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, method=Hift())
+    rounds = trained_rounds(plan.with_copies(True), recovery=RecoveryPolicy())
+    commands = rounds.handle(rd.NodeFailed("a", "PeerLostError", "node b is lost", "b"), 1.0)
+    assert kinds(commands)[-1] == "Finish" and rounds.phase == "failed"
+
+
 @cases(("placement_number", "finish"), [(0, "PlanError"), (1, "")])
 def test_rounds_of_all_parameters_move_between_two_runs_only(placement_number: int, finish: str) -> None:
     """A plan with a later placement is refused, one of a resumed run that begins in its last placement is not."""
