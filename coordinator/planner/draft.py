@@ -363,7 +363,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         private_blocks=private_blocks,
         state_on_disk=job.keeps_state_on_disk,
         keeps_best=job.keeps_best_on_disk,
-        copies=job.recovery.copies == NEXT and not stay_reason(course, ()),
+        copies=job.recovery.copies == NEXT and not stay_reason(course, (), from_disks=True),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
     )

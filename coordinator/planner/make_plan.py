@@ -47,7 +47,15 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
-from ringtune.costs.memory_estimate import BEST, CHECKPOINTS, DiskNeeds, fullest, parts_memory, refuse_full_moves
+from ringtune.costs.memory_estimate import (
+    BEST,
+    CHECKPOINT_COPIES,
+    CHECKPOINTS,
+    DiskNeeds,
+    fullest,
+    parts_memory,
+    refuse_full_moves,
+)
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
@@ -511,7 +519,7 @@ def _refuse_part_if_full(
     for node in plan.nodes:
         piece, free_bytes = plan.slice_of(node), facts[node].state_free_bytes
         needs = caps.disk_of(plan, node)
-        all_needs[node] = needs = needs.but(CHECKPOINTS).but(BEST) if goes_on else needs
+        all_needs[node] = needs = needs.but(CHECKPOINTS, BEST, CHECKPOINT_COPIES) if goes_on else needs
         if free_bytes is not None and needs.total_bytes > free_bytes:
             raise disk_refusal(facts[node], piece.start, piece.stop, needs)
     refuse_full_shared_disks(facts, all_needs)

@@ -39,6 +39,7 @@ class Planned:
         profile: that the plan was made with; times of alike nodes are equal.
         left_out: settings of the job that the plan does not have, each with its reason, for example helpers of hosts
             without trainable blocks.
+        told: what else the user should know of the plan.
         num_searched: number of layouts searched; 0 for a plan that was made before.
     """
 
@@ -47,6 +48,7 @@ class Planned:
     choice: Choice | None = None
     profile: Profile | None = None
     left_out: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     helping: HelpersReason | None = None
     replicas: ReplicasReason | None = None
     phases: PhasesReason | None = None
@@ -68,7 +70,7 @@ class Planned:
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
         nodes = self.profile.nodes if self.profile else ()
         notes = [note for technique in TECHNIQUES for note in technique.notes(self.plan, nodes)]
-        return "; ".join([*self.left_out, *notes, *cut])
+        return "; ".join([*self.left_out, *self.told, *notes, *cut])
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -199,12 +201,24 @@ def with_copies(
     ``fitting`` returns a plan with its memory; raises ``CapacityError`` if a node has too little.
 
     Raises:
-        PlanError: the job requires copies, and the run can't move from its placement.
+        PlanError: the job requires copies, and the run can't move from its placement, or has no checkpoints to copy.
         CapacityError: the job requires copies, for which a node has no memory.
     """
     plan, wanted = planned.plan, job.recovery.copies
     if wanted == NONE or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
+    if plan.course.method.full_parameters and wanted == NEXT:
+        why = stay_reason(plan.course, plan.placements, from_disks=True)
+        if why or not plan.course.checkpoint_every:
+            why = why or "train.checkpoint_every = 0, so there are none"
+            raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
+        found = _as_said(planned, fitting, copies=True)
+        most = _copied_bytes(job, found.plan, facts)
+        said = (
+            f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of the next host, "
+            "so that the run can be resumed without a lost one; predictions leave this out"
+        )
+        return dataclasses.replace(found, told=(*planned.told, said))
     if why := stay_reason(plan.course, plan.placements):
         if wanted == NEXT:
             raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
@@ -221,7 +235,7 @@ def with_copies(
 
 def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
     """Name the nodes that keep copies of the last turns and their bytes; empty without copies."""
-    if not plan.placement.copies:
+    if not plan.goes_back:
         return []
     kept = {node: memory[node].parts()["kept"] for node in plan.nodes if node in memory}
     each = ", ".join(f"{node} {format_bytes(size)}" for node, size in kept.items() if size)
@@ -236,17 +250,20 @@ def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bo
     return dataclasses.replace(planned, plan=changed, memory=fitting(changed).memory)
 
 
+def _copied_bytes(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> int:
+    """Bytes of weights and optimizer state that one node would copy to another at a time, at most."""
+    sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
+    return max(end_of_turn_bytes(plan.course, Share.of(plan, one), sizes) for one in plan.nodes)
+
+
 def _without(
     job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
 ) -> Planned:
     """Return the plan without copies, with the reason and the bytes that they would take."""
-    plan = planned.plan
-    node = facts[plan.nodes[0]]
-    sizes = Sizes.at(plan.course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
-    most = max(end_of_turn_bytes(plan.course, Share.of(plan, one), sizes) for one in plan.nodes)
+    most, is_full = _copied_bytes(job, planned.plan, facts), planned.plan.course.method.full_parameters
     said = (
         f"no copies of trained blocks are kept, {format_bytes(most)} a turn at most: {why}; the run can be resumed "
-        "from checkpoints on the disks"
+        "from checkpoints on the disks" + "; recovery.copies = 'next' copies those to the next host's" * is_full
     )
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 

@@ -11,7 +11,8 @@ A run resumes from the newest step that is on disks, however it is saved::
         one is not                                              the same, in a placement of those that are there
     else                                                        an older checkpoint
 
-A run with a method that forbids moves needs its own nodes and shards.
+A run with a method that forbids moves needs its own nodes and shards. Where all parameters train, every owner has
+embedding and head, and takes them from its own shard, or from that of another owner.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class ResumePoint(NamedTuple):
         start: the point from which it resumes.
         sources: by node, of its blocks; None = each has all in its shard.
         head_sha256: of the holder's shard that has the head; empty = a file beside it, or that of ``manifest``.
+        heads: where every owner has a head: owner -> the node that has it on its disk, and the digest of its shard.
         told: what the user should know.
     """
 
@@ -70,6 +72,7 @@ class ResumePoint(NamedTuple):
     start: StartPoint
     sources: Mapping[str, tuple[SavedSource, ...]] | None = None
     head_sha256: str = ""
+    heads: Mapping[str, tuple[str, str]] = {}
     told: str = ""
 
 
@@ -131,12 +134,17 @@ class ResumeChooser:
         plan = self._resume.plan
         planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
         start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
-        return ResumePoint(manifest, dataclasses.replace(planned, plan=plan), start, told=self._told_best(manifest))
+        return ResumePoint(
+            manifest,
+            dataclasses.replace(planned, plan=plan),
+            start,
+            told=self._told_best(manifest, manifest.placement_number),
+        )
 
     def _from_disks(self, manifest: CheckpointManifest, why: str) -> ResumePoint | str:
         """Resume from shards on any disk, or say why not."""
         plan = self._resume.plan
-        if stays := stay_reason(plan.course, plan.placements):
+        if stays := stay_reason(plan.course, plan.placements, from_disks=True):
             return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
         course = self._course(manifest)
         if isinstance(course, str):
@@ -150,8 +158,11 @@ class ResumeChooser:
         after, part, planned = self._placed(manifest, course)
         start = self._start(manifest, course, head[0], part.placement.placement_number)
         sources = {node: where.sources(part.placement, node) for node in part.nodes}
+        heads = {}
+        if course.method.full_parameters:
+            heads = {owner: where.head_for(owner, owners) or head for owner in owners}
         told = self._told(manifest, course, part.placement.placement_number, why)
-        return ResumePoint(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], told)
+        return ResumePoint(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], heads, told)
 
     def _course(self, manifest: CheckpointManifest) -> Course | str:
         """The course without the owners that are not there, or why the run waits for them."""
@@ -192,7 +203,7 @@ class ResumeChooser:
 
     def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
         before, unfreezing, evaluations = self._resume.plan.course, manifest.unfreezing, manifest.evaluations
-        if self._lacks_best(manifest):
+        if self._lacks_best(manifest, placement_number):
             evaluations = dataclasses.replace(evaluations, best=None, best_step=0)
         return StartPoint.of(
             course,
@@ -204,8 +215,11 @@ class ResumeChooser:
             placement_number=placement_number,
         )
 
-    def _lacks_best(self, manifest: CheckpointManifest) -> tuple[str, ...]:
-        """The nodes of the manifest's placement without their part of its best result, where nodes keep it."""
+    def _lacks_best(self, manifest: CheckpointManifest, placement_number: int) -> tuple[str, ...]:
+        """The nodes of the manifest's placement without their part of its best result, where nodes keep it.
+
+        All of them where the run is resumed in another placement: nodes would send other blocks.
+        """
         known = manifest.evaluations
         if known.best is None or not self._job.keeps_best_on_disk:
             return ()
@@ -215,15 +229,19 @@ class ResumeChooser:
             for one in parts
             if one.is_best and one.step == known.best_step
         }
-        return tuple(node for node in self._resume.plan.at(manifest.placement_number).nodes if node not in has)
+        nodes, moves = (
+            self._resume.plan.at(manifest.placement_number).nodes,
+            manifest.placement_number != placement_number,
+        )
+        return tuple(node for node in nodes if moves or node not in has)
 
-    def _told_best(self, manifest: CheckpointManifest) -> str:
-        nodes = ", ".join(self._lacks_best(manifest))
+    def _told_best(self, manifest: CheckpointManifest, placement_number: int) -> str:
+        nodes = ", ".join(self._lacks_best(manifest, placement_number))
         if not nodes:
             return ""
         return (
-            f"the best result so far, that of step {manifest.evaluations.best_step}, is not whole: its part at node "
-            f"{nodes} is missing; the best of the evaluations from here on is kept"
+            f"the best result so far, that of step {manifest.evaluations.best_step}, can't be kept: the part of node "
+            f"{nodes} is missing, or the blocks are placed anew; the best of the evaluations from here on is kept"
         )
 
     def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
@@ -231,9 +249,11 @@ class ResumeChooser:
             return ""
         out = [one.owner.node for one in course.left_out[len(self._resume.plan.course.left_out) :]]
         rows = f"; the rows of {', '.join(out)} are left out, so that the run ends with step {course.num_steps}"
+        best = self._told_best(manifest, placement_number)
         return (
             f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
             + rows * bool(out)
+            + f"; {best}" * bool(best)
         )
 
     def _check_model(self, found: ResumePoint) -> None:
@@ -381,6 +401,8 @@ class CheckpointManager:
             return
         request.saved.step, request.saved.attempt = manifest.step, manifest.attempt or self._run_id
         request.saved.head_sha256 = self._chosen.head_sha256
+        if node in self._chosen.heads:
+            request.saved.head_from, request.saved.head_sha256 = self._chosen.heads[node]
         for source in sources[node]:
             request.saved.sources.add(**source._asdict())  # fields have the same names
 

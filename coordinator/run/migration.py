@@ -68,7 +68,7 @@ class MigrationDriver:
         self.part = part
         self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
         self._calls, self._put = calls, put
-        self._wait_s, self._recovers = job.runtime.wait_s, part.placement.copies
+        self._wait_s, self._recovers = job.runtime.wait_s, part.goes_back
         self._place()
 
     def prepare(self, command: rd.Prepare, saved: Mapping[str, Pieces] | None) -> None:

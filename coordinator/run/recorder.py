@@ -222,7 +222,7 @@ class RunRecorder:
             case rd.LogStep(turn, seq, step, depth, values):
                 ended_unix_s = self._ends_unix_s.pop(seq)
                 progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
-                if not self._plan.placement.copies:  # else it was shown when it was done
+                if not self._plan.goes_back:  # else it was shown when it was done
                     self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
             case rd.ShowStep(turn, seq, step, depth, values):
                 done = {"seq": seq, "num_steps": self._plan.course.num_steps}

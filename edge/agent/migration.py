@@ -16,6 +16,7 @@ files of the next slice into its page cache.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from edge.checkpoint.shard_saver import ResumeShard, SavedStart, Saver, finish_r
 from edge.checkpoint.snapshot_servicer import fetch, fetch_head
 from edge.checkpoint.snapshots import MigratedState, SnapshotFile, SnapshotShelf, TurnSnapshots, metadata
 from edge.checkpoint.state_folder import SavedParts
-from edge.checkpoint.turn_snapshots import TurnSnapshotter, save_turns
+from edge.checkpoint.turn_snapshots import CheckpointCopier, CopySender, TurnSnapshotter, save_turns
 from edge.options import AgentOptions
 from edge.runtime.loop import AgentRun
 from ringtune.errors import (
@@ -140,11 +141,32 @@ class AgentMigration:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
         return json.dumps(active.figures())
 
-    def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnSnapshotter | None:
-        """Make the ``TurnSnapshotter`` of a run; None if its placement has no copies."""
+    def keeper(
+        self, active: ActiveRun, job: Job, addresses: Mapping[str, str]
+    ) -> TurnSnapshotter | CheckpointCopier | None:
+        """Make what copies the ends of turns, or checkpoints, of a run; None if its placement has no copies."""
         if not active.plan.placement.copies:
             return None
         saver = active.saver
+        sender = CopySender(
+            active.run_id,
+            self._node,
+            active.plan.placement.placement_number,
+            addresses=addresses,
+            patience_s=job.runtime.lease_s,
+            on_lost=active.on_link_lost,
+        )
+        if not active.plan.goes_back:
+            self.kept.begin(active.run_id)
+            parts, piece = (
+                self.saved(saver.place[0] if saver is not None else active.run_id),
+                active.plan.slice_of(self._node),
+            )
+
+            def blocks(step: int) -> Pieces:
+                return _own_copies(parts, self._node).own_blocks(step, active.run_id, piece.start, piece.stop)
+
+            return CheckpointCopier(active.plan, self._node, blocks, sender)
         self._place = saver.place if saver is not None else ("", "")
         has_checkpoints = saver is not None and active.plan.course.checkpoint_every > 0
         return TurnSnapshotter(
@@ -154,9 +176,7 @@ class AgentMigration:
             active.executor,
             self.kept,
             make_file=self._agent.backend().kept_file,
-            addresses=addresses,
-            patience_s=job.runtime.lease_s,
-            on_lost=active.on_link_lost,
+            sender=sender,
             save=self._saving(active.run_id, saver) if saver is not None and has_checkpoints else None,
         )
 
@@ -170,6 +190,20 @@ class AgentMigration:
                 _LOG.warning("node %s keeps no copy on its disk: %s", self._node, error)
 
         return save
+
+    def save_copy(self, run_id: str, step: int, content: Pieces) -> None:
+        """Write another node's blocks of a checkpoint to this disk; a full disk loses the copy, not the run.
+
+        Raises:
+            FrameError: the run is not active here, or keeps nothing on this disk.
+        """
+        active = self._agent.current()
+        if active is None or active.run_id != run_id or active.saver is None:
+            raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id}; prepare it first")
+        try:
+            active.saver.parts().write(step, run_id, content, is_head=False)
+        except StorageError as error:
+            _LOG.warning("node %s keeps no copy on its disk: %s", self._node, error)
 
     def save(self) -> None:
         """Write all snapshots of ends of turns to the disk; on the compute thread, after the run's end."""
@@ -427,7 +461,7 @@ def load_from_disks(
     *,
     lease_s: float,
 ) -> MigratedState:
-    """Fetch blocks from other nodes' disks, and read those on this node's disk.
+    """Fetch blocks from other nodes' disks to files without a name, and read those on this node's disk.
 
     ``check`` is called with node and address, and raises an error if the node may not be reached there. A node without
     an answer is retried for ``lease_s`` seconds.
@@ -439,13 +473,17 @@ def load_from_disks(
     """
     node, step, attempt = options.name, goes_on.shard.step, saved.attempt
     parts, files, head = saved_parts(options.state, node, goes_on.run_id), list[Pieces](), None
+    fetched = functools.partial(fetch, step=step, lease_s=lease_s, attempt=attempt, folder=options.state)
     for source in saved.sources:
         if source.node != node:
-            terms = (goes_on.run_id, 0, [source], addresses, deadline_s, check)
-            files += fetch(*terms, step=step, lease_s=lease_s, attempt=attempt)
+            files += fetched(goes_on.run_id, 0, [source], addresses, deadline_s, check)
         else:
             files.append(_own_copies(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
-    if goes_on.holder == node:
+    if saved.head_from not in ("", node):
+        address = addresses.get(saved.head_from, "")
+        terms = (goes_on.run_id, step, saved.head_from, address, deadline_s, check)
+        head = fetch_head(*terms, lease_s=lease_s, attempt=attempt, sha256=saved.head_sha256, folder=options.state)
+    elif saved.head_from or goes_on.holder == node:
         head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
     return MigratedState(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
 

@@ -211,7 +211,7 @@ def _resume_shard(request: control_pb2.PrepareRequest) -> ResumeShard | None:
     if request.HasField("saved"):
         saved = request.saved
         sources = tuple(SavedSource(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
-        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256)
+        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256, saved.head_from)
         return ResumeShard(run, ShardRequest(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):
         return None
@@ -261,7 +261,14 @@ class AgentServer:
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
             add_probe_sink(server)
             control_pb2_grpc.add_SnapshotsServicer_to_server(
-                SnapshotServicer(agent.moves.shelf, agent.moves.kept, agent.moves.saved), server
+                SnapshotServicer(
+                    agent.moves.shelf,
+                    agent.moves.kept,
+                    agent.moves.saved,
+                    agent.moves.save_copy,
+                    agent.options.state,
+                ),
+                server,
             )
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)

@@ -174,12 +174,14 @@ class SavedStart(NamedTuple):
     Attributes:
         attempt: id of the run that trained the blocks.
         sources: of the blocks.
-        head_sha256: digest of this node's shard that has the head; empty = a head file beside the shards.
+        head_sha256: digest of the shard that has the head; empty = a head file beside the shards.
+        head_from: at an owner where every owner has embedding and head: the node that has them on its disk.
     """
 
     attempt: str
     sources: tuple[SavedSource, ...]
     head_sha256: str = ""
+    head_from: str = ""
 
 
 class ResumeShard(NamedTuple):

@@ -6,16 +6,19 @@ import io
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import grpc
 
 from edge.checkpoint.snapshots import FILE, HEAD_FILE, MAX_BYTES, SnapshotShelf, TurnSnapshots, part_name
 from edge.checkpoint.state_folder import SavedParts
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.durable import temporary_file
+from ringtune.storage.pieces import OpenFilePieces, Pieces
 from ringtune.transport.channels import caller_of, open_channel
 from ringtune.transport.parties import Party, node_party, require_sender
 from ringtune.transport.retry import RetryState
@@ -23,6 +26,7 @@ from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _MIN_S = 60.0
+_MAX_SAVED_BYTES = 1 << 38
 
 
 def fetch(
@@ -36,8 +40,9 @@ def fetch(
     step: int | None = None,
     lease_s: float = 0.0,
     attempt: str = "",
+    folder: Path | None = None,
 ) -> tuple[Pieces, ...]:
-    """Fetch blocks of other nodes' snapshots into memory.
+    """Fetch blocks of other nodes' snapshots into memory, or with ``attempt`` to files.
 
     Args:
         run_id: of the run; with ``attempt`` the id under which shards are kept.
@@ -49,19 +54,22 @@ def fetch(
         step: fetch the copies kept after so many steps; None = the current snapshot.
         lease_s: seconds for which a node without an answer is retried.
         attempt: fetch from disks, as this run trained the blocks; empty = from memory.
+        folder: on the disk for the files; None = the one for temporary files.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
         FrameError: a node has no such snapshot in memory.
         IntegrityError: a received file is damaged.
         DeadlineError: the deadline is over.
+        StorageError: the disk is full.
     """
-    return tuple(
-        _fetched(
-            _request(run_id, placement_number, source, step, attempt), source, addresses, deadline_s, check, lease_s
-        )
-        for source in sources
-    )
+    found: list[Pieces] = []
+    for source in sources:
+        request, address = _request(run_id, placement_number, source, step, attempt), addresses.get(source.node, "")
+        check(source.node, address)
+        name = part_name(source.start, source.stop)
+        found.append(_received(request, name, source.node, address, deadline_s, lease_s, folder))
+    return tuple(found)
 
 
 def _request(
@@ -78,19 +86,6 @@ def _request(
     return request
 
 
-def _fetched(
-    request: control_pb2.SnapshotRequest,
-    source: Source | SavedSource,
-    addresses: Mapping[str, str],
-    deadline_s: float,
-    check: Callable[[str, str], None],
-    lease_s: float,
-) -> Pieces:
-    address = addresses.get(source.node, "")
-    check(source.node, address)
-    return _received(request, part_name(source.start, source.stop), source.node, address, deadline_s, lease_s)
-
-
 def fetch_head(
     run_id: str,
     step: int,
@@ -100,25 +95,45 @@ def fetch_head(
     check: Callable[[str, str], None],
     *,
     lease_s: float = 0.0,
+    attempt: str = "",
+    sha256: str = "",
+    folder: Path | None = None,
 ) -> Pieces:
-    """Fetch another node's copy of the head after ``step`` steps into memory; arguments and errors as for ``fetch``."""
+    """Fetch another node's copy of the head after ``step`` steps; arguments and errors as for ``fetch``.
+
+    With ``attempt`` it is in the shard with digest ``sha256``, or beside the shards.
+    """
     check(node, address)
-    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=True, step=step, is_head=True)
-    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s)
+    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=not attempt, step=step, is_head=True)
+    if attempt:
+        request.is_saved, request.attempt, request.sha256 = True, attempt, sha256
+    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s, folder)
 
 
 def _received(
-    request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float, lease_s: float
+    request: control_pb2.SnapshotRequest,
+    name: str,
+    node: str,
+    address: str,
+    deadline_s: float,
+    lease_s: float,
+    folder: Path | None,
 ) -> Pieces:
-    """Receive the file ``name`` from another node; a head is at most ``MAX_BYTES`` long."""
-    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head else None
+    """Receive the file ``name`` from another node, from its disk to this one's; a head in memory has a limit."""
+    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head and not request.is_saved else None
     with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
         state = RetryState(lease_s=lease_s, timeout_s=deadline_s - time.monotonic())
 
         def attempt() -> Pieces:
-            return _joined(stub.Fetch(request, timeout=max(0.1, state.left_s())), name, peer, state.hear, most_bytes)
+            chunks = stub.Fetch(request, timeout=max(0.1, state.left_s()))
+            file = temporary_file(folder) if request.is_saved else io.BytesIO()
+            try:
+                return _joined(chunks, file, name, peer, state.hear, most_bytes)
+            except BaseException:
+                file.close()
+                raise
 
         try:
             return state.repeat(attempt, peer=peer)
@@ -128,13 +143,13 @@ def _received(
 
 def _joined(
     chunks: Iterable[control_pb2.FileChunk],
+    file: BinaryIO,
     name: str,
     peer: str,
     on_progress: Callable[[], None],
     most_bytes: int | None,
 ) -> Pieces:
-    """Join the chunks of a file of at most ``most_bytes`` in memory."""
-    file = io.BytesIO()
+    """Join the chunks of a file of at most ``most_bytes`` in ``file``."""
     joiner = FileJoiner(name, file, source=peer)
     for chunk in chunks:
         on_progress()
@@ -142,8 +157,12 @@ def _joined(
             raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
         if most_bytes is not None and file.tell() + len(chunk.chunk) > most_bytes:
             raise IntegrityError(f"{peer} sends more than {most_bytes} B as {name}; use one version everywhere")
-        if joiner.add(chunk):
-            return Pieces.of(file.getbuffer())
+        try:
+            is_last = joiner.add(chunk)
+        except OSError as error:
+            raise StorageError(f"{name} from {peer} can't be written: {error.strerror}; make room") from error
+        if is_last:
+            return Pieces.of(file.getbuffer()) if isinstance(file, io.BytesIO) else OpenFilePieces(file)
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 
@@ -151,12 +170,13 @@ def push(
     run_id: str,
     step: int,
     node: str,
-    file: bytes,
+    file: bytes | Pieces,
     holder: str,
     address: str,
     timeout_s: float,
     *,
     is_head: bool = False,
+    is_saved: bool = False,
     placement_number: int = 0,
 ) -> None:
     """Send another node a copy of this node's trained blocks or head.
@@ -170,6 +190,7 @@ def push(
         address: of the holder.
         timeout_s: until the holder has the copy; at least 60 s are used.
         is_head: whether the copy is a head, and no blocks.
+        is_saved: whether it is of a checkpoint, for the holder's disk.
         placement_number: of the placement in which this node trained it.
 
     Raises:
@@ -180,12 +201,18 @@ def push(
     """
 
     def chunks() -> Iterator[control_pb2.KeepChunk]:
-        for number, chunk in enumerate(cut_pieces(FILE, [file])):
+        for number, chunk in enumerate(cut_pieces(FILE, [file] if isinstance(file, bytes) else file)):
             if number:
                 yield control_pb2.KeepChunk(file=chunk)
             else:
                 yield control_pb2.KeepChunk(
-                    run_id=run_id, step=step, node=node, is_head=is_head, file=chunk, placement_number=placement_number
+                    run_id=run_id,
+                    step=step,
+                    node=node,
+                    is_head=is_head,
+                    is_saved=is_saved,
+                    file=chunk,
+                    placement_number=placement_number,
                 )
 
     with open_channel(address, peer=node_party(holder)) as channel:
@@ -202,12 +229,19 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         shelf: the snapshot of a migration.
         kept: trained blocks and heads at the ends of turns, of this node and of the host before it in the ring.
         saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
+        save: writes a copy of another node's checkpoint of a step to the disk; ``folder`` is for it while it arrives.
+        folder: None = the one for temporary files.
     """
 
     def __init__(
-        self, shelf: SnapshotShelf, kept: TurnSnapshots, saved: Callable[[str], SavedParts | None] = lambda run_id: None
+        self,
+        shelf: SnapshotShelf,
+        kept: TurnSnapshots,
+        saved: Callable[[str], SavedParts | None] = lambda run_id: None,
+        save: Callable[[str, int, Pieces], None] = lambda run_id, step, content: None,
+        folder: Path | None = None,
     ) -> None:
-        self._shelf, self._kept, self._saved = shelf, kept, saved
+        self._shelf, self._kept, self._saved, self._save, self._folder = shelf, kept, saved, save, folder
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
@@ -222,6 +256,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             saved = self._saved(request.run_id)
             if saved is None:
                 raise IntegrityError(f"this node has no folder, so it has nothing of run {request.run_id}")
+            if request.is_head:
+                return saved.head(request.step, request.attempt, sha256=request.sha256)
             asked = (request.step, request.attempt, request.start, request.stop)
             return saved.part(*asked, sha256=request.sha256)
         if request.is_head:
@@ -239,7 +275,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         return control_pb2.Empty()
 
     def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
-        """Receive a copy of at most ``MAX_BYTES`` into memory, of the run that is active here.
+        """Receive a copy of the run that is active here: of at most ``MAX_BYTES`` into memory, or to the disk.
 
         Raises:
             FrameError: the copy is of another run, or of a placement before a recovery.
@@ -248,22 +284,17 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         """
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)
-        peer, file = f"node {first.node}", io.BytesIO()
+        peer = f"node {first.node}"
         if not first.node:
             raise IntegrityError("a copy does not say whose it is; use one version on all machines")
         require_sender(caller, first.node)
-        joiner = FileJoiner(FILE, file, source=peer)
-        for chunk in itertools.chain([first], chunks):
-            if chunk.file.path != FILE or file.tell() + len(chunk.file.chunk) > MAX_BYTES:
-                raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
-            if joiner.add(chunk.file):
-                if first.is_head:
-                    self._kept.keep_head(
-                        first.run_id, first.step, file.getvalue(), placement_number=first.placement_number
-                    )
-                else:
-                    self._kept.keep(
-                        first.run_id, first.step, first.node, file.getvalue(), placement_number=first.placement_number
-                    )
-                return
-        raise IntegrityError(f"{FILE} from {peer} is not complete; try again")
+        files = (chunk.file for chunk in itertools.chain([first], chunks))
+        if first.is_saved:
+            with temporary_file(self._folder) as file:
+                self._save(first.run_id, first.step, _joined(files, file, FILE, peer, lambda: None, _MAX_SAVED_BYTES))
+            return
+        copy, number = bytes(_joined(files, io.BytesIO(), FILE, peer, lambda: None, MAX_BYTES)), first.placement_number
+        if first.is_head:
+            self._kept.keep_head(first.run_id, first.step, copy, placement_number=number)
+        else:
+            self._kept.keep(first.run_id, first.step, first.node, copy, placement_number=number)

@@ -398,22 +398,30 @@ class SavedParts:
 
     # ---- writing ----------------------------------------------------------------------------------
 
-    def write(self, step: int, attempt: str, content: bytes, *, is_head: bool) -> None:
+    def write(self, step: int, attempt: str, content: bytes | Pieces, *, is_head: bool) -> None:
         """Write trained blocks, or the head, to the disk, unless the same file is there.
 
         Raises:
             StorageError: the disk is full.
         """
         kind, end = ("head", "") if is_head else ("copy", ".safetensors")
-        path = self._shards.folder / f"{kind}-{step}-{attempt}-{hashlib.sha256(content).hexdigest()}{end}"
+        pieces = content if isinstance(content, Pieces) else Pieces.of(content)
+        path = self._shards.folder / f"{kind}-{step}-{attempt}-{pieces.sha256()}{end}"
         if not path.exists():
-            write_durably(path, content)
+            write_pieces_durably(path, pieces)
 
     def drop_before(self, step: int) -> None:
         """Delete the files of steps before ``step``."""
         for file in self._files():
             if file.step < step:
                 drop_file(file.path)
+
+    def own_blocks(self, step: int, attempt: str, start: int, stop: int) -> Pieces:
+        """Return the blocks ``[start, stop)`` of the shard that this node has just written, as a file."""
+        path = self._shards.path(step)
+        file = TensorFile(FilePieces(path), where=str(path))
+        found = {name: file.tensor(name) for name in file.infos if start <= block_of(name) < stop}
+        return write_tensors(found, metadata={METADATA: json.dumps(metadata(attempt, step), sort_keys=True)})
 
     # ---- best results -----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, Sto
 from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
+from ringtune.storage.pieces import Pieces
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
@@ -37,85 +38,48 @@ class _Copy(NamedTuple):
     """A file for ``holder``, and a function to call after its arrival."""
 
     step: int
-    file: bytes
+    file: bytes | Pieces
     holder: str
     is_head: bool
     then: Callable[[], None]
+    is_saved: bool = False
 
 
-class TurnSnapshotter:
-    """Keeps and copies the ends of the turns of one run at one node, in one placement.
+class CopySender:
+    """Sends copies to other nodes, one after the other on a thread of its own.
 
     Args:
-        plan: part of the plan for this placement.
-        kept: keeps the files in this node's memory.
-        make_file: makes a file of the trained tensors of some blocks, from executor, blocks and metadata.
+        placement_number: of the placement in which this node trains.
         addresses: ``host:port`` by node.
-        patience_s: seconds of retries before the next host counts as lost.
+        patience_s: seconds of retries before the holder of a copy counts as lost.
         on_lost: called with a node that takes no copy, and the reason.
-        save: writes a file to this node's disk; None = it has none.
     """
 
     def __init__(
         self,
         run_id: str,
         node: str,
-        plan: Plan,
-        executor: Any,
-        kept: TurnSnapshots,
+        placement_number: int,
         *,
-        make_file: Callable[[Any, tuple[int, ...], Mapping[str, str]], bytes],
         addresses: Mapping[str, str],
         patience_s: float,
         on_lost: Callable[[str, str], None],
-        save: Save | None = None,
     ) -> None:
-        self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
-        self._kept, self._make_file, self._on_lost, self._save = kept, make_file, on_lost, save
-        self._holder = copy_holder(plan.placement, node)
-        self._head_holder = head_holder(plan.course, node)
-        self._addresses, self._patience_s = addresses, patience_s
-        self._heads: dict[int, bytes] = {}
+        self._run_id, self._node, self._placement_number = run_id, node, placement_number
+        self._addresses, self._patience_s, self._on_lost = addresses, patience_s, on_lost
         self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        kept.begin(run_id)
-        if self._holder or self._head_holder:
-            threading.Thread(target=self._send_all, name=f"copies-{node}", daemon=True).start()
 
-    # ---- on the compute thread --------------------------------------------------------------------
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._send_all, name=f"copies-{self._node}", daemon=True).start()
 
-    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
-        """Copy the head before its hand-over to the owner of turn ``index``, for the last train turn of this owner."""
-        mine = [turn.index for turn in turns if turn.kind is StepKind.TRAIN and turn.owner == self._node]
-        done = max((own for own in mine if own < index), default=None)
-        if done is not None:
-            self._heads[done] = bytes(self._executor.head_blob())
-
-    def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep the trained blocks and the head at the end of a turn; call ``then`` after the arrival of all copies."""
-        if turn.kind is StepKind.CHECKPOINT and self._save is not None:
-            self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
-        if turn.kind is not StepKind.TRAIN:
-            then()
-            return
-        blocks, step = trained_blocks(self._plan.course, self._plan.placement, self._node, turn), turn.end_step
-        head = self._heads.pop(turn.index, None)
-        if turn.owner == self._node and head is None:
-            head = bytes(self._executor.head_blob())
-        file = self._make_file(self._executor, blocks, metadata(self._run_id, step))
-        self._kept.keep(self._run_id, step, self._node, file, head)
-        copies: list[tuple[bytes, str, bool]] = []
-        if self._head_holder and head is not None:
-            copies.append((head, self._head_holder, True))
-        if self._holder and blocks:
-            copies.append((file, self._holder, False))
-        for number, (content, holder, is_head) in enumerate(copies, start=1):
-            self._copies.put(_Copy(step, content, holder, is_head, then if number == len(copies) else _nothing))
-        if not copies:
-            then()
+    def put(self, copy: _Copy) -> None:
+        """Queue a copy."""
+        self._copies.put(copy)
 
     def close(self) -> None:
-        """Stop the thread that sends copies."""
+        """Stop the thread."""
         self._closed.set()
         self._copies.put(None)
 
@@ -145,7 +109,8 @@ class TurnSnapshotter:
                     self._addresses.get(copy.holder, ""),
                     self._patience_s,
                     is_head=copy.is_head,
-                    placement_number=self._plan.placement.placement_number,
+                    is_saved=copy.is_saved,
+                    placement_number=self._placement_number,
                 )
             except ConnectionFailedError as error:
                 if self._closed.is_set() or time.monotonic() > deadline_s:
@@ -154,6 +119,107 @@ class TurnSnapshotter:
             else:
                 return
             self._closed.wait(_RETRY_S)
+
+
+class CheckpointCopier:
+    """Copies a host's blocks of each checkpoint to the disk of the next host, where all parameters train.
+
+    Every owner has embedding and head in its own shard, so only blocks are copied. The checkpoint's turn is done once
+    the copy is on the other disk.
+
+    Args:
+        blocks: returns this node's blocks of the checkpoint of a step as a file.
+        sender: of the run.
+    """
+
+    def __init__(self, plan: Plan, node: str, blocks: Callable[[int], Pieces], sender: CopySender) -> None:
+        self._holder, self._blocks, self._sender = copy_holder(plan.placement, node), blocks, sender
+        if self._holder:
+            sender.start()
+
+    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
+        """Do nothing: the head is not handed over."""
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Copy the blocks of a checkpoint; call ``then`` after the arrival, at once for other turns."""
+        if turn.kind is not StepKind.CHECKPOINT or not self._holder:
+            then()
+            return
+        step = turn.first_step
+        self._sender.put(_Copy(step, self._blocks(step), self._holder, is_head=False, then=then, is_saved=True))
+
+    def close(self) -> None:
+        """Send no more copies."""
+        self._sender.close()
+
+
+class TurnSnapshotter:
+    """Keeps and copies the ends of the turns of one run at one node, in one placement.
+
+    Args:
+        plan: part of the plan for this placement.
+        kept: keeps the files in this node's memory.
+        make_file: makes a file of the trained tensors of some blocks, from executor, blocks and metadata.
+        sender: sends the copies.
+        save: writes a file to this node's disk; None = it has none.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        node: str,
+        plan: Plan,
+        executor: Any,
+        kept: TurnSnapshots,
+        *,
+        make_file: Callable[[Any, tuple[int, ...], Mapping[str, str]], bytes],
+        sender: CopySender,
+        save: Save | None = None,
+    ) -> None:
+        self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
+        self._kept, self._make_file, self._sender, self._save = kept, make_file, sender, save
+        self._holder = copy_holder(plan.placement, node)
+        self._head_holder = head_holder(plan.course, node)
+        self._heads: dict[int, bytes] = {}
+        kept.begin(run_id)
+        if self._holder or self._head_holder:
+            sender.start()
+
+    # ---- on the compute thread --------------------------------------------------------------------
+
+    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
+        """Copy the head before its hand-over to the owner of turn ``index``, for the last train turn of this owner."""
+        mine = [turn.index for turn in turns if turn.kind is StepKind.TRAIN and turn.owner == self._node]
+        done = max((own for own in mine if own < index), default=None)
+        if done is not None:
+            self._heads[done] = bytes(self._executor.head_blob())
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Keep the trained blocks and the head at the end of a turn; call ``then`` after the arrival of all copies."""
+        if turn.kind is StepKind.CHECKPOINT and self._save is not None:
+            self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
+        if turn.kind is not StepKind.TRAIN:
+            then()
+            return
+        blocks, step = trained_blocks(self._plan.course, self._plan.placement, self._node, turn), turn.end_step
+        head = self._heads.pop(turn.index, None)
+        if turn.owner == self._node and head is None:
+            head = bytes(self._executor.head_blob())
+        file = self._make_file(self._executor, blocks, metadata(self._run_id, step))
+        self._kept.keep(self._run_id, step, self._node, file, head)
+        copies: list[tuple[bytes, str, bool]] = []
+        if self._head_holder and head is not None:
+            copies.append((head, self._head_holder, True))
+        if self._holder and blocks:
+            copies.append((file, self._holder, False))
+        for number, (content, holder, is_head) in enumerate(copies, start=1):
+            self._sender.put(_Copy(step, content, holder, is_head, then if number == len(copies) else _nothing))
+        if not copies:
+            then()
+
+    def close(self) -> None:
+        """Stop the thread that sends copies."""
+        self._sender.close()
 
 
 def _nothing() -> None:

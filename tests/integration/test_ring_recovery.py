@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
 from coordinator.planner.replan import PlacementProposal
 from coordinator.run import migration
@@ -154,6 +155,31 @@ def test_run_is_resumed_where_a_host_is_gone_or_has_lost_its_disk(ring: Cluster,
     last = outcome.plan.placements[-1]
     has_c = "c" in [piece.node for piece in last.slices]
     assert (has_c, last.placement_number) == ((False, 1) if is_gone else (True, 0))
+
+
+@pytest.mark.promise("1 partition invariance")
+def test_run_of_all_parameters_is_resumed_without_a_host_that_is_gone(ring: Cluster) -> None:
+    """The host's disk is gone too: its blocks are on the next host's, as they were at each checkpoint."""
+    changes = {"train__method": "hift", "adapter__config": "full", "train__eval_every": 0}
+    job = job_of(ring, **changes)
+    whole = followed(ring, job).wait()
+    assert whole.is_done, whole.message
+    follower = followed(ring, job)
+    follower.wait_for(lambda outcome: len(outcome.checkpoints) >= 1)
+    ring.signal("c", signal.SIGKILL)
+    lost = follower.wait()
+    assert lost.error == "PeerLostError" and lost.plan is not None
+    ring.wait_exit("c")
+    ring.wait_lost("c")
+    shutil.rmtree(ring.folder / "state" / "c")
+    resume = Resume(plan=lost.plan, manifests=tuple(reversed(lost.checkpoints[-2:])))
+    outcome = ring.follow(job, resume, num_nodes=0, join_s=0.5).wait()
+    assert outcome.is_done, outcome.message
+    assert outcome.resumed_at == resume.manifests[0].step
+    assert outcome.plan is not None and outcome.plan.placements[-1].placement_number == 1
+    assert "c" not in [piece.node for piece in outcome.plan.placements[-1].slices]
+    model, other = (load(bytes(one.files["model/model.safetensors"])) for one in (outcome, whole))
+    assert largest_difference(model, other) < 1e-9
 
 
 def measured(profile: Profile, names: str) -> Profile:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edge.agent.torch_backend import load_migrated
+from edge.checkpoint.snapshots import MigratedState, metadata
+from edge.checkpoint.state_folder import RunShards, SavedParts
 from ringtune.run_control import events as rd
+from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Shard
+from ringtune.schedule.stages import saves_head
+from ringtune.storage.pieces import Pieces
 from tests.features.catalog import ALL
 from tests.features.feature import Feature, Run, carry_out, each, each_technique, run_of
 from tests.features.full_parameters import HIFT
 from tests.features.methods import DRAWN, PIPEADAPTER, SHAPE
 from tests.support.resumed import same_bits
+from tests.support.torch_ring import TorchCarrier, distance
 
+RUN = "r20260101-000000-00000000"
 CHECKPOINTS = [feature for feature in ALL if feature.changes.get("checkpoint_every", 4)]
 
 
@@ -35,6 +46,57 @@ def test_resumed_run_equals_the_whole(feature: Feature) -> None:
     assert list(rest.logged(rd.LogOperations)) == [
         entry for entry in run.logged(rd.LogOperations) if entry.step >= saved.step
     ]
+
+
+def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
+    """The feature on executors that take over what the disks of other nodes have of a run's checkpoint."""
+    plan, step = run.plan, saved.step
+
+    def prepare(carrier: TorchCarrier, folder: Path, start: Any) -> None:
+        run.feature.prepare(carrier, folder, start)
+        disks = {node: SavedParts(RunShards(folder / f"disk-{node}"), node) for node in plan.nodes}
+        shards = [
+            RunShards(folder / f"disk-{node}").write(step, Pieces.of(run.notes.shards[step][node]), node=node)
+            for node in plan.nodes
+        ]
+        manifest = CheckpointManifest(
+            run_id=RUN,
+            plan_digest=plan.digest,
+            job_digest="",
+            model_digest="",
+            step=step,
+            holder=saved.holder,
+            shards=tuple(Shard(node=one.node, sha256=one.sha256, size_bytes=one.size_bytes) for one in shards),
+            unfreezing=saved.unfreezing,
+            operations=saved.operations,
+        )
+        intact = {node: {step: ""} for node in plan.nodes}
+        where, owners = CheckpointHolders(manifest, plan.course, plan.placement, {}, intact), [*disks]
+        for node, executor in carrier.executors.items():
+            assert carrier.plan is not None
+            files = [
+                disks[source.node].part(step, RUN, source.start, source.stop, sha256=source.sha256)
+                for source in where.sources(carrier.plan.placement, node)
+            ]
+            head = where.head_for(node, owners) if saves_head(plan.course, node, saved.holder) else None
+            content = disks[head[0]].head(step, RUN, sha256=head[1]) if head else None
+            load_migrated(executor, MigratedState(tuple(files), metadata(RUN, step), content, RUN))
+
+    return dataclasses.replace(run.feature, prepare=prepare)
+
+
+@pytest.mark.promise("1 partition invariance")
+@each_technique([*SHAPE, *(feature for feature in HIFT if "velora" not in feature.name)])
+def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> None:
+    """Blocks come from the shards of the nodes that had them, embedding and head from those of an owner."""
+    run = run_of(feature, feature.split)
+    saved = run.logged(rd.LogCheckpoint)[0]
+    rng, first, stop = random.Random(feature.name), feature.case.private_blocks, feature.case.num_blocks
+    (low, high), cut = rng.sample(("a", "b", "c", "e"), 2), rng.randint(first, stop)
+    other = ((low, first, cut), (high, cut, stop))
+    rest = carry_out(placed_anew(run, saved), feature.plan(feature.case, other), 2, saved=saved)
+    assert distance(rest.tensors, run.tensors) < 1e-9
+    assert rest.losses == pytest.approx(run.losses[saved.step :], rel=1e-9)
 
 
 def test_comparison_of_a_resumed_run_can_fail() -> None:

@@ -67,7 +67,7 @@ _FILES: Final = TURNS_KEPT + 1
 
 def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     """Yield the terms of copies of ends of turns; none where the placement keeps no copies."""
-    if share.copies is None or not course.num_steps:
+    if share.copies is None or not course.num_steps or course.method.full_parameters:
         return
     reach = ever_trained(course)
     yield Term("kept", OWN_TURNS, _FILES * _trained_in(reach.ranges, share.start, share.stop), sizes.snapshot_bytes)
@@ -441,6 +441,7 @@ _SHARDS: Final = 3
 
 CHECKPOINTS: Final = "checkpoints"
 BEST: Final = "best results"
+CHECKPOINT_COPIES: Final = "copies of another host's checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,9 +471,9 @@ class DiskNeeds:
         """Return description -> bytes, without empty terms."""
         return {term.what: term.size_bytes for term in self.terms if term.size_bytes}
 
-    def but(self, what: str) -> DiskNeeds:
-        """Return the needs without one term."""
-        return DiskNeeds(tuple(term for term in self.terms if term.what != what))
+    def but(self, *without: str) -> DiskNeeds:
+        """Return the needs without some terms."""
+        return DiskNeeds(tuple(term for term in self.terms if term.what not in without))
 
     def remedies(self, free_bytes: int) -> list[str]:
         """Return the remedy of each term without which the others fit into ``free_bytes``."""
@@ -483,7 +484,8 @@ class DiskNeeds:
 def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool = False) -> DiskNeeds:
     """Estimate the disk space of a run in the folder of a node, without headers of files.
 
-    With ``keeps_best`` nodes keep their part of the best result so far, and of that at each checkpoint.
+    With ``keeps_best`` nodes keep their part of the best result so far, and of that at each checkpoint. Where all
+    parameters train, copies of another host's blocks are of checkpoints too.
 
     Example: AdamW on a node with units of 10 MB: state on disk takes 20 MB, a checkpoint 30 MB, a best result 10 MB.
     """
@@ -498,7 +500,16 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
     num_best = min(at_once + 1, course.num_steps // course.eval_every) if keeps_best and course.eval_every else 0
     best = DiskTerm(BEST, num_best * weights, "set train.keep_best = false")
     on_disk = DiskTerm("optimizer state", state if share.state_on_disk else 0, "set hift.state = 'memory'")
-    return DiskNeeds((on_disk, _checkpoints(at_once * (saved + weights)), best))
+    copied = [block for blocks in share.copies or () for block in range(*blocks)]
+    state = (
+        0 if course.method.drops_state else sum(sizes.state_bytes(one) for one in copied if one in ever_trained(course))
+    )
+    copies = DiskTerm(
+        CHECKPOINT_COPIES,
+        at_once * (state + sum(map(sizes.trained_bytes, copied))),
+        "set recovery.copies = 'none'",
+    )
+    return DiskNeeds((on_disk, _checkpoints(at_once * (saved + weights)), best, copies))
 
 
 _UNMERGED: Final = "set offload.merged = false, with which offload.users can't be 'collaboration'"

@@ -334,6 +334,10 @@ class CheckpointHolders:
         found.sort(key=lambda one: one.node != self._manifest.holder)
         return (found[0].node, found[0].sha256) if found else None
 
+    def head_for(self, owner: str, owners: Collection[str]) -> tuple[str, str] | None:
+        """Choose the node from which an owner takes the head where every owner has one: itself if it can."""
+        return self.head_at([owner]) or self.head_at(owners)
+
     def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
         """List the sources of a node's trained blocks in a placement: the node itself where it has them."""
         piece, found = placement.slice_of(node), list[SavedSource]()

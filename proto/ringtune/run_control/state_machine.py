@@ -299,7 +299,7 @@ class RunStateMachine:
     def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
         if self.phase != "planning":
             return
-        if self._recovers and plan.placement.copies:
+        if self._recovers and plan.goes_back:
             if why := stay_reason(plan.course, plan.placements):
                 raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
@@ -316,6 +316,8 @@ class RunStateMachine:
         )  # those of past placements may lack
         self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
         part = self._migration.part
+        if plan.placements[-1] != part.placement and (why := stay_reason(plan.course, plan.placements)):
+            raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
         self._enter("preparing", now_s, commands, part.nodes)
         commands += [rd.Prepare(node, part) for node in part.nodes]
         if self._goes_back and self._start_point is None and self._policy.begins_anew:
@@ -324,7 +326,7 @@ class RunStateMachine:
     @property
     def _goes_back(self) -> bool:
         """Whether the run can go back to the end of a turn, because its nodes keep copies."""
-        return self._recovers and self.plan is not None and self.plan.placement.copies
+        return self._recovers and self.plan is not None and self.plan.goes_back
 
     @property
     def _required_plan(self) -> Plan:
@@ -648,7 +650,7 @@ class RunStateMachine:
             grants.close(turn)
             commands.append(rd.LogTurn(turn))
             unfreezing, evaluations = grants.depths.unfreezing, grants.stopping.settled
-            if turn.kind is StepKind.TRAIN and self._required_migration.part.placement.copies:
+            if turn.kind is StepKind.TRAIN and self._required_migration.part.goes_back:
                 commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))

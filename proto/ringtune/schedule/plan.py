@@ -147,6 +147,14 @@ class Plan:
         course = self.course.soonest()
         return self if course is self.course else Plan(course, self.placements)
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether nodes keep the ends of turns in memory, so that the run continues without a lost node.
+
+        Where all parameters train, copies are of checkpoints, on disks: a run is resumed from them.
+        """
+        return self.placement.copies and not self.course.method.full_parameters
+
     def with_copies(self, copies: bool) -> Plan:
         """Return the plan with ``copies`` set in every placement."""
         return Plan(self.course, tuple(dataclasses.replace(one, copies=copies) for one in self.placements))

@@ -26,6 +26,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -191,6 +192,17 @@ def _force_to_disk(path: Path) -> None:
         return
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def temporary_file(folder: Path | None) -> BinaryIO:
+    """Open a new file without a name, which is gone when it is closed, in a folder if there is that folder.
+
+    Raises:
+        StorageError: it can't be made.
+    """
+    place = folder if folder is not None and folder.is_dir() else Path(tempfile.gettempdir())
+    with storage_errors(place):
+        return tempfile.TemporaryFile(dir=place)
 
 
 def make_folder(folder: Path) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes of a piece that is read from a file."""
@@ -116,3 +118,23 @@ class FilePieces(Pieces):
             while left and (piece := file.read(min(PIECE_BYTES, left))):
                 left -= len(piece)
                 yield piece
+
+
+class OpenFilePieces(Pieces):
+    """Content of an open file, perhaps without a name; the file is closed once nobody has this object or a part."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        file.flush()
+        size_bytes = os.fstat(file.fileno()).st_size
+        super().__init__(size_bytes, lambda: _read(file, 0, size_bytes))
+        self._file = file
+        weakref.finalize(self, file.close)
+
+    def _between(self, start: int, stop: int) -> Iterator[bytes]:
+        return _read(self._file, start, stop)
+
+
+def _read(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
+    while start < stop and (piece := os.pread(file.fileno(), min(PIECE_BYTES, stop - start), start)):
+        start += len(piece)
+        yield piece

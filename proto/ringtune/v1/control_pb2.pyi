@@ -578,16 +578,18 @@ class PrepareRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ...) -> None: ...
 
 class SavedStart(_message.Message):
-    __slots__ = ("step", "attempt", "sources", "head_sha256")
+    __slots__ = ("step", "attempt", "sources", "head_sha256", "head_from")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     HEAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FROM_FIELD_NUMBER: _ClassVar[int]
     step: int
     attempt: str
     sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
     head_sha256: str
-    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., head_sha256: _Optional[str] = ...) -> None: ...
+    head_from: str
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., head_sha256: _Optional[str] = ..., head_from: _Optional[str] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("hosted_bytes",)
@@ -686,20 +688,22 @@ class SnapshotRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
-    __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number")
+    __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number", "is_saved")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     node: str
     file: FileChunk
     is_head: bool
     placement_number: int
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., placement_number: _Optional[int] = ...) -> None: ...
+    is_saved: bool
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., placement_number: _Optional[int] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")

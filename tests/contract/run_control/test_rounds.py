@@ -9,9 +9,11 @@ from ringtune.errors import CapacityError
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
+from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
 from tests.support.cases import cases
+from tests.support.moves import moving
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, eval_rows=3)
@@ -358,6 +360,28 @@ def test_rounds_prepare_when_the_plan_comes() -> None:
     assert [command.node for command in commands if isinstance(command, rd.Prepare)] == ["a", "b"]
     assert [command.node for command in commands if isinstance(command, rd.Release)] == ["z"]
     assert [command.at_s for command in commands if isinstance(command, SetTimer)] == [60.0]
+
+
+def test_rounds_whose_copies_are_on_disks_end_with_a_lost_host() -> None:
+    """Where all parameters train: the run can be resumed without it, and lines are logged as they come."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, method=Hift())
+    rounds = trained_rounds(plan.with_copies(True), recovery=RecoveryPolicy())
+    commands = rounds.handle(rd.NodeFailed("a", "PeerLostError", "node b is lost", "b"), 1.0)
+    assert kinds(commands)[-1] == "Finish" and rounds.phase == "failed"
+
+
+@cases(("placement_number", "finish"), [(0, "PlanError"), (1, "")])
+def test_rounds_of_all_parameters_move_between_two_runs_only(placement_number: int, finish: str) -> None:
+    """A plan with a later placement is refused, one of a resumed run that begins in its last placement is not."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, method=Hift())
+    plan = moving(plan, (1, [("b", 0, 2), ("a", 2, 4)]))
+    start = StartPoint.of(plan.course, step=2, holder="a", placement_number=placement_number)
+    rounds = RunStateMachine(lambda facts: plan, start=start)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    rounds.handle(rd.Inspected("a", None), 0.0)
+    found = [one for one in rounds.handle(rd.Inspected("b", None), 0.0) if isinstance(one, rd.Finish)]
+    assert [one.error for one in found] == [finish] * bool(finish)
+    assert all("hift trains all parameters" in one.message for one in found)
 
 
 def test_rounds_go_on_where_the_plan_says() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, Piece, Pieces
+from ringtune.storage.durable import temporary_file
+from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, OpenFilePieces, Piece, Pieces
 from tests.support.cases import cases
 
 CONTENT = bytes(range(100))
@@ -50,11 +51,17 @@ def test_part_is_the_range_however_the_content_is_cut(
     assert content.sha256() == hashlib.sha256(CONTENT).hexdigest()
 
 
-def test_file_is_read_in_pieces_and_parts(tmp_path: Path) -> None:
-    """No piece is larger than the limit; a part reads its own range only."""
+@pytest.mark.parametrize("has_name", [True, False])
+def test_file_is_read_in_pieces_and_parts(tmp_path: Path, has_name: bool) -> None:
+    """No piece is larger than the limit; a part reads its own range only. An open file needs no name."""
     path = tmp_path / "x"
     path.write_bytes(CONTENT * (PIECE_BYTES // 50))
-    content = FilePieces(path)
+    content: Pieces = FilePieces(path)
+    if not has_name:
+        file = temporary_file(tmp_path)
+        file.write(path.read_bytes())
+        content = OpenFilePieces(file)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
     assert [len(piece) for piece in content] == [PIECE_BYTES, content.size_bytes - PIECE_BYTES]
     assert bytes(content.part(150, 100).part(10, 500)) == (CONTENT * 3)[160:250]
 

@@ -68,14 +68,18 @@ def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:
         accept_plan(GivenPlan(plan=found.plan), wanted(recovery__copies="next"), facts(memory_bytes=least))
 
 
-def test_method_that_trains_all_parameters_keeps_no_copies_and_says_what_they_would_be() -> None:
-    """Its checkpoints are on the disks."""
+def test_method_that_trains_all_parameters_copies_its_checkpoints_where_it_is_told_to() -> None:
+    """On the disks, so that memory stays as it is; by itself it keeps none, and says what they would be."""
     small = {name: device(name, num_blocks=3, rows=320) for name in "ab"}
     found = planned("auto", small, train__method="hift")
     assert not found.plan.placement.copies
     assert "hift trains all parameters" in found.note and "checkpoints on the disks" in found.note
-    with pytest.raises(PlanError, match=r"set recovery.copies = 'none'"):
+    with pytest.raises(PlanError, match=r"checkpoint_every = 0, so there are none; set recovery.copies = 'none'"):
         planned("next", small, train__method="hift")
+    copying = planned("next", small, train__method="hift", train__checkpoint_every=100)
+    assert copying.plan.placement.copies and not copying.plan.goes_back
+    assert copying.memory_bytes == found.memory_bytes and copies_line(copying.plan, copying.memory) == []
+    assert "at each checkpoint hosts send their blocks" in copying.note
     # There is nothing to say
     found = planned("auto", {"a": facts()["a"]})
     assert not found.plan.placement.copies and found.note == ""

@@ -105,16 +105,38 @@ def test_run_goes_on_as_it_was_also_where_a_disk_is_lost() -> None:
     assert found.head_sha256 == "a" * 64
 
 
+FULL = {"train__method": "hift", "adapter__config": "full"}
+
+
+def test_run_of_all_parameters_goes_on_from_the_disks_that_are_there() -> None:
+    """An owner whose disk is lost takes embedding and head from another one; blocks that nobody has end it."""
+    plan = make_plan(SLICES, ["a", "b"], num_steps=20, method=Hift())
+    saved, lost = (manifest(8, plan),), {"b": {8: "b has no shard"}}
+    found = chosen("abcd", plan=plan, manifests=saved, damaged=lost, parts={}, **FULL)
+    assert found.planned.plan == plan and found.heads == {"a": ("a", "a" * 64), "b": ("a", "a" * 64)}
+    assert found.sources is not None and found.sources["c"] == (SavedSource("c", 1, 3, "c" * 64),)
+    with pytest.raises(IntegrityError, match="no joined node has the trained tensors of blocks 1, 2, which node c had"):
+        chosen("abd", plan=plan, manifests=saved, parts={}, **FULL)
+    parts = {"d": [SavedPart(8, RUN, (1, 2)), SavedPart(4, "", is_best=True)]}
+    known = Evaluations(step=6, best=0.3, best_step=4, waited=1)
+    keeps = FULL | {"train__keep_best": True, "train__eval_every": 2}
+    saved = (manifest(8, plan, evaluations=known),)
+    found = chosen("abd", plan=plan, manifests=saved, parts=parts, **keeps)
+    before, after = found.planned.plan.placements
+    assert before == plan.placement and "c" not in {piece.node for piece in after.slices}
+    assert found.start.evaluations.best is None and "the best result so far, that of step 4, can't be" in found.told
+
+
 @pytest.mark.parametrize("lacking", ["", "c"])
 def test_best_result_on_the_disks_is_forgotten_where_it_is_not_whole(lacking: str) -> None:
     """A run of all parameters keeps the best of later evaluations then, and says so."""
     plan = make_plan(SLICES, ["a", "b"], num_steps=20, method=Hift())
     known = Evaluations(step=6, best=0.3, best_step=4, waited=1)
     parts = {node: [SavedPart(4, "", is_best=True)] for node in "abcd" if node != lacking}
-    changes = {"train__method": "hift", "adapter__config": "full", "train__keep_best": True, "train__eval_every": 2}
+    changes = FULL | {"train__keep_best": True, "train__eval_every": 2}
     found = chosen("abcd", plan=plan, manifests=(manifest(8, plan, evaluations=known),), parts=parts, **changes)
     assert found.start.evaluations == (dataclasses.replace(known, best=None, best_step=0) if lacking else known)
-    assert ("step 4, is not whole: its part at node c is missing" in found.told) is bool(lacking)
+    assert ("that of step 4, can't be kept: the part of node c is missing" in found.told) is bool(lacking)
 
 
 def test_run_goes_on_without_a_node_in_another_placement() -> None:

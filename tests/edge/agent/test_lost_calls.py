@@ -16,7 +16,7 @@ from edge.agent.membership import Membership
 from edge.agent.process import _peers
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
 from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
-from edge.checkpoint.turn_snapshots import TurnSnapshotter, _Copy
+from edge.checkpoint.turn_snapshots import CopySender, _Copy
 from ringtune import __version__
 from ringtune.schedule.migration import Source
 from ringtune.storage.tensor_files import TensorFile
@@ -25,7 +25,6 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.checkpoint.test_snapshots import file_of
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX
-from tests.support.plans import make_plan
 
 WAIT_S = 30.0
 RUN = "run"
@@ -116,19 +115,12 @@ def test_copy_is_given_again_and_kept_once(
     """The turn is done once the copy is there, and nobody is called lost."""
     _, kept, address = other
     lost, done = list[str](), threading.Event()
-    keeper = TurnSnapshotter(
-        RUN,
-        "a",
-        make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]).with_copies(True),
-        None,
-        TurnSnapshots("a"),
-        make_file=lambda *_: b"",
-        addresses={"b": address},
-        patience_s=WAIT_S,
-        on_lost=lambda node, why: lost.append(why),
+    sender = CopySender(
+        RUN, "a", 0, addresses={"b": address}, patience_s=WAIT_S, on_lost=lambda node, why: lost.append(why)
     )
+    sender.start()
     lose("Keep", failure)
-    keeper._copies.put(_Copy(4, file_of(0, 1), "b", False, done.set))
+    sender.put(_Copy(4, file_of(0, 1), "b", False, done.set))
     assert done.wait(WAIT_S) and not lost
-    keeper.close()
+    sender.close()
     assert sorted(TensorFile(kept.part(RUN, 4, 0, 2), where="it").infos) == ["adapter/0.up", "adapter/1.up"]

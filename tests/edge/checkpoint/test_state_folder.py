@@ -455,6 +455,15 @@ def test_damaged_part_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCa
         assert names(parts.part(8, RUN_OF_PARTS, 0, 2)) == ["adapter/0.up", "adapter/1.up"]
 
 
+def test_blocks_of_a_shard_are_copied_to_another_disk(parts: SavedParts, tmp_path: Path) -> None:
+    """As a file of this attempt, without the head; there they are a part like any other."""
+    RunShards(tmp_path / RUN_OF_PARTS).write(8, Pieces.of(file_of(0, 1, 2, head=b"head")), node="c")
+    other = SavedParts(RunShards(tmp_path / "d" / RUN_OF_PARTS), "d")
+    other.write(8, LATER, parts.own_blocks(8, LATER, 0, 2), is_head=False)
+    assert other.found() == (SavedPart(8, LATER, (0, 1)),)
+    assert names(other.part(8, LATER, 1, 2)) == ["adapter/1.up"]
+
+
 def best_steps(parts: SavedParts) -> list[int]:
     """The steps of which a node has the best result whole."""
     return [part.step for part in parts.found() if part.is_best]
