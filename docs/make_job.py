@@ -22,6 +22,7 @@ EXAMPLES = {
     "data.owners": "2",
     "data.stride": "42",
     "adapter.config": '"seq_bn[reduction_factor=8]|lora[r=4]"',
+    "adapter.from": '"last-month/adapter"',
     "train.momentum": "0.9",
     "train.lr_schedule": '"cosine"',
     "train.warmup_steps": "100",
@@ -90,8 +91,8 @@ _ADAPTERS = """\
 
 `adapter.config` names one configuration of AdapterHub, with options in brackets, or several joined by `|`:
 `seq_bn`, `lora[r=16, attn_matrices=['q','k','v']]`, `seq_bn[reduction_factor=8]|lora[r=4]`. Texts stand in quotes. An
-option that is left out has the library's default; those that matter for the size are shown. `linear` and `mlp` are no
-configurations of AdapterHub but RingTune's own ([below](#auxiliary-models)); they join with the others too.
+option that is left out has the library's default, which is shown for those that decide what is computed. `linear` and
+`mlp` are no configurations of AdapterHub but RingTune's own ([below](#auxiliary-models)); they join with the others.
 """
 _AUXILIARY = """\
 ### Auxiliary models
@@ -293,7 +294,9 @@ def _configurations() -> str:
         aliases = ", ".join(_code(alias) for alias, stands_for in older.items() if stands_for == name)
         shown = ", ".join(f"{option}={value!r}" for option, value in defaults.items() if option in option_rules(kind))
         rows.append((_code(name), aliases, kind, _code(shown)))
-    return _table(("configuration", "also called", "kind", "options that matter for the size, with defaults"), rows)
+    return _table(
+        ("configuration", "also called", "kind", "options that decide size and computation, with defaults"), rows
+    )
 
 
 def _options(kind: str) -> str:

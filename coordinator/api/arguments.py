@@ -50,15 +50,18 @@ JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
 
 
 def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
-    """Read a job that will run, with arguments as for ``read_job``; a model id of a hub becomes a local folder.
+    """Read a job that will run, with arguments as for ``read_job``.
+
+    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in.
 
     Raises:
-        JobError, UsageError: as ``read_job``.
+        JobError, UsageError: as ``read_job`` and ``with_initial_digest``.
         ConnectionFailedError: the model is not in the cache and can't be fetched.
     """
     from coordinator.client.hub import with_local_model
+    from coordinator.client.initial_values import with_initial_digest
 
-    return with_local_model(read_job(job, keys))
+    return with_initial_digest(with_local_model(read_job(job, keys)))
 
 
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:

@@ -25,6 +25,7 @@ from coordinator.api.run import Run
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import start_in_background, update_run_folder
+from coordinator.client.initial_values import initial_file
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup, node_name
 from coordinator.client.run_files import require_tensorboard
 from coordinator.client.run_folder import (
@@ -159,6 +160,8 @@ def _follow(
     out = folder.path
     with interrupts_handled(log=out / LOG) as interrupts, folder, face.show() as progress:
         folder.say = progress.note
+        if request.initial is not None:
+            folder.write_initial(request.initial)
         for note in (*notes, *_of_replaced(folder)):
             progress.note(note)
         goes_on = False
@@ -238,6 +241,8 @@ def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callabl
     with client, folder:
         for line in _of_replaced(folder):
             say(line)
+        if request.initial is not None:
+            folder.write_initial(request.initial)
         _write_place(folder.path, client.start(request), client.address, 0)
 
 
@@ -370,7 +375,14 @@ def train(
                 notes += filter(None, [update_run_folder(client, folder)])
         start = find_resume(folder, wanted, notes.append) if resume else None
         request = RunRequest(
-            wanted, num_nodes=local or nodes, join_s=join_s, resume=start, profile=times, plan=given, choices=choices
+            wanted,
+            num_nodes=local or nodes,
+            join_s=join_s,
+            resume=start,
+            profile=times,
+            plan=given,
+            choices=choices,
+            initial=initial_file(wanted, folder),
         )
         face = progress if isinstance(progress, Face) else _python_face(folder, is_shown=progress)
         files = RunFolder(folder, replace=replace or resume, resume=resume, say=face.say)

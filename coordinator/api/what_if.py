@@ -14,6 +14,7 @@ from coordinator.api.arguments import JobLike, RunLike, folder_of, for_python, r
 from coordinator.api.output import Table
 from coordinator.api.prediction_inputs import read_inputs, read_recorded
 from coordinator.api.prediction_text import comparison_json, comparison_lines, sweep_rows
+from coordinator.client.initial_values import with_initial_digest
 from coordinator.planner.what_if import CellResult, PredictedPlan, WhatIf, job_differences
 from ringtune.errors import UsageError
 from sim.sweep import Axis, check_workers, each_cell, grid, parse_axis
@@ -100,7 +101,7 @@ def what_if(
     """
     if not (change or drop or add or replan is not None or sweep):
         raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
-    job = read_job(replan, {}) if replan is not None else None
+    job = with_initial_digest(read_job(replan, {})) if replan is not None else None
     given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
     question = WhatIf(
         plan=given.plan,

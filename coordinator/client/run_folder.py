@@ -6,6 +6,7 @@
     DIR/operations.json   the operation tables that the run has chosen, if it chose any
     DIR/adapter/   the AdapterHub folder; or DIR/model/, a whole model, where all parameters trained
     DIR/users/NAME/   such a folder for each user instead, where users have adapters of their own
+    DIR/initial.safetensors  initial values of the adapters, of a job with ``adapter.from``
     DIR/recordings/  if asked for             DIR/logs/  with --local
     DIR/best/          results of the best evaluations, where the run keeps the best one
     DIR/checkpoints/   manifests, and with --local the nodes' shards
@@ -63,8 +64,11 @@ from ringtune.storage.durable import (
     require_free,
     storage_errors,
     write_durably,
+    write_pieces_durably,
 )
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import parse_json, read_given, read_json, read_object
+from ringtune.techniques.initial_adapter import INITIAL_FILE
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -80,10 +84,10 @@ ASKED = "asked.toml"
 
 METRICS = "metrics.jsonl"
 _JOB, _PLAN, _REPORT, _TRACE = "job.toml", "plan.json", "report.json", "trace.json"
-_OWN_FILES = (PLACE, LOG, _JOB, ASKED, "profile.json", METRICS, _REPORT, _TRACE, TABLES, _PLAN)
+_OWN_FILES = (PLACE, LOG, _JOB, ASKED, INITIAL_FILE, "profile.json", METRICS, _REPORT, _TRACE, TABLES, _PLAN)
 _OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING, TENSORBOARD)
 _OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, *RESULT_FOLDERS, BEST_FOLDER, PARTS})
-OF_COMMAND = frozenset({PLACE, LOG, ASKED, "logs", FETCHING, TENSORBOARD})
+OF_COMMAND = frozenset({PLACE, LOG, ASKED, INITIAL_FILE, "logs", FETCHING, TENSORBOARD})
 """Files that the command on this machine writes for every part of the run."""
 
 PART = ".part"
@@ -182,6 +186,17 @@ class RunFolder:
         """
         write_durably(self._target(name), text.encode())
         self._note(name)
+
+    def write_initial(self, content: Pieces) -> None:
+        """Write the file of initial values, with which the run is resumed; a resumed run has it already.
+
+        Raises:
+            StorageError: no room.
+        """
+        path = self.path / INITIAL_FILE
+        if not (self._resume and path.is_file() and FilePieces(path).sha256() == content.sha256()):
+            write_pieces_durably(path, content)
+            self._note(INITIAL_FILE)
 
     def _keep(self, *names: str) -> None:
         """Put aside files that the run is about to replace but has not written, and say so."""

@@ -238,4 +238,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     runtime = dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen))
     # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
     offload = OffloadSettings()
-    return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime, offload=offload)
+    adapter = dataclasses.replace(job.adapter, from_="", sha256="")  # the result has all values
+    return dataclasses.replace(
+        job, model=path, data=section, adapter=adapter, train=train, runtime=runtime, offload=offload
+    )

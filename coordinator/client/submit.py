@@ -28,7 +28,7 @@ from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, Sh
 from coordinator.client.run_folder import EventFiles, RunFolder
 from coordinator.planner.limits import NO_CHOICES, Choices
 from coordinator.run.events import EventSink
-from coordinator.run.requests import RunRequest, run_request_to_proto
+from coordinator.run.requests import RunRequest, run_request_messages
 from coordinator.run.result_files import saved_files
 from coordinator.screen.progress import Progress
 from ringtune.costs.measurement import rehearsal_of, rehearsal_steps, rehearsed
@@ -224,7 +224,7 @@ class Client(Connection):
 
     def _submit(self, request: RunRequest) -> Any:
         """Begin the call of a run, without a deadline: a run may take days, and keepalive finds a dead coordinator."""
-        return self._stub.Run(run_request_to_proto(request._replace(submitted_by=submitter_name())))
+        return self._stub.Run(run_request_messages(request._replace(submitted_by=submitter_name())))
 
     def _follow_run(
         self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: FollowerState, wait_s: float

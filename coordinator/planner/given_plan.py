@@ -119,6 +119,7 @@ _JOB_KEYS = {
     "labels": "data.labels",
     "method": "train.method, [unfreeze]",
     "frozen_blocks": "privacy.private_blocks",
+    "initial": "adapter.from",
 }
 _ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 

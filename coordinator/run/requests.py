@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +22,10 @@ from ringtune.errors import DataError, IntegrityError
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.chunks import cut_pieces, write_files
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import read_object
+from ringtune.techniques.initial_adapter import INITIAL_FILE, MAX_INITIAL_BYTES
 from ringtune.v1 import control_pb2
 
 
@@ -69,6 +71,7 @@ class RunRequest(NamedTuple):
         is_rehearsal: only times are of interest, the result is thrown away.
         submission: random; by it the submitter finds a run of which it has no id yet.
         nodes: names of exactly the nodes to take; empty = ``num_nodes`` members.
+        initial: the file of initial values (``adapter.from``) of a run that trains; None = the job has none.
     """
 
     job: Job
@@ -84,6 +87,7 @@ class RunRequest(NamedTuple):
     is_rehearsal: bool = False
     submission: str = ""
     nodes: tuple[str, ...] = ()
+    initial: Pieces | None = None
 
     @property
     def kind(self) -> str:
@@ -141,7 +145,7 @@ def _without_data(facts: NodeFacts) -> NodeFacts:
 
 
 def run_request_to_proto(request: RunRequest) -> control_pb2.RunRequest:
-    """Encode a request; evaluations have no such message."""
+    """Encode a request without the file of initial values; evaluations have no such message."""
     return control_pb2.RunRequest(
         job_toml=request.job.to_toml(),
         plan_only=request.plan_only,
@@ -157,6 +161,43 @@ def run_request_to_proto(request: RunRequest) -> control_pb2.RunRequest:
         submission=request.submission,
         nodes=request.nodes,
     )
+
+
+def run_request_messages(request: RunRequest) -> Iterator[control_pb2.RunRequest]:
+    """Yield the messages of a request: the request itself, and pieces of the file of initial values."""
+    yield run_request_to_proto(request)
+    for chunk in cut_pieces(INITIAL_FILE, request.initial) if request.initial is not None else ():
+        yield control_pb2.RunRequest(initial=chunk)
+
+
+def receive_run_request(messages: Iterator[control_pb2.RunRequest], folder: Path) -> RunRequest:
+    """Decode the messages of a request; a file of initial values is written to an empty folder.
+
+    Raises:
+        RingTuneError: a part is invalid.
+        IntegrityError: the file is missing, damaged, or another one than the job says.
+    """
+    request = run_request_from_proto(next(messages, control_pb2.RunRequest()))
+    if not request.job.adapter.sha256 or not request.is_training:
+        return request
+    source, names = "the submitter", [INITIAL_FILE]
+    chunks = (message.initial for message in messages)
+    write_files(chunks, folder, names=names, max_bytes=MAX_INITIAL_BYTES, source=source)
+    return with_initial(request, folder / INITIAL_FILE)
+
+
+def with_initial(request: RunRequest, file: Path) -> RunRequest:
+    """Copy a request with its file of initial values, if its job has some.
+
+    Raises:
+        IntegrityError: the file is missing, or has another digest than the job says.
+    """
+    sha256 = request.job.adapter.sha256
+    if not sha256 or not request.is_training:
+        return request
+    if not file.is_file() or (content := FilePieces(file)).sha256() != sha256:
+        raise IntegrityError(f"{file.name} has not the digest {sha256[:12]} of adapter.sha256; submit the run again")
+    return request._replace(initial=content)
 
 
 def read_run_request(content: bytes) -> RunRequest:

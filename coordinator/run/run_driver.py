@@ -67,6 +67,8 @@ from ringtune.machine.resources import busy_text
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
+from ringtune.storage.tensor_files import TensorFile
+from ringtune.techniques.initial_adapter import INITIAL_FILE, head_note
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -123,6 +125,9 @@ class RunDriver(Driver):
         self._job = request.job
         self._addresses: dict[str, str] = {}
         self._request = request
+        self._initial_metadata = None
+        if request.initial is not None:  # read now: the file may belong to the call that submits the run
+            self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
         self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
         self._checkpoints = CheckpointManager(run_id, request.job, request.resume)
         self._run_planner = RunPlanner(
@@ -403,6 +408,9 @@ class RunDriver(Driver):
         if made.planned.effort_line:
             self._note(made.planned.effort_line)
         for line in rows_lines(made.profile.nodes, self._job.train.max_length):
+            self._note(line)
+        metadata = self._initial_metadata if not self._checkpoints.start else None
+        if metadata is not None and (line := head_note(metadata, self._job.model.task, plan.course.labels)):
             self._note(line)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         start = self._checkpoints.start

@@ -17,7 +17,7 @@ from coordinator.run.driver import Driver, StatusBoard
 from coordinator.run.events import EventSink
 from coordinator.run.measurement import MeasureDriver
 from coordinator.run.members import LinkCache, Member, Registry, WakingClock
-from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto
+from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto, with_initial
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.restart import resume_request, run_to_resume
 from coordinator.server.run_record import RunRecord
@@ -38,6 +38,7 @@ from ringtune.machine.resources import trim_heap
 from ringtune.models.folder import name_of_folder
 from ringtune.models.weights_by_digest import Offers
 from ringtune.quantities import format_bytes, format_seconds
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.v1 import control_pb2
 
@@ -273,6 +274,7 @@ class Coordinator:
             request.kind,
             request.submitted_by,
             lambda run_id, on_end: self._stored_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end),
+            initial=request.initial,
         )
 
     def _stored_driver(
@@ -282,7 +284,7 @@ class Coordinator:
         if self.kept is not None and request.is_training:
             record = record_of(run_id, request, time.time(), takes_up=takes_up)
             asked = run_request_to_proto(request).SerializeToString()
-            driver.keep(self.kept.begin(record, request=asked, on_saved=driver.noted))
+            driver.keep(self.kept.begin(record, request=asked, initial=request.initial, on_saved=driver.noted))
         return driver
 
     def resume_interrupted(self, *, within_s: float) -> None:
@@ -299,7 +301,7 @@ class Coordinator:
         if found is None:
             return
         try:
-            asked = read_run_request(kept.request(found.run_id))
+            asked = with_initial(read_run_request(kept.request(found.run_id)), kept.initial_file(found.run_id))
             request = resume_request(asked, found, kept.events(found.run_id, wait=False))
             driver = self.run(request, takes_up=found.run_id)
             if request.resume is None:  # the run starts from the beginning, so the old events are not needed
@@ -338,7 +340,15 @@ class Coordinator:
             lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end),
         )
 
-    def _begin(self, job: Job, what: str, who: str, make: Callable[[str, Callable[[], None]], AnyDriver]) -> AnyDriver:
+    def _begin(
+        self,
+        job: Job,
+        what: str,
+        who: str,
+        make: Callable[[str, Callable[[], None]], AnyDriver],
+        *,
+        initial: Pieces | None = None,
+    ) -> AnyDriver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
@@ -353,7 +363,9 @@ class Coordinator:
             driver: AnyDriver = make(run_id, lambda: self._forget(driver))
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
-            self.offers.put(run_id, model_folder(job))
+            if initial is not None and self.kept is not None:
+                initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
+            self.offers.put(run_id, model_folder(job), initial)
             model = name_of_folder(PurePath(job.model.path))
             spoken = RunLogger(what, who=who, model=model, say=self.tell, clock=time.monotonic)
             driver.listen(spoken)

@@ -5,6 +5,7 @@
     STATE/lock                    held by the coordinator that writes here
     STATE/runs/<run id>/run.json  the record of the run
     STATE/runs/<run id>/request   the ``RunRequest`` with which it began
+    STATE/runs/<run id>/initial.safetensors   initial values, of a run with ``adapter.from``
     STATE/runs/<run id>/events    its events, from which its folder can be written again
 
 Every follower of a run, its submitter included, reads the growing file, so a slow follower costs no memory and delays
@@ -42,7 +43,10 @@ from ringtune.storage.durable import (
     storage_errors,
     sync_folder,
     write_durably,
+    write_pieces_durably,
 )
+from ringtune.storage.pieces import Pieces
+from ringtune.techniques.initial_adapter import INITIAL_FILE
 from ringtune.transport.endpoints import split_address
 from ringtune.v1 import control_pb2
 
@@ -365,11 +369,18 @@ class RunStore:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> StoredRun:
+    def begin(
+        self,
+        record: RunRecord,
+        *,
+        request: bytes = b"",
+        initial: Pieces | None = None,
+        on_saved: Callable[[int], None],
+    ) -> StoredRun:
         """Begin to store a run.
 
-        ``request`` is the serialized ``RunRequest``; ``on_saved`` is called with the step when the manifest of a
-        checkpoint is on disk.
+        ``request`` is the serialized ``RunRequest``, ``initial`` its file of initial values; ``on_saved`` is called
+        with the step when the manifest of a checkpoint is on disk.
 
         Raises:
             StorageError: no room.
@@ -378,9 +389,15 @@ class RunStore:
         folder = self.folder / _RUNS / record.run_id
         run = StoredRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
         write_durably(folder / _REQUEST, request)
+        if initial is not None:
+            write_pieces_durably(self.initial_file(record.run_id), initial)
         with self._lock:
             self._runs[record.run_id] = run
         return run
+
+    def initial_file(self, run_id: str) -> Path:
+        """Return the path of a run's file of initial values, which only a run with ``adapter.from`` has."""
+        return self.folder / _RUNS / run_id / INITIAL_FILE
 
     def request(self, run_id: str) -> bytes:
         """Return the serialized ``RunRequest`` with which a run began.

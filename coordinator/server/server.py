@@ -21,7 +21,7 @@ import ringtune
 from coordinator.run.driver import Driver
 from coordinator.run.events import now_unix_s
 from coordinator.run.members import Member
-from coordinator.run.requests import Evaluation, MeasureRequest, RunRequest, run_request_from_proto
+from coordinator.run.requests import Evaluation, MeasureRequest, RunRequest, receive_run_request
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.coordinator import Coordinator
@@ -128,16 +128,21 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             nodes=[entry_of(*member) for member in members],
         )
 
-    def Run(self, request: control_pb2.RunRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+    def Run(
+        self, request_iterator: Iterator[control_pb2.RunRequest], context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
         """Start a run and follow it; a run that is not stored stops when its follower disconnects."""
-        driver = answer(context, lambda: self._coordinator.run(run_request_from_proto(request)))
-        kept = self._coordinator.keeps(driver.run_id)
-        if kept is None:
-            yield from _follow(driver, context)
-        else:
-            yield control_pb2.RunEvent(kept=True)
-            events = kept.events(driver.run_id, wait=True, is_over=lambda: not context.is_active())
-            yield from answer_stream(context, events)
+        with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+            with _in_time(context):
+                request = answer(context, lambda: receive_run_request(request_iterator, Path(folder)))
+            driver = answer(context, lambda: self._coordinator.run(request))
+            kept = self._coordinator.keeps(driver.run_id)
+            if kept is None:
+                yield from _follow(driver, context)
+                return
+        yield control_pb2.RunEvent(kept=True)
+        events = kept.events(driver.run_id, wait=True, is_over=lambda: not context.is_active())
+        yield from answer_stream(context, events)
 
     def Runs(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.RunsReply:
         """List the stored runs."""
@@ -190,13 +195,8 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         with contextlib.ExitStack() as stack:
             stack.callback(self._uploads.release)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
-            too_slow = threading.Timer(_UPLOAD_S, context.cancel)
-            too_slow.daemon = True
-            too_slow.start()
-            try:
+            with _in_time(context):
                 driver = answer(context, lambda: self._evaluate(request_iterator, folder))
-            finally:
-                too_slow.cancel()
             yield from _follow(driver, context)
 
     def _begin_upload(self) -> None:
@@ -213,6 +213,18 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
         )
+
+
+@contextmanager
+def _in_time(context: grpc.ServicerContext) -> Iterator[None]:
+    """Cancel a call that takes longer than ``_UPLOAD_S`` for this block."""
+    too_slow = threading.Timer(_UPLOAD_S, context.cancel)
+    too_slow.daemon = True
+    too_slow.start()
+    try:
+        yield
+    finally:
+        too_slow.cancel()
 
 
 def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:

@@ -181,6 +181,9 @@ class Agent:
             active.result = result_of(job)
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
+                if plan.course.initial:
+                    left_s = deadline_s - time.monotonic()
+                    job = self.models.with_initial(run_id, job, plan.course.initial, timeout_s=left_s)
                 active.check_wanted()
             self._build(active, job, deadline_s, goes_on, taken)
             open_links(active, self.options, self.backend(), addresses, deadline_s)
@@ -389,10 +392,11 @@ class Agent:
         return self._loaded
 
     def job_of(self, run_id: str, job_toml: str) -> Job:
-        """Read a job; ``--model`` replaces its ``model.path``."""
-        job = parse_job(job_toml, source=f"the job of run {run_id}")
-        path = self.options.model
-        return job.with_overrides({"model.path": str(path)}) if path is not None else job
+        """Read a job; ``--model`` replaces its ``model.path``, and ``adapter.from``, of another machine, is removed."""
+        changes: dict[str, object] = {"adapter.from": ""}
+        if self.options.model is not None:
+            changes["model.path"] = str(self.options.model)
+        return parse_job(job_toml, source=f"the job of run {run_id}").with_overrides(changes)
 
 
 class LinkMeasurement:

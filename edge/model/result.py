@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -85,6 +85,7 @@ from ringtune.models.result_files import (
 )
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.techniques.initial_adapter import head_problem
 
 Tensors = dict[str, torch.Tensor]
 
@@ -551,12 +552,32 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
         _load(folder / name, targets, elsewhere="" if name == HEAD_FILE else prefix, hosted=hosted)
 
 
+def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence[str]] | None = None) -> None:
+    """Replace the initial values of the adapters of hosted blocks by those of ``initial.safetensors``.
+
+    ``head_of`` is task and classes of a run: then also of the head, if the file has one for them.
+
+    Raises:
+        IntegrityError: the file is damaged, or a tensor is missing, unknown, or of another shape.
+    """
+    prefix = _blocks_prefix(skeleton)
+    hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
+    file = TensorFile(FilePieces(path), where="adapter.from")
+    with_head = head_of is not None and not head_problem(file.metadata, *head_of)
+    own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
+    heads = {name for name in file.infos if not name.startswith(prefix)}
+    names = {name for name in file.infos if name.startswith(hosted)} | (heads if with_head else set())
+    targets = own.get(ADAPTER_FILE, {}) | own.get(HEAD_FILE, {})
+    _check_names("adapter.from", names, targets)
+    _fill_all("adapter.from", file, targets)
+
+
 def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """Read every target from the weights of a model, which may have other tensors, such as a pooler."""
     try:
         file = TensorFile(FilePieces(path), where=path.name)
-        _check_names(path, file.infos.keys() & targets.keys(), targets)
-        _fill_all(path, file, targets)
+        _check_names(path.name, file.infos.keys() & targets.keys(), targets)
+        _fill_all(path.name, file, targets)
     except OSError as error:
         raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
 
@@ -574,30 +595,30 @@ def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, ho
         file = TensorFile(FilePieces(path), where=path.name)
         others = {name for name in file.infos if elsewhere and name.startswith(elsewhere)}
         others -= {name for name in others if name.startswith(hosted)}
-        _check_names(path, file.infos.keys() - others, targets)
-        _fill_all(path, file, targets)
+        _check_names(path.name, file.infos.keys() - others, targets)
+        _fill_all(path.name, file, targets)
     except OSError as error:
         raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
 
 
-def _fill_all(path: Path, file: TensorFile, targets: Mapping[str, torch.Tensor]) -> None:
+def _fill_all(where: str, file: TensorFile, targets: Mapping[str, torch.Tensor]) -> None:
     """Read all targets, after a check of all shapes."""
     for name in sorted(targets):
-        _check_shape(path, name, file.infos[name].shape, targets[name])
+        _check_shape(where, name, file.infos[name].shape, targets[name])
     for name in sorted(targets):
         fill(targets[name], file.tensor(name))
 
 
-def _check_names(path: Path, names: set[str], targets: Mapping[str, torch.Tensor]) -> None:
+def _check_names(where: str, names: set[str], targets: Mapping[str, torch.Tensor]) -> None:
     missing, unknown = sorted(targets.keys() - names), sorted(names - targets.keys())
     if missing or unknown:
         what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which this model has not"
-        raise IntegrityError(f"{path.name} {what}; it belongs to another adapter.config, model or task")
+        raise IntegrityError(f"{where} {what}; it belongs to another adapter.config, model or task")
 
 
-def _check_shape(path: Path, name: str, shape: tuple[int, ...], target: torch.Tensor) -> None:
+def _check_shape(where: str, name: str, shape: tuple[int, ...], target: torch.Tensor) -> None:
     if shape != tuple(target.shape):
         raise IntegrityError(
-            f"{path.name} has {name} of shape {list(shape)}, this model needs {list(target.shape)}; it belongs "
+            f"{where} has {name} of shape {list(shape)}, this model needs {list(target.shape)}; it belongs "
             "to another adapter.config, model or number of classes"
         )

@@ -20,6 +20,7 @@ from edge.model.head_groups import subnets_of_config
 from edge.model.heads import task_of
 from edge.model.optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
+from edge.model.result import load_initial
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, Empty, materialise, module_bytes
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
@@ -118,6 +119,10 @@ def host(
         )
         if head is not None:
             task.connect(skeleton, head, weights)
+            head.to(device=device, dtype=dtype).eval()
+    if course.initial:
+        head_of = (job.model.task, course.labels) if head is not None else None
+        load_initial(skeleton, Path(job.adapter.from_), head_of=head_of)
     _check_subnets(course, job, skeleton)
     helpers, users = plan.placement.helpers_of(node), course.user_sets
     helped_blocks, hosted_blocks = _blocks_of(helpers), [*private, *range(piece.start, piece.stop)]
@@ -153,7 +158,6 @@ def host(
         )
     owner = None
     if head is not None:
-        head.to(device=device, dtype=dtype).eval()
         owner = OwnerParts(skeleton, head, task, job.train)
     fitted = joined(Range(one.start, one.stop) for one in plan.placement.helped_by(node))
     helped = tuple(AuxiliaryModels(folder, job, range(*units), dtype, device, users) for units in fitted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from edge.options import AgentOptions
-from edge.weights.weight_cache import CheckedFile, ModelCache
+from edge.weights.weight_cache import CheckedFile, ModelCache, writing
 from ringtune.errors import (
     BusyError,
     CapacityError,
@@ -50,6 +51,7 @@ from ringtune.models.weights_by_digest import (
 )
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.initial_adapter import MAX_INITIAL_BYTES
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.status import error_of_call
@@ -128,6 +130,26 @@ class ModelFetcher:
                 )
                 self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
                 return _at(job, cache.publish(files))
+
+    def with_initial(self, run_id: str, job: Job, sha256: str, *, timeout_s: float) -> Job:
+        """Return the job with the file of initial values in ``adapter.from``, from the cache or the coordinator.
+
+        The cache has one such file for a node, that of its last run. At most ``timeout_s`` seconds pass.
+
+        Raises:
+            RingTuneError: the fetch failed; see ``Sources.fetch_whole``.
+        """
+        folder = self._options.cache / "initial" / self._options.name
+        what = "the file of initial values (adapter.from)"
+        file = CheckedFile(folder / f"{sha256}.safetensors", what=what, sha256=sha256, nbytes=MAX_INITIAL_BYTES)
+        if not file.is_intact():
+            with writing(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True, mode=0o700)
+            wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
+            with Sources([self._options.coordinator]) as peers:
+                self.fetched_bytes += peers.fetch_whole(file, wanted)
+        return job.with_overrides({"adapter.from": str(file.path)})
 
     def release(self, run_id: str) -> None:
         """Stop the fetch of a run and withdraw its offer, from any thread; an empty ``run_id`` is any run."""
@@ -309,6 +331,26 @@ class Sources:
                     _discard_from(address, files)
             wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
         return came
+
+    def fetch_whole(self, file: CheckedFile, wanted: PendingFetch) -> int:
+        """Fetch a file of unknown size, which is whole when a stream has ended; return bytes received.
+
+        Raises:
+            RingTuneError: as ``fetch``.
+        """
+        came, sources = 0, SourceRotation(self.addresses)
+        while True:
+            wanted.check(file.what)
+            before, error = came, None
+            try:
+                for got in self._stream(sources.address, [file], wanted):
+                    came += got
+                file.finish()
+                return came
+            except _CALL_ERRORS as raised:
+                wanted.check(file.what)
+                error = _as_error(raised, sources.address)
+            wanted.stop.wait(sources.after(error, what=file.what, is_further=came > before))
 
     # ---- one call -----------------------------------------------------------------------------------
 

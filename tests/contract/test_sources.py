@@ -201,6 +201,10 @@ METHODS = frozenset({"torch.load", "torch.jit.load", "torch.hub.load", "runpy.ru
 OPTIONS = frozenset({"allow_pickle", "trust_remote_code", "shell"})
 
 
+def _reads_tensors_only(call: ast.Call) -> bool:
+    return any(option.arg == "weights_only" and ast.unparse(option.value) == "True" for option in call.keywords)
+
+
 def ways(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Every way in a source to run what was read; ``numpy.load`` says itself that it takes no pickles."""
     for node in nodes:
@@ -210,6 +214,8 @@ def ways(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield str(node.module)
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
+            if name == "torch.load" and _reads_tensors_only(node):
+                continue
             if name in CALLS | METHODS or name.endswith((".extractall", "multiprocessing.connection.Listener")):
                 yield name
             if name in ("np.load", "numpy.load") and "allow_pickle" not in {option.arg for option in node.keywords}:
@@ -232,6 +238,7 @@ def test_sources_have_no_way_to_run_what_they_read() -> None:
         "import pickle",
         "from pickle import loads",
         "import torch\ntorch.load(x)",
+        "torch.load(x, weights_only=given)",
         "eval(text)",
         "np.load(x)",
         "np.load(x, allow_pickle=True)",
@@ -247,7 +254,8 @@ def test_search_for_such_ways_finds_them(text: str) -> None:
 
 def test_search_lets_other_calls_pass() -> None:
     """What only looks alike is none."""
-    assert facts_of("np.load(x, allow_pickle=False)\nre.compile('a')\nmodel.eval()\njson.load(x)").ways == ()
+    loads = "torch.load(x, weights_only=True)\nnp.load(x, allow_pickle=False)"
+    assert facts_of(f"{loads}\nre.compile('a')\nmodel.eval()\njson.load(x)").ways == ()
 
 
 # ---- what messages advise ------------------------------------------------------------------------------
@@ -357,7 +365,7 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/checkpoints.py: RunCheckpoints.add, RunCheckpoints.rewind_to
     coordinator/client/checkpoints.py: RunCheckpoints.add_length, cut_metrics
     coordinator/client/run_folder.py: RunFolder._let_go, RunFolder.add_chunk, RunFolder.add_metrics
-    coordinator/client/run_folder.py: RunFolder.write_job
+    coordinator/client/run_folder.py: RunFolder.write_initial, RunFolder.write_job
     coordinator/client/run_folder.py: RunFolder.write_json, RunFolder.write_text
     coordinator/client/run_files.py: RunParts.begin
     coordinator/client/saved_run.py: RunLocation.write
@@ -399,12 +407,15 @@ The demo's folder has its marker; in its cache a file that is not the one that i
     coordinator/cli/demo_files.py: _unpack
     coordinator/cli/demo_files.py: write_csv
     coordinator/cli/demo_files.py: write_job
+A new file in a temporary folder of the caller
+    edge/model/pickled.py: convert
 Our own cache of a hub's models, locked: files of a commit, checked by digest
     coordinator/client/hub.py: _fetch, store
 Our own cache of base weights, locked: names are digests, what is damaged or partial is fetched again
     edge/weights/weight_cache.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
     edge/weights/weight_cache.py: write_whole
     edge/weights/weight_cache.py: ModelCache.write_outline
+    edge/weights/weight_fetch.py: ModelFetcher.with_initial
 A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
     coordinator/server/run_store.py: EventLog.__init__, EventLog.append
     coordinator/server/run_store.py: StoredRun._end, StoredRun.begun, StoredRun.fetched, StoredRun.found

@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.features.feature import Feature
 from tests.features.full_parameters import HIFT
+from tests.features.initial import INITIAL, INITIAL_IN_FLIGHT
 from tests.features.memory import CACHE, FROZEN, FROZEN_WAYS, VELORA, VELORA_IN_FLIGHT
 from tests.features.methods import EARLY_STOP, PIPEADAPTER, PLAIN, SCATTERED, UNFREEZING
 from tests.features.models import MODELS
@@ -14,10 +15,10 @@ from tests.features.operations import CHOICES, REPLICAS, SUBNETS, SUBNETS_IN_FLI
 
 IN_ORDER: Final[list[Feature]] = [
     *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN),
-    *(*TABLES, *SUBNETS, *CHOICES, *REPLICAS, *HELPED, *USERS),
+    *(*TABLES, *SUBNETS, *CHOICES, *REPLICAS, *HELPED, *USERS, *INITIAL),
 ]
 """What one process trains whose steps follow one another."""
-IN_FLIGHT: Final[list[Feature]] = [*PIPEADAPTER, *SUBNETS_IN_FLIGHT]
+IN_FLIGHT: Final[list[Feature]] = [*PIPEADAPTER, *SUBNETS_IN_FLIGHT, *INITIAL_IN_FLIGHT]
 """What trains with several items in flight: the reference depends on the split."""
 WITHOUT_REFERENCE: Final[list[Feature]] = [
     *(*FROZEN_WAYS, *VELORA_IN_FLIGHT, *OVERLAP_AND_INTERVAL, *USERS_IN_ANY_TIMING),

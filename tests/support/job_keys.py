@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import JobError
 from ringtune.job.job import Job, section_class
-from ringtune.storage.strict import Rule, field_rules
+from ringtune.storage.strict import Rule, field_rules, key_of
 
 BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
     "train.batch_size": {"train.microbatches": 1},
@@ -63,7 +63,7 @@ def _keys() -> dict[str, Key]:
             is_union = type(None) in typing.get_args(whole) or typing.get_origin(whole) not in (None, tuple, dict)
             kinds = typing.get_args(whole) if is_union else (whole,)
             own = tuple(typing.get_origin(kind) or kind for kind in kinds)
-            name = f"{section}.{field.name}"
+            name = f"{section}.{key_of(field.name)}"
             found[name] = Key(name, own, rules.get(field.name, ()))
     return found
 

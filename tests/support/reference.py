@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
@@ -73,10 +75,30 @@ def own_weights_of(model: Any) -> set[str]:
 
 
 def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | None = None) -> Any:
-    """The untrained whole model with adapter and head, in the job's dtype and with its dropout.
+    """The whole model before it trains, with adapter and head, in the job's dtype and with its dropout.
 
-    A language model keeps the decoder that the library loads with it.
+    A language model keeps the decoder that the library loads with it. Adapter and head have the values of
+    ``adapter.from``, a folder of the library, if the job has it.
     """
+    model = _new_model(job, plan, model_folder, attention=attention)
+    if job.adapter.from_:
+        _load(model, Path(job.adapter.from_))
+    return model
+
+
+def _load(model: Any, folder: Path) -> None:
+    """Take over all tensors of a folder of the library, whatever the name of its adapter and head."""
+    name = json.loads((folder / "adapter_config.json").read_text())["name"]
+    values: dict[str, torch.Tensor] = {}
+    for stem in ("adapter", "model_head"):
+        path = folder / f"{stem}.safetensors"
+        values |= load_file(path) if path.exists() else torch.load(folder / f"pytorch_{stem}.bin", weights_only=True)
+    own = {key.replace(f".{name}.", f".{NAME}."): value for key, value in values.items()}
+    odd = model.load_state_dict(own, strict=False)
+    assert not odd.unexpected_keys and not any(f".{NAME}." in key for key in odd.missing_keys)
+
+
+def _new_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | None) -> Any:
     from adapters import AdapterConfig, AutoAdapterModel
     from transformers import AutoConfig
 

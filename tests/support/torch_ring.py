@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from coordinator.client.initial_values import unpickled
 from edge.agent.torch_backend import Snapshot, copy_into_file, load_blocks
 from edge.checkpoint.snapshots import TurnSnapshots, metadata
 from edge.data.dataset import OwnerDataset
@@ -31,6 +32,7 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.pieces import Pieces
+from ringtune.techniques.initial_adapter import initial_values
 from tests.support import reference, tiny
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family
@@ -69,6 +71,7 @@ class Case:
     trims: bool = True  # where nothing speaks against it
     hift: str = ""  # the lines of [hift]
     offload: str = ""  # the lines of [offload]
+    initial: bool = False  # begins from ``adapter.from``, the adapter in ``folder / "from.adapter"``
 
     @functools.cached_property
     def job(self) -> Job:
@@ -86,6 +89,7 @@ class Case:
             split = "{self.split}"
             [adapter]
             config = "{self.adapter}"
+            from = "{self.folder / "from.adapter" if self.initial else ""}"
             [train]
             method = "{self.method}"
             optimizer = "{self.optimizer}"
@@ -135,6 +139,7 @@ class Case:
             operations=self.operations,
             frozen=self.frozen,
             turns=self.turns,
+            initial=self.initial_values.sha256() if self.initial else "",
             head_tokens=head_tokens,
             trims=self.trims
             and bool(head_tokens)
@@ -142,6 +147,21 @@ class Case:
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))
+
+    @functools.cached_property
+    def initial_values(self) -> Pieces:
+        """The file of initial values, as it goes to the nodes."""
+        return initial_values(self.job, unpickled)
+
+    @property
+    def node_job(self) -> Job:
+        """The job at a node, which has fetched that file."""
+        if not self.initial:
+            return self.job
+        path = self.folder / f"{self.initial_values.sha256()}.safetensors"
+        if not path.exists():
+            path.write_bytes(bytes(self.initial_values))
+        return self.job.with_overrides({"adapter.from": str(path)})
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -368,7 +388,7 @@ def make_carrier(case: Case, plan: Plan, *, keep_messages: bool = False) -> Torc
 
 def make_executor(case: Case, plan: Plan, node: str) -> NodeExecutor:
     """The executor of one node of a plan."""
-    return NodeExecutor(plan, node, case.job, case.folder / "model", case.datasets().get(node))
+    return NodeExecutor(plan, node, case.node_job, case.folder / "model", case.datasets().get(node))
 
 
 def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

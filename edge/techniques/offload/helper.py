@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from edge.model.auxiliary import start_auxiliary
+from edge.model.result import load_initial
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import Empty, module_bytes
 from edge.techniques.offload.merged_matrices import MatrixAdapters, matrices_of
@@ -207,6 +208,8 @@ class AdapterModules:
         self._sites: dict[str, Site] = {site.name: site for index in wanted for site in sites_of(self.skeleton, index)}
         for site in self._sites.values():
             site.adapter.to(device=device, dtype=dtype)
+        if job.adapter.from_:
+            load_initial(self.skeleton, Path(job.adapter.from_))
 
     @property
     def held_bytes(self) -> int:

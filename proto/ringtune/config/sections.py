@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +25,7 @@ from ringtune.storage.text_files import AUTO as AUTO_ENCODING
 from ringtune.storage.text_files import is_encoding
 from ringtune.texts import shown
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES: Final = 4095
 _MAX_NAME_BYTES: Final = 255
 
@@ -198,12 +200,25 @@ class Adapter:
         config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``linear`` or
             ``mlp[hidden=128]`` = auxiliary models of RingTune; ``full`` = no adapter: the attention and feed-forward
             weights of the blocks train. With method hift always ``full``, and then all parameters train.
+        from_: folder with the initial values of the adapters, of the same ``config``: of a run or its result, of
+            AdapterHub, or of PEFT with LoRA. The head begins with the folder's values too, if it is of the same task
+            and classes. Empty: new values, drawn by ``train.seed``.
+        sha256: digest of the values in ``from``, filled in when a run begins; other values are then refused. It is
+            part of the plan.
     """
 
     config: str = "seq_bn"
+    from_: str = ""
+    sha256: Annotated[str, InWords("64 hexadecimal digits, or empty")] = ""
 
     def __post_init__(self) -> None:
+        """Refuse an unknown configuration, a path that is none, and a digest that is none or without ``from``."""
         parse_adapter_config(self.config)
+        check_path("adapter.from", self.from_)
+        if self.sha256 and not _SHA256.fullmatch(self.sha256):
+            raise JobError(f"adapter.sha256 = {shown(self.sha256)} is no digest of 64 hexadecimal digits; leave it out")
+        if self.sha256 and not self.from_:
+            raise JobError("adapter.sha256 is the digest of the values in adapter.from, which is empty; give both")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

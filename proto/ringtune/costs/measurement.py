@@ -159,6 +159,7 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
         "train.checkpoint_every": 0,
         "recovery.copies": "none",
         "operations.policy": Policy.STANDARD.value,  # whole blocks; the correction holds for parts too
+        "adapter.from": "",  # values don't matter for times
     }
     if job.unfreeze is not None:
         changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(_deeper(job, num_blocks))]

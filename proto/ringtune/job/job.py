@@ -55,7 +55,7 @@ from ringtune.schedule.course import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operation_tables import Policy
-from ringtune.storage.strict import check_keys, read_dataclass, read_given
+from ringtune.storage.strict import check_keys, key_of, read_dataclass, read_given
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, VELORA, Memory, VeloraSettings, checked
@@ -162,7 +162,7 @@ def sections_of(job: type[Any]) -> Mapping[str, frozenset[str]]:
     """Names of the keys of each section of a job's dataclass."""
     hints = typing.get_type_hints(job)
     return {
-        field.name: frozenset(key.name for key in dataclasses.fields(section_class(hints[field.name])))
+        field.name: frozenset(key_of(key.name) for key in dataclasses.fields(section_class(hints[field.name])))
         for field in dataclasses.fields(job)
     }
 
@@ -207,6 +207,7 @@ _CLEARS = {
     "operations.full": ("compute",),
     "velora.parts": ("values",),
     "velora.values": ("parts",),
+    "adapter.from": ("sha256",),
 }
 
 
@@ -290,7 +291,7 @@ class Job:
         """Return sections with their keys, defaults included, ``None`` values left out."""
         tables = dataclasses.asdict(self)
         return {
-            name: {key: item for key, item in keys.items() if item is not None}
+            name: {key_of(key): item for key, item in keys.items() if item is not None}
             for name, keys in tables.items()
             if keys is not None
         }
@@ -388,7 +389,9 @@ def with_absolute_paths(job: Job, folder: Path) -> Job:
     model = job.model if is_id else dataclasses.replace(job.model, path=path)
     train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
     data = dataclasses.replace(job.data, train=train, eval=evaluate)
-    return dataclasses.replace(job, model=model, data=data, operations=with_table_read(job.operations, folder))
+    adapter = dataclasses.replace(job.adapter, from_=_absolute(job.adapter.from_, folder))
+    operations = with_table_read(job.operations, folder)
+    return dataclasses.replace(job, model=model, data=data, adapter=adapter, operations=operations)
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -26,7 +26,7 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
-from ringtune.storage.strict import field_rules
+from ringtune.storage.strict import field_rules, key_of
 from ringtune.texts import printable
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -75,7 +75,7 @@ def _section(name: str, hint: Any) -> SectionFacts:
     hints, rules = typing.get_type_hints(cls), field_rules(cls)
     keys = tuple(
         KeyFacts(
-            name=f"{name}.{field.name}",
+            name=f"{name}.{key_of(field.name)}",
             kind=_kind(hints[field.name]),
             default="" if field.default in (dataclasses.MISSING, None) else toml_value(field.default),
             allowed=rules[field.name][-1].text if field.name in rules else "",

@@ -212,7 +212,14 @@ _BOTTLENECK: dict[str, Any] = {
     "inv_adapter": None,
     "phm_layer": False,
     "leave_out": [],
+    "non_linearity": "relu",
+    "original_ln_before": True,
+    "original_ln_after": True,
+    "is_parallel": False,
+    "residual_before_ln": True,
+    "adapter_residual_before_ln": False,
 }
+_PARALLEL = {**_BOTTLENECK, "reduction_factor": 2, "original_ln_before": False, "is_parallel": True}
 _LORA: dict[str, Any] = {
     "selfattn_lora": True,
     "intermediate_lora": False,
@@ -224,24 +231,52 @@ _LORA: dict[str, Any] = {
     "use_gating": False,
     "vera_d": None,
     "leave_out": [],
+    "alpha": 8,
 }
-_REFT: dict[str, Any] = {"r": 1, "tied_weights": False, "output_reft": True, "layers": "all"}
+_REFT: dict[str, Any] = {
+    "r": 1,
+    "tied_weights": False,
+    "output_reft": True,
+    "layers": "all",
+    "prefix_positions": 3,
+    "suffix_positions": 0,
+    "orthogonality": True,
+    "non_linearity": None,
+}
 
-# method -> its kind, and the options that determine its size with their defaults
+# method -> its kind, and the options that determine its size and what it computes, with their defaults
 _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "seq_bn": ("bottleneck", _BOTTLENECK),
-    "double_seq_bn": ("bottleneck", {**_BOTTLENECK, "mh_adapter": True}),
-    "par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": 4.0}),
-    "scaled_par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": "learned"}),
+    "double_seq_bn": (
+        "bottleneck",
+        {**_BOTTLENECK, "mh_adapter": True, "non_linearity": "swish", "original_ln_before": False},
+    ),
+    "par_bn": ("bottleneck", {**_PARALLEL, "scaling": 4.0}),
+    "scaled_par_bn": ("bottleneck", {**_PARALLEL, "scaling": "learned"}),
     "lora": ("lora", _LORA),
     "dora": ("lora", {**_LORA, "use_dora": True}),
     "ia3": (
         "lora",
-        {**_LORA, "intermediate_lora": True, "r": 1, "attn_matrices": ["k", "v"], "composition_mode": "scale"},
+        {
+            **_LORA,
+            "intermediate_lora": True,
+            "r": 1,
+            "alpha": 1,
+            "attn_matrices": ["k", "v"],
+            "composition_mode": "scale",
+        },
     ),
-    "mtl_lora": ("mtl_lora", {**_LORA, "n_up_projection": 1}),
+    "mtl_lora": (
+        "mtl_lora",
+        {
+            **_LORA,
+            "n_up_projection": 1,
+            "task_specific_matrix_type": "singular_values",
+            "weights_sharpness": 0.05,
+        },
+    ),
     "loreft": ("reft", _REFT),
-    "noreft": ("reft", _REFT),
+    "noreft": ("reft", {**_REFT, "orthogonality": False}),
     **{name: (name, DEFAULTS[name]) for name in AUXILIARY_KINDS},
 }
 _ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
@@ -268,7 +303,7 @@ _LONGEST = 1000
 
 
 def known_configurations() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return configuration -> its kind, and the options that determine its size with their defaults."""
+    """Return configuration -> its kind, and the options that determine size and computation, with their defaults."""
     return {name: (kind, dict(defaults)) for name, (kind, defaults) in _KNOWN.items()}
 
 
@@ -338,6 +373,48 @@ def library_config(config: str) -> str:
         return "" if trains_own_weights(config) else config
     pairs = zip(config.split("|"), parse_adapter_config(config), strict=True)
     return "|".join(text.strip() for text, part in pairs if part.name not in AUXILIARY_KINDS)
+
+
+def is_same_adapter(config: str, other: str) -> bool:
+    """Whether two configurations add the same weights with the same computation; dropout and initial values aside."""
+    return _effective(config) == _effective(other)
+
+
+def _effective(config: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return kind and options of each part, with defaults filled in."""
+    found = []
+    for part in parse_adapter_config(config):
+        kind, defaults = _KNOWN[part.name]
+        found.append((kind, {name: part.options.get(name, default) for name, default in defaults.items()}))
+    return found
+
+
+def config_of_library(described: Mapping[str, Any]) -> str:
+    """Write the ``config`` of the library's ``adapter_config.json`` as a configuration, without dropout.
+
+    Example: ``lora[r=4]`` for ``{"architecture": "lora", "r": 4, "alpha": 8, ...}``.
+
+    Raises:
+        JobError: an architecture that is not known, or one that is refused by name; see ``parse_adapter_config``.
+    """
+    if described.get("architecture") == "union":
+        parts = described.get("configs") or []
+        return "|".join(config_of_library(part) for part in parts if isinstance(part, Mapping))
+    kind = described.get("architecture") or "bottleneck"
+    if kind == "bottleneck" and described.get("inv_adapter"):
+        raise JobError(f"invertible adapters can't be sliced: {_AT_EMBEDDING}; {_ADVICE}")
+    if described.get("phm_layer") or described.get("vera_d") is not None:
+        raise JobError(f"compacter and vera can't be sliced: {_SHARED}; {_ADVICE}")
+    known = {name: defaults for name, (own, defaults) in _KNOWN.items() if own == kind}
+    if not known:
+        raise JobError(f"adapters of architecture {kind!r} are not supported; {_ADVICE}")
+    changes = {
+        name: {key: described[key] for key, value in defaults.items() if key in described and described[key] != value}
+        for name, defaults in known.items()
+    }
+    name = min(changes, key=lambda name: len(changes[name]))
+    options = ", ".join(f"{key}={value!r}" for key, value in changes[name].items())
+    return f"{name}[{options}]" if options else name
 
 
 def has_adapter(config: str, block: int) -> bool:

@@ -34,6 +34,7 @@ from ringtune.models.folder import (
     read_headers,
     select_tensors,
 )
+from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import DTYPE_BYTES
 from ringtune.v1 import weights_pb2
 
@@ -321,14 +322,20 @@ class Offers:
         self._max_streams = max_streams
         self._slots = threading.BoundedSemaphore(max_streams)
         self._folders: dict[str, Path | None] = {}
+        self._initial: dict[str, Pieces] = {}
         self._source: tuple[Path, ModelSource] | None = None
         self._lock = threading.Lock()
         self._hashing = threading.Lock()
 
-    def put(self, run_id: str, folder: Path | None) -> None:
-        """Serve ``folder`` to the nodes of a run instead of earlier runs; None = this node has no copy."""
+    def put(self, run_id: str, folder: Path | None, initial: Pieces | None = None) -> None:
+        """Serve ``folder`` to the nodes of a run instead of earlier runs; None = this node has no copy.
+
+        ``initial`` is the file of initial values of the run, if it has one (``techniques.initial_adapter``).
+        """
+        digest = initial.sha256() if initial is not None else ""
         with self._lock:
             self._folders = {run_id: folder}
+            self._initial = {digest: initial} if initial is not None else {}
 
     def drop(self, run_id: str) -> None:
         """Stop serving a run; an unknown one is no error."""
@@ -349,11 +356,21 @@ class Offers:
         if not self._slots.acquire(blocking=False):
             raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
         try:
-            source = self.source(request.run_id)
-            for index, data in source.read(pieces_from_proto(request)):
+            for index, data in self._read(request.run_id, pieces_from_proto(request)):
                 yield weights_pb2.FetchChunk(piece=index, data=data)
         finally:
             self._slots.release()
+
+    def _read(self, run_id: str, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
+        with self._lock:
+            initial = self._initial if run_id in self._folders else {}
+        if len(pieces) != 1 or pieces[0][0] not in initial:
+            yield from self.source(run_id).read(pieces)
+            return
+        content, at = initial[pieces[0][0]], pieces[0][1]
+        for piece in content.part(at, content.size_bytes - at):
+            for start in range(0, len(piece), CHUNK_BYTES):
+                yield 0, bytes(piece[start : start + CHUNK_BYTES])
 
     def source(self, run_id: str) -> ModelSource:
         """Return the model of a run; the first call hashes it, some 500 MB per second.

@@ -223,6 +223,8 @@ class Course(Extent):
         offload: settings of helpers that affect the result; None = none do.
         head_tokens: first tokens of each row that the head reads; others need not be sent to it. 0 = all.
         trims: whether the last block may compute only these tokens; see ``top_tokens``.
+        initial: SHA-256, hex, of the file of initial values (``techniques.initial_adapter``); empty = they are drawn by
+            the seed.
     """
 
     method: Method
@@ -243,6 +245,7 @@ class Course(Extent):
     offload: Annotated[Offload | None, LATER] = None
     head_tokens: Annotated[Count, LATER] = 0
     trims: Annotated[bool, LATER] = False
+    initial: Annotated[str, LATER] = ""
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 

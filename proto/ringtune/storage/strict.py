@@ -113,15 +113,20 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
     """
     if not isinstance(value, Mapping):
         raise error(f"{where or 'the file'} has to be a table, but is {describe_value(value)}")
-    entries = _entries(typing.cast(Any, cls))
+    entries = {key_of(name): (name, entry) for name, entry in _entries(typing.cast(Any, cls)).items()}
     check_keys(value, entries, where=where, error=error)
     found: dict[str, Any] = {}
-    for name, entry in entries.items():
-        if name in value:
-            found[name] = read_value(entry.hint, value[name], where=join(where, name), error=error)
+    for key, (name, entry) in entries.items():
+        if key in value:
+            found[name] = read_value(entry.hint, value[key], where=join(where, key), error=error)
         elif entry.is_required:
-            raise error(f"{join(where, name)} is missing; add {_example(name, entry.hint)}")
+            raise error(f"{join(where, key)} is missing; add {_example(key, entry.hint)}")
     return cls(**found)
+
+
+def key_of(field: str) -> str:
+    """Return the key of a field; one that is a word of Python has an underscore behind it: ``from_`` is ``from``."""
+    return field.removesuffix("_")
 
 
 def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
@@ -190,7 +195,7 @@ def to_table(value: Any) -> dict[str, Any]:
     """Convert a dataclass to a JSON-compatible table of its constructor's fields; the inverse of ``read_dataclass``."""
     cls: Any = type(value)
     items = ((name, getattr(value, name), entry) for name, entry in _entries(cls).items())
-    return {name: _to_json(item) for name, item, entry in items if item != entry.left_out}
+    return {key_of(name): _to_json(item) for name, item, entry in items if item != entry.left_out}
 
 
 def _to_json(value: Any) -> Any:

@@ -8,6 +8,7 @@ from ringtune.techniques import (
     activation_checkpointing,
     frozen_weights,
     full_parameters,
+    initial_adapter,
     offload,
     operations,
     replicas,
@@ -17,6 +18,7 @@ from ringtune.techniques.base import Technique, TurnRule
 TECHNIQUES: Final[list[Technique]] = [
     activation_checkpointing.TECHNIQUE,
     full_parameters.TECHNIQUE,
+    initial_adapter.TECHNIQUE,
     operations.TECHNIQUE,
     frozen_weights.TECHNIQUE,
     offload.TECHNIQUE,

@@ -247,7 +247,7 @@ class NodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes", "submitted_by", "rehearsal", "submission", "nodes")
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes", "submitted_by", "rehearsal", "submission", "nodes", "initial")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,7 @@ class RunRequest(_message.Message):
     REHEARSAL_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
     job_toml: str
     plan_only: bool
     num_nodes: int
@@ -274,7 +275,8 @@ class RunRequest(_message.Message):
     rehearsal: bool
     submission: str
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ..., submitted_by: _Optional[str] = ..., rehearsal: _Optional[bool] = ..., submission: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    initial: FileChunk
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ..., submitted_by: _Optional[str] = ..., rehearsal: _Optional[bool] = ..., submission: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., initial: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class RunRef(_message.Message):
     __slots__ = ("run_id",)

@@ -60,7 +60,7 @@ class CoordinatorStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.NodesReply.FromString,
                 _registered_method=True)
-        self.Run = channel.unary_stream(
+        self.Run = channel.stream_stream(
                 '/ringtune.v1.Coordinator/Run',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.RunRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
@@ -146,9 +146,9 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Run(self, request, context):
+    def Run(self, request_iterator, context):
         """User: start a run (or only plan it) and follow it. A run that is kept goes on when the call is cancelled; any other
-        one stops.
+        one stops. Further messages have pieces of the file of initial values, if the job has adapter.from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,7 +238,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.NodesReply.SerializeToString,
             ),
-            'Run': grpc.unary_stream_rpc_method_handler(
+            'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.RunRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.RunEvent.SerializeToString,
@@ -431,7 +431,7 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def Run(request,
+    def Run(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -441,8 +441,8 @@ class Coordinator:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/ringtune.v1.Coordinator/Run',
             ringtune_dot_v1_dot_control__pb2.RunRequest.SerializeToString,

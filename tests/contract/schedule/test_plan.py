@@ -311,6 +311,7 @@ OTHER: dict[str, Any] = {
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
     "head_tokens": 1,
     "trims": True,
+    "initial": "0" * 64,
     "cache": ActivationCacheSettings(),
 }
 FITTING: dict[str, Any] = {

@@ -136,7 +136,7 @@ def test_service_refuses_strangers_clones_and_what_it_can_not_read(stub: control
     assert type(error_of(caught.value)) is FrameError
     # The submitted job is read as strictly as a file
     with pytest.raises(grpc.RpcError) as caught:
-        list(stub.Run(control_pb2.RunRequest(job_toml="[modle]"), timeout=CALL_S))
+        list(stub.Run(iter([control_pb2.RunRequest(job_toml="[modle]")]), timeout=CALL_S))
     assert type(error_of(caught.value)) is JobError
 
 

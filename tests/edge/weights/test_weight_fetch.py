@@ -43,6 +43,7 @@ from ringtune.models.weights_by_digest import (
 )
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
+from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import Server
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from tests.support.plans import make_plan
@@ -536,3 +537,19 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
         node.borrower.release("")
         worker.join(30.0)
     assert [type(error) for error in raised] == [InterruptedRunError]
+
+
+def test_initial_values_are_fetched_by_digest_once(tmp_path: Path) -> None:
+    """From the coordinator, whose model folder is not needed; a node keeps the file, and another digest replaces it."""
+    job = Job(model=Model(path=str(tmp_path / "none")))
+    for number, content in enumerate([bytes(range(256)) * 1000, b"other values"]):
+        offers, pieces = Offers(), Pieces.of(content)
+        offers.put(RUN, None, pieces)
+        with serving(None, offers=offers) as server:
+            address = f"127.0.0.1:{server.port}"
+            fetcher = ModelFetcher(AgentOptions(name="pi", coordinator=address, cache=tmp_path / "cache"), list)
+            file = Path(fetcher.with_initial(RUN, job, pieces.sha256(), timeout_s=TIMEOUT_S).adapter.from_)
+            assert file.read_bytes() == content and fetcher.fetched_bytes == len(content)
+            fetcher.with_initial(RUN, job, pieces.sha256(), timeout_s=TIMEOUT_S)
+            assert fetcher.fetched_bytes == len(content), number
+            assert [path.name for path in file.parent.iterdir()] == [f"{pieces.sha256()}.safetensors"]

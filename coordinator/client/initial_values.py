@@ -1,0 +1,74 @@
+"""Initial values of a run (``adapter.from``): their digest in the job, and their file for the coordinator.
+
+A pickled file of AdapterHub is read by ``edge.model.pickled`` in a process of its own: torch is not loaded here.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from ringtune.errors import InvalidInputError
+from ringtune.job.job import Job
+from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.techniques.initial_adapter import INITIAL_FILE, initial_values, with_digest
+
+_READ_S: Final = 300.0
+
+
+def with_initial_digest(job: Job) -> Job:
+    """Fill in ``adapter.sha256`` of a job with ``adapter.from``; one that is given is checked when the run begins.
+
+    Raises:
+        RingTuneError: as ``initial_values``.
+    """
+    if not job.adapter.from_ or job.adapter.sha256:
+        return job
+    found: Job = with_digest(job, initial_values(job, unpickled).sha256())
+    return found
+
+
+def initial_file(job: Job, run: Path) -> Pieces | None:
+    """Return the file of initial values of a job with a digest: of the run's folder, or read from ``adapter.from``.
+
+    None without ``adapter.from``.
+
+    Raises:
+        JobError: the folder has other values than ``adapter.sha256`` says.
+        RingTuneError: as ``initial_values``.
+    """
+    if not job.adapter.from_:
+        return None
+    kept = run / INITIAL_FILE
+    if kept.is_file() and FilePieces(kept).sha256() == job.adapter.sha256:
+        return FilePieces(kept)
+    content = initial_values(job, unpickled)
+    with_digest(job, content.sha256())
+    return content
+
+
+def unpickled(path: Path) -> Pieces:
+    """Convert a pickled file of tensors to safetensors, held in memory.
+
+    Raises:
+        InvalidInputError: it has anything but tensors, or torch is not installed.
+    """
+    return _unpickled(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _unpickled(path: Path, _: int) -> Pieces:
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        target = Path(folder) / INITIAL_FILE
+        command = [sys.executable, "-P", "-m", "edge.model.pickled", str(path), str(target)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, check=False)  # noqa: S603 - our own module
+        if found.returncode:
+            reason = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            raise InvalidInputError(
+                f"{path} can't be read: {reason.removeprefix('error: ')}; save the adapter with use_safetensors=True"
+            )
+        return Pieces.of(target.read_bytes())

@@ -1,0 +1,52 @@
+"""Convert a pickled file of tensors to safetensors: ``python -m edge.model.pickled FILE TARGET``.
+
+AdapterHub's default format is pickled. Only tensors are accepted: nothing of the file is executed. It is a process of
+its own, because the coordinator loads no torch.
+
+Source: ``torch.load`` with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.model.tensor_files import pieces_of
+from ringtune.errors import InvalidInputError, RingTuneError
+from ringtune.storage.tensor_files import write_tensors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert one file; return the exit code."""
+    source, target = map(Path, sys.argv[1:] if arguments is None else arguments)
+    try:
+        convert(source, target)
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write the tensors of a pickled file to a new safetensors file.
+
+    Raises:
+        InvalidInputError: it is no file of ``torch.save``, or has anything but tensors by name.
+    """
+    import torch
+
+    try:
+        found = torch.load(source, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a damaged file torch's reader may raise anything
+        reason = str(error).splitlines()[0]
+        raise InvalidInputError(f"it has more than tensors, or is damaged ({reason})") from error
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise InvalidInputError("it has more than tensors by name")
+    with target.open("xb") as file:
+        for piece in write_tensors({str(name): pieces_of(value) for name, value in found.items()}):
+            file.write(piece)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

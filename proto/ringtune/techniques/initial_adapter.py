@@ -1,0 +1,442 @@
+"""Begin from an adapter (``adapter.from`` of a job): the file of initial values, from folders of several kinds.
+
+The submitter reads the folder and writes its tensors into one safetensors file, ``initial.safetensors``, with the names
+of a run's result. ``adapter.sha256`` of the job and ``initial`` of the course are the digest of that file, so that
+equal digests of plans mean equal values. The file goes to the coordinator with the request of the run, and nodes fetch
+it by its digest. Each node fills its hosted blocks, helpers the blocks that they fit, and owners their head, when they
+build their part: at the beginning, in another placement, and after a resume, which then loads what has been trained.
+
+====================================  ==================================================================================
+folder                                tensors
+====================================  ==================================================================================
+``--out`` of a run, or its result     as they are
+AdapterHub's, also pickled            the adapter's name becomes ``ringtune``
+PEFT's with LoRA                      ``X.lora_A.weight`` becomes ``X.loras.ringtune.lora_A``, and so ``lora_B``; the
+                                      factor of the product is alpha / r in both
+====================================  ==================================================================================
+
+The head is taken over if it is of the job's task and of the run's classes in their order. Otherwise it begins anew.
+
+Source: RingAda, section IV (adapters of AdapterHub); adapters 1.3.0, ``adapter_config.json`` and ``head_config.json``;
+PEFT 0.17, ``adapter_config.json`` and ``LoraLayer``: its scaling is alpha / r, with rslora alpha / sqrt(r).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import (
+    auxiliary_of,
+    config_of_library,
+    is_same_adapter,
+    library_config,
+    trains_own_weights,
+)
+from ringtune.models.auxiliary_models import AuxiliaryConfig, described
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    NAMED_TASKS,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+    Family,
+)
+from ringtune.models.folder import CONFIG_FILE, read_config
+from ringtune.models.result_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    ADAPTER_FOLDER,
+    AUXILIARY_CONFIG_FILE,
+    BLOCKS_FILE,
+    HEAD_CONFIG_FILE,
+    HEAD_FILE,
+    MODEL_FOLDER,
+    USERS_FOLDER,
+)
+from ringtune.schedule.course import COLLABORATION, Course
+from ringtune.schedule.methods import method_class
+from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.strict import read_json
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, is_finite, write_tensors
+from ringtune.techniques.base import Technique
+
+INITIAL_FILE: Final = "initial.safetensors"
+"""The file in a run's folder and in a node's cache."""
+
+MAX_INITIAL_BYTES: Final = 1 << 32
+"""Most bytes that are accepted from another machine."""
+
+_NAME: Final = "ringtune"
+_PICKLED: Final = {ADAPTER_FILE: "pytorch_adapter.bin", HEAD_FILE: "pytorch_model_head.bin"}
+_PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
+_HEAD: Final = "head"
+_HEAD_TYPES: Final = {
+    "classification": CLASSIFICATION,
+    "tagging": TAGGING,
+    "question_answering": QUESTION_ANSWERING,
+    "image_classification": IMAGE_CLASSIFICATION,
+}
+_ARCHITECTURES: Final = {"ForSequenceClassification": CLASSIFICATION, "ForTokenClassification": TAGGING}
+
+Unpickle = Callable[[Path], Pieces]
+"""Converts a pickled file of tensors to safetensors."""
+
+
+class Folder(NamedTuple):
+    """The content of a folder with an adapter.
+
+    Attributes:
+        config: as ``adapter.config``; empty where it can't be written as one.
+        tensors: of the adapter, by their names in a run's result.
+        head: tensors of the head; empty = none that can be used.
+        head_of: task and classes of the head.
+    """
+
+    config: str
+    tensors: dict[str, TensorPieces]
+    head: dict[str, TensorPieces]
+    head_of: tuple[str, tuple[str, ...]] = ("", ())
+
+
+def initial_values(job: Any, unpickle: Unpickle) -> Pieces:
+    """Read ``adapter.from`` of a job, and return the file of initial values.
+
+    ``unpickle`` is called for files that are not safetensors.
+
+    Raises:
+        JobError: the folder has no adapter, one of another kind of model, or another one than ``adapter.config``.
+        InvalidInputError: a file can't be read or is damaged.
+    """
+    folder, config = Path(job.adapter.from_), job.adapter.config
+    if not folder.is_dir():
+        raise _refused(folder, "is no folder; give the --out of a run, or a folder of AdapterHub or PEFT")
+    folder = _result_in(folder)
+    if (folder / AUXILIARY_CONFIG_FILE).is_file():
+        found = _of_auxiliary(folder, config, unpickle)
+    elif "peft_type" in (content := _object(folder / ADAPTER_CONFIG_FILE)):
+        found = _of_peft(folder, content, Path(job.model.path), unpickle)
+    else:
+        found = _of_hub(folder, content, unpickle)
+    if found.config and not is_same_adapter(found.config, config):
+        raise _refused(
+            folder, f"has the adapter {found.config!r}, the job says {config!r}; set adapter.config = {found.config!r}"
+        )
+    _check_model(folder, found, Path(job.model.path))
+    for name, tensor in (found.tensors | found.head).items():
+        if not is_finite(tensor.data, tensor.dtype):
+            raise _refused(folder, f"has {name}, which is not finite: its training diverged; take another one")
+    metadata = {"format": "pt"}
+    if found.head:
+        metadata[_HEAD] = json.dumps(found.head_of)
+    return write_tensors(found.tensors | found.head, metadata=metadata)
+
+
+def with_digest(job: Any, sha256: str) -> Any:
+    """Copy a job with the digest of its initial values.
+
+    Raises:
+        JobError: the job names another digest.
+    """
+    if job.adapter.sha256 not in ("", sha256):
+        raise JobError(
+            f"adapter.from = {job.adapter.from_} has values with the digest {sha256[:12]}, adapter.sha256 says "
+            f"{job.adapter.sha256[:12]}; give the folder as it was, or remove adapter.sha256"
+        )
+    return dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, sha256=sha256))
+
+
+def head_problem(metadata: Mapping[str, str], task: str, labels: Sequence[str]) -> str:
+    """Say why the head of a file of initial values does not fit a run; empty if it does."""
+    if _HEAD not in metadata:
+        return "it has no head that can be taken over"
+    own_task, own_labels = json.loads(metadata[_HEAD])
+    if own_task != task:
+        return f"its head is for {own_task}, the run is {task}"
+    if task in NAMED_TASKS and list(labels) != own_labels:
+        return f"its head is for {', '.join(own_labels)}, the run has {', '.join(labels)}"
+    return ""
+
+
+def head_note(metadata: Mapping[str, str], task: str, labels: Sequence[str]) -> str:
+    """Say whether the head of a run begins with the values of a file with this metadata; empty without a new head."""
+    if task == CAUSAL_LM:
+        return ""
+    problem = head_problem(metadata, task, labels)
+    return f"adapter.from: {problem}; a new head trains" if problem else "adapter.from: the head begins from there too"
+
+
+# ---- folders --------------------------------------------------------------------------------------------------
+
+
+def _refused(folder: Path, problem: str) -> JobError:
+    return JobError(f"adapter.from = {folder} {problem}")
+
+
+def _result_in(folder: Path) -> Path:
+    """Return the folder with the adapter: of a run its result."""
+    if (folder / MODEL_FOLDER / CONFIG_FILE).is_file() or (folder / CONFIG_FILE).is_file():
+        raise _refused(folder, "is a whole model; give its folder as model.path, and remove adapter.from")
+    if (folder / USERS_FOLDER).is_dir():
+        names = sorted(path.name for path in (folder / USERS_FOLDER).iterdir())
+        raise _refused(folder, f"has an adapter for each user; give one, such as {folder / USERS_FOLDER / names[0]}")
+    found = folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
+    if (found / BLOCKS_FILE).is_file():
+        raise _refused(
+            folder,
+            "has weights of the blocks themselves and no adapter; put them into a model folder, and give that "
+            "as model.path",
+        )
+    if not any((found / name).is_file() for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE)):
+        raise _refused(
+            folder, f"has no {ADAPTER_CONFIG_FILE}; give the --out of a run, or a folder of AdapterHub or PEFT"
+        )
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
+        raise JobError(f"adapter.from: {path} can't be read ({error}); copy the folder again") from error
+    if not isinstance(value, dict):
+        raise JobError(f"adapter.from: {path} is no table; copy the folder again")
+    return value
+
+
+def _file(folder: Path, names: Iterable[str], unpickle: Unpickle) -> TensorFile:
+    for name in names:
+        if (path := folder / name).is_file():
+            content = FilePieces(path) if name.endswith(".safetensors") else unpickle(path)
+            return TensorFile(content, where=str(path))
+    raise _refused(folder, f"has no {' or '.join(names)}; copy the folder again")
+
+
+def _family(model_type: object, folder: Path) -> Family:
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise _refused(folder, f"is for a model of the type {model_type!r}; supported are {', '.join(FAMILIES)}")
+    return family
+
+
+def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
+    """Read a result with auxiliary models, whose tensors have the right names."""
+    facts = described(_object(folder / AUXILIARY_CONFIG_FILE), where=str(folder / AUXILIARY_CONFIG_FILE))
+    library = config_of_library(facts.library["config"]) if facts.library else ""
+    own = library_config(config)
+    if sorted(map(repr, facts.parts)) != sorted(map(repr, auxiliary_of(config))) or bool(library) != bool(own):
+        raise _refused(
+            folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
+        )
+    if library and not is_same_adapter(library, own):
+        raise _refused(
+            folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
+        )
+    file = _file(folder, [ADAPTER_FILE], unpickle)
+    family = _family(facts.model_type, folder)
+    return Folder("", _renamed(file, family, facts.name), *_head_of(folder, unpickle))
+
+
+def _listed(parts: Sequence[AuxiliaryConfig], library: str) -> str:
+    own = [f"{part.kind} (alpha {part.alpha:g}, at {', '.join(part.places)})" for part in parts]
+    return " and ".join([*own, *([library] if library else [])])
+
+
+def _of_hub(folder: Path, content: Mapping[str, Any], unpickle: Unpickle) -> Folder:
+    """Read a folder of AdapterHub."""
+    config, name = content.get("config"), content.get("name")
+    if not isinstance(config, Mapping) or not isinstance(name, str):
+        raise _refused(folder, f"has no config and name in {ADAPTER_CONFIG_FILE}; copy the folder again")
+    file = _file(folder, (ADAPTER_FILE, _PICKLED[ADAPTER_FILE]), unpickle)
+    family = _family(content.get("model_type"), folder)
+    try:
+        text = config_of_library(config)
+    except JobError as error:
+        raise _refused(folder, f"can't be used: {error}") from error
+    return Folder(text, _renamed(file, family, name), *_head_of(folder, unpickle))
+
+
+def _renamed(file: TensorFile, family: Family, name: str) -> dict[str, TensorPieces]:
+    """Return the tensors of a file with the adapter's name of a run, and with the prefix of the whole model."""
+    pattern = re.compile(rf"\.((?:adapters|loras|refts)\.)?{re.escape(name)}\.")
+    found = {pattern.sub(rf".\g<1>{_NAME}.", key, count=1): file.tensor(key) for key in file.infos}
+    return {key if key.startswith(family.prefix) else family.prefix + key: value for key, value in found.items()}
+
+
+def _head_of(folder: Path, unpickle: Unpickle) -> tuple[dict[str, TensorPieces], tuple[str, tuple[str, ...]]]:
+    """Return the tensors of a head, and its task and classes; none for a head without a task of a run."""
+    if not (folder / HEAD_CONFIG_FILE).is_file():
+        return {}, ("", ())
+    content = _object(folder / HEAD_CONFIG_FILE)
+    config = content.get("config") or content
+    kind, name = str(config.get("head_type")), content.get("name")
+    model_class = str(content.get("model_class"))
+    by_class = (task for end, task in _ARCHITECTURES.items() if model_class.endswith(end))
+    task = _HEAD_TYPES.get(kind) or next(by_class, "")
+    labels = config.get("label2id") or {}
+    names = sorted(labels, key=labels.__getitem__) if isinstance(labels, Mapping) else []
+    if not task or (task in NAMED_TASKS and [labels[name] for name in names] != list(range(len(names)))):
+        return {}, ("", ())
+    if task == CLASSIFICATION and len(names) == 1:
+        task = REGRESSION
+    file = _file(folder, (HEAD_FILE, _PICKLED[HEAD_FILE]), unpickle)
+    start = f"heads.{name}."
+    tensors = {
+        f"heads.{_NAME}.{key.removeprefix(start)}" if key.startswith(start) else key: file.tensor(key)
+        for key in file.infos
+    }
+    return tensors, (task, tuple(names) if task in NAMED_TASKS else ())
+
+
+# ---- PEFT -------------------------------------------------------------------------------------------------------
+
+_LETTERS: Final = {
+    **dict.fromkeys(("query", "q_lin", "q_proj"), "q"),
+    **dict.fromkeys(("key", "k_lin", "k_proj"), "k"),
+    **dict.fromkeys(("value", "v_lin", "v_proj"), "v"),
+}
+_UP: Final = ("intermediate.dense", "lin1", "c_fc", "up_proj")
+_DOWN: Final = ("output.dense", "lin2", "mlp.c_proj", "down_proj")
+_NOT_LORA: Final = {
+    "use_dora": "its DoRA has other names and shapes",
+    "rank_pattern": "it has several ranks",
+    "alpha_pattern": "it has several factors",
+    "lora_bias": "it has biases",
+    "modules_to_save": "it has copies of whole modules",
+    "trainable_token_indices": "it trains tokens",
+}
+_PEFT_TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.(?:default\.)?weight")
+
+
+def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Unpickle) -> Folder:
+    """Read a folder of PEFT; its head, whose classes it does not name, is not taken over."""
+    if content["peft_type"] != "LORA":
+        raise _refused(folder, f"has peft_type {content['peft_type']!r}; only LORA of PEFT can be taken over")
+    reasons = [why for key, why in _NOT_LORA.items() if content.get(key)]
+    reasons += ["its biases train"] if content.get("bias", "none") != "none" else []
+    reasons += [
+        "it changed the base model when it began"
+        for start in [content.get("init_lora_weights", True)]
+        if isinstance(start, str) and start not in ("gaussian", "eva", "orthogonal")
+    ]
+    if reasons:
+        raise _refused(folder, f"can't be taken over from PEFT: {reasons[0]}; merge it into its model and give that")
+    if not (model / CONFIG_FILE).is_file():
+        raise _refused(folder, f"is of PEFT and is read with the model's config, but {model} is not on this machine")
+    family = FAMILIES[read_config(model)["model_type"]]
+    tensors, modules = {}, set[str]()
+    file = _file(folder, _PEFT_FILES, unpickle)
+    for key in file.infos:
+        match = _PEFT_TENSOR.fullmatch(key)
+        _, _, inside = key.partition(family.block_prefix)
+        if match is None or not inside:
+            raise _refused(folder, f"has {key}, which is no LoRA of a block; train it again without, or merge it")
+        path = match["module"].partition(family.block_prefix)[2]
+        modules.add(path.partition(".")[2])
+        tensors[f"{family.prefix}{family.block_prefix}{path}.loras.{_NAME}.lora_{match['half']}"] = file.tensor(key)
+    return Folder(_peft_config(folder, content, family, modules), tensors, {})
+
+
+def _peft_config(folder: Path, content: Mapping[str, Any], family: Family, modules: Iterable[str]) -> str:
+    """Write PEFT's configuration as an ``adapter.config``."""
+    rank, alpha = content.get("r"), content.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise _refused(folder, f"has r = {rank!r} and lora_alpha = {alpha!r} in {ADAPTER_CONFIG_FILE}; copy it again")
+    letters, places = set[str](), set[str]()
+    up, down = ("intermediate_lora", "output_lora")
+    if family.prefix == "model." and not family.plugged:
+        up, down = down, up  # the library's names in the Llama family, see edge.model.layouts
+    for module in sorted(modules):
+        if (last := module.rpartition(".")[2]) in _LETTERS:
+            letters.add(_LETTERS[last])
+        elif module.endswith(_UP):
+            places.add(up)
+        elif module.endswith(_DOWN) and not module.startswith("attention."):
+            places.add(down)
+        else:
+            raise _refused(
+                folder, f"has LoRA beside {module}, where AdapterHub has none; train it again without, or merge it"
+            )
+    scale = alpha * math.sqrt(rank) if content.get("use_rslora") else alpha
+    described = {"architecture": "lora", "r": rank, "alpha": int(scale) if scale == int(scale) else scale}
+    described |= {"attn_matrices": sorted(letters, key="qkv".index)} if letters else {"selfattn_lora": False}
+    return config_of_library(described | dict.fromkeys(places, True))
+
+
+def _check_model(folder: Path, found: Folder, model: Path) -> None:
+    """Refuse blocks that the model does not have, if the model's folder is on this machine."""
+    if not (model / CONFIG_FILE).is_file():
+        return
+    config = read_config(model)
+    family = FAMILIES[config["model_type"]]
+    start, blocks = f"{family.prefix}{family.block_prefix}", family.dimensions(config).num_blocks
+    for name in found.tensors:
+        number = name.removeprefix(start).partition(".")[0]
+        if not name.startswith(start) or not number.isdecimal() or int(number) >= blocks:
+            raise _refused(
+                folder,
+                f"has {name}, the model {model.name} has {blocks} blocks {start}0 to {start}{blocks - 1}; take the "
+                "adapter of this model",
+            )
+
+
+# ---- the technique ------------------------------------------------------------------------------------------------
+
+
+def check_job(job: Any) -> None:
+    """Refuse initial values where nothing of the kind trains, or where they would count several times.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not job.adapter.from_:
+        return
+    if trains_own_weights(job.adapter.config) or method_class(job.train.method).full_parameters:
+        raise JobError(
+            f"adapter.from = {job.adapter.from_!r} and adapter.config = {job.adapter.config!r} can't go together: the "
+            "model's own weights train; give the folder of a trained model as model.path"
+        )
+    if job.offload.chosen_adapters:
+        raise JobError(
+            "adapter.from and offload.adapters can't go together: the values are of one kind of adapters; leave one out"
+        )
+    if job.offload.users == COLLABORATION:
+        raise JobError(
+            "adapter.from and offload.users = 'collaboration' can't go together: the sum of all users' adapters would "
+            "have the values once for each user; set offload.users = 'joint' or 'alone'"
+        )
+
+
+def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
+    """Return the course with the digest of the initial values.
+
+    Raises:
+        JobError: the folder was not read.
+    """
+    if job.adapter.from_ and not job.adapter.sha256:
+        raise JobError(f"adapter.from = {job.adapter.from_!r} was not read; train with 'ringtune train', which does")
+    return (dataclasses.replace(course, initial=job.adapter.sha256),)
+
+
+def course_lines(course: Course) -> list[str]:
+    """Name the initial values; nothing where they are new."""
+    return [f"adapters begin from adapter.from, digest {course.initial[:12]}"] if course.initial else []
+
+
+TECHNIQUE: Final = Technique(
+    name="initial_adapter",
+    later_keys={"adapter.from": "", "adapter.sha256": ""},
+    unused_keys=lambda job: ("adapter.from",),  # its digest says all
+    check_job=check_job,
+    courses=courses,
+    course_lines=course_lines,
+)

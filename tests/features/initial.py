@@ -1,0 +1,112 @@
+"""Runs that begin from an adapter (``adapter.from``): of AdapterHub, of any values, with a head."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.run.result_files import result_folder
+from ringtune.job.job import result_of
+from ringtune.models.family import CLASSIFICATION
+from ringtune.schedule.course import FrozenWeights
+from ringtune.storage.pieces import Pieces
+from tests.features.feature import PRIVATE, Feature, inputs, on_one_node, planned, run_of
+from tests.features.memory import ADAPTER_DOWN, EXACT, literally, rounded_once
+from tests.features.methods import IN_FLIGHT, STALE_SPLITS, stale
+from tests.features.offload import with_helpers
+from tests.support.operation_masks import mixed_table
+from tests.support.tiny_data import labels_of
+
+NAME = "last-month"
+
+
+@functools.cache
+def folder_with_adapter(adapter: str, model_type: str = "", *, pickled: bool = False) -> Path:
+    """The inputs of a run, and in ``from.adapter`` an adapter with a head of random values, saved by the library."""
+    import adapters
+
+    plain = inputs(model_type, CLASSIFICATION if model_type else "")
+    folder = plain.with_name(f"{plain.name}-from-{adapter.replace('|', '-')}-{pickled}")
+    folder.mkdir()
+    for path in plain.iterdir():
+        (folder / path.name).symlink_to(path)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(3)
+        model = adapters.AutoAdapterModel.from_pretrained(str(plain / "model"))
+        model.add_adapter(NAME, config=adapter)
+        model.add_classification_head(NAME, num_labels=2, id2label=dict(enumerate(labels_of(CLASSIFICATION))))
+        for name, value in model.named_parameters():
+            if f".{NAME}." in name:
+                value.normal_(std=0.2)
+    model.save_adapter(str(folder / "from.adapter"), NAME, with_head=True, use_safetensors=not pickled)
+    return folder
+
+
+@functools.cache
+def folder_of_run() -> Path:
+    """The inputs of a run, and in ``from.adapter`` the result of another one, as its folder has it."""
+    first = Feature(name="first-run", changes={"num_steps": 2, "eval_every": 0}, load=lambda case, folder: None)
+    folder = inputs().with_name("inputs-from-run")
+    (folder / "from.adapter").mkdir(parents=True)
+    for path in inputs().iterdir():
+        (folder / path.name).symlink_to(path)
+    sent = run_of(first, "two").files.items()
+    files = {node: {name: Pieces.of(content) for name, content in own.items()} for node, own in sent}
+    for name, content in result_folder(files, result_of(first.case.job)).items():
+        (folder / "from.adapter" / name).write_bytes(bytes(content))
+    return folder
+
+
+def initial(name: str, adapter: str = "seq_bn", **arguments: Any) -> dict[str, Any]:
+    """The arguments of a feature that begins from an adapter of the library."""
+    changes = {"initial": True, "adapter": adapter, **arguments.pop("changes", {})}
+    folder = functools.partial(folder_with_adapter, adapter, **arguments.pop("inputs", {}))
+    return {"name": name, "changes": changes, "folder": folder, **arguments}
+
+
+LORA = "lora[r=4,alpha=2]"
+INITIAL = [
+    Feature(**initial("initial/unfreezing")),
+    Feature(**initial("initial/all", LORA, changes={"method": "all"}, inputs={"pickled": True})),
+    Feature(**initial("initial/gpt2", "ia3", inputs={"model_type": "gpt2"})),
+    Feature(name="initial/of-a-run", changes={"initial": True}, folder=folder_of_run),
+    Feature(**initial("initial-private/blocks", splits=PRIVATE, changes={"private_blocks": 1, "owners": ("a", "b")})),
+    with_helpers(**initial("-initial/whole", LORA), way="hosts-help-each-other"),
+    with_helpers(**initial("-initial/merged", LORA), way="one-idle-helper", settings={"merged": True}),
+    Feature(
+        **initial(
+            "initial-techniques/velora",
+            changes={"owners": ("a", "b")},
+            plan=planned(velora=ADAPTER_DOWN),
+            reference=literally,
+        )
+    ),
+    Feature(
+        **initial(
+            "initial-techniques/frozen",
+            LORA,
+            changes={"frozen": FrozenWeights(dtype="bfloat16"), "dtype": "float32", "optimizer": "sgd"},
+            reference=rounded_once,
+            bound=EXACT,
+        )
+    ),
+    Feature(
+        **initial(
+            "initial-techniques/operations",
+            LORA,
+            changes={
+                "operations": mixed_table(7, ("a", "b"), 4),
+                "microbatches": 4,
+                "method": "all",
+                "owners": ("a", "b"),
+            },
+            reference=on_one_node,
+        )
+    ),
+]
+INITIAL_IN_FLIGHT = [
+    Feature(**initial("initial-in-flight/pipeadapter", changes=IN_FLIGHT, splits=STALE_SPLITS, reference=stale))
+]
