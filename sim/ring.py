@@ -252,8 +252,8 @@ class VirtualNode:
 class Chooser(Protocol):
     """Scores of nodes at the end of a score turn, and the table chosen from them."""
 
-    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
-        """The scores that a node reports at the end of a turn; empty if it is no score turn."""
+    def scores(self, part: Plan, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """The scores that a node reports in a placement at the end of a turn; empty if it is no score turn."""
 
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
         """Choose the table from ``step`` on."""
@@ -270,11 +270,11 @@ class ExpectedTables:
         self._plan = plan
         self._known = {table.step: table.operations for table in known}
 
-    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+    def scores(self, part: Plan, node: str, turn: Turn) -> tuple[BlockScores, ...]:
         """Return a zero for every score that the node owes."""
         choice = self._plan.course.choice
         values = ((0.0,) * choice.subnets,) * len(choice.scores) if choice is not None else ()
-        return tuple(BlockScores(turn.owner, *key, values) for key in score_keys(self._plan, turn, node))
+        return tuple(BlockScores(turn.owner, *key, values) for key in score_keys(part, turn, node))
 
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
         """Return the known table or the expected one, whatever the scores."""
@@ -587,7 +587,7 @@ class VirtualRing:
 
     def _on_report_turn(self, node: VirtualNode, command: ev.ReportTurn) -> None:
         turn = self._score_turns.get(command.turn)
-        scores = self._chooser.scores(node.name, turn) if turn is not None else ()
+        scores = self._chooser.scores(self._part, node.name, turn) if turn is not None else ()
         if self._carrier is not None and (problem := self._carrier.ended(node.name, command.turn)):
             self._report(node, rd.TechniqueFailed(node.name, problem))
         self._report(node, rd.TurnReported(node.name, command.turn, scores))

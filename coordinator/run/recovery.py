@@ -163,8 +163,8 @@ class Reports:
         self._num_reports.pop(node, None)
 
     def forgive(self) -> None:
-        """Drop all complaints: the run continues without the lost nodes."""
-        self._suspicions = PeerSuspicions()
+        """Drop all complaints, and scores of turns that are repeated: the run continues without the lost nodes."""
+        self._suspicions, self._scores = PeerSuspicions(), {}
 
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Return the failure of a node with complaints, once its time for an own report is over."""

@@ -12,6 +12,7 @@ run has an id of its own, as with ``--resume``, so late messages of the former r
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -23,6 +24,7 @@ from ringtune.errors import UsageError
 from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.run_control.continuation import Length, digests, plan_of_checkpoint
 from ringtune.schedule.migration import TURNS_KEPT
+from ringtune.schedule.operation_tables import ScheduledTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
@@ -82,6 +84,7 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
     plan = request.resume.plan if request.resume else None
     before = request.resume.manifests if request.resume else ()
     found = {(manifest.step, bool(manifest.shards)): manifest for manifest in before}
+    tables, first_table = list[ScheduledTable](), None
     for event in events:
         match event.WhichOneof("event"):
             case "plan_json":
@@ -89,8 +92,14 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
             case "resumed_json":
                 step = int(json.loads(event.resumed_json)["step"])
                 found = {at: manifest for at, manifest in found.items() if at[0] <= step}
+                first_table = next((one.operations for one in found.values() if one.step == step), None)
+            case "operations_json":
+                tables.append(ScheduledTable.from_json(json.loads(event.operations_json)))
             case "checkpoint_json" | "kept_turn_json":
                 manifest = CheckpointManifest.parse(event.checkpoint_json or event.kept_turn_json)
+                if not manifest.shards:  # it is written each turn, without the table that holds
+                    table = table_before(tables, manifest.step) or first_table
+                    manifest = dataclasses.replace(manifest, operations=table)
                 found[manifest.step, bool(manifest.shards)] = manifest
     waiting = request._replace(join_s=max(request.join_s, NODES_S))
     newest = _newest(found.values())

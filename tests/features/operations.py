@@ -209,7 +209,7 @@ class RealScores:
     def __init__(self, plan: Plan, carrier: TorchCarrier) -> None:
         self._plan, self._carrier = plan, carrier
 
-    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+    def scores(self, part: Plan, node: str, turn: Turn) -> tuple[BlockScores, ...]:
         """What the node has gathered."""
         return self._carrier.executors[node].take_scores(turn.index)
 

@@ -202,6 +202,8 @@ def moving_plan(rng: random.Random) -> Plan:
     plan = random_plan(rng, with_operations=rng.random() < 0.3)
     if plan.course.method.name == "pipeadapter":
         plan = changed(plan, method=Everything())
+    if plan.course.operations is None and rng.random() < 0.3:
+        plan = changed(plan, choice=random_choice(rng))
     return moving_at_random(rng, plan)
 
 
@@ -217,6 +219,8 @@ def ring_of(plan: Plan, rng: random.Random, **ring: Any) -> VirtualRing:
         "control_s": lambda node: rng.choice([1.0, 1.0, 1.0, 20.0]) * rng.random(),
         "move_s": lambda move: 5 * rng.random(),
         "items_ahead": rng.choice([1, 4, 16]),
+        "chooser": DrawnTables(plan),
+        "choose_s": rng.random,
     }
     return VirtualRing(plan, **{**times, **ring})
 

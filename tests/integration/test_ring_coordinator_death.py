@@ -22,6 +22,7 @@ SHORT: dict[str, Any] = {
     "train__eval_every": 4,
 }
 """Half of the steps of the matrix, in as many turns."""
+CHOICE: dict[str, Any] = {"operations__policy": "two-stage", "operations__full": 1, "operations__refresh_rounds": 1}
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,15 @@ def test_run_is_fetched_whose_submitter_was_killed(dying: DyingRing, event: str,
         (SHORT | {"recovery__copies": "none"}, {"order": "backward 8", "node": "c"}, {4}),
         (SHORT | {"moves": True}, {"order": "call Move 3"}, {6}),
         ({"recovery__copies": "next"}, {"order": "call Move 1", "loses": "c"}, {8, 12, 16}),
+        (SHORT | CHOICE | {"train__checkpoint_every": 0}, {"order": "update 6", "node": "c"}, {6, 8}),
     ],
-    ids=["no checkpoints", "no ends of turns", "in a move, which is done again", "in the recovery of a lost host"],
+    ids=[
+        "no checkpoints",
+        "no ends of turns",
+        "in a move, which is done again",
+        "in the recovery of a lost host",
+        "with a table that was chosen at a refresh",
+    ],
 )
 def test_run_of_another_kind_goes_on_after_the_death_of_its_coordinator(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], moment: dict[str, str], from_steps: set[int]

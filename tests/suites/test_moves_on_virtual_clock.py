@@ -28,8 +28,8 @@ def moves_of(result: RingResult) -> list[rd.LogMove]:
 
 def validate(plan: Plan, result: RingResult, stays: frozenset[int] = frozenset()) -> None:
     """In each placement just its own turns were carried out, on just its own nodes."""
-    turns = list(turn_sequence(plan.course))
-    assert [turn.index for turn in granted(result)] == [turn.index for turn in turns]
+    turns = granted(result)  # with the tables that were chosen
+    assert [turn.index for turn in turns] == [turn.index for turn in turn_sequence(plan.course)]
     for part, own, table, start in by_placement(plan, turns, result.order, stays):
         validate_table(part, own, table, start=start)
 
@@ -55,7 +55,7 @@ def test_moves_that_are_found_in_mid_run_carry_out_a_valid_table_too(block: int)
         ], seed
         moved += len(plans) - 1
         validate(plans[-1], result)
-    assert moved > 1
+    assert moved
 
 
 def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_wants() -> None:

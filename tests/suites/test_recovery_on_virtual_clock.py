@@ -16,6 +16,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from sim.ring import RingResult
 from tests.features.plans import moving_plan
+from tests.support.choosing import DrawnTables
 from tests.support.moves import random_placement, random_slices, slices_of
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
@@ -65,7 +66,7 @@ def ring_of(plan: Plan, rng: random.Random, **values: Any) -> RecoveringRing:
         notice_s=lambda: 3 * rng.random(),
         copy_s=lambda: rng.choice([0.0, 0.5, 20.0]) * rng.random(),
         place=placing(rng, plan.nodes),
-        **values,
+        **{"chooser": DrawnTables(plan), "choose_s": lambda: 5 * rng.random(), **values},
     )
 
 

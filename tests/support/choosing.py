@@ -53,13 +53,13 @@ class DrawnTables:
         self._plan, self._seed = plan, seed
         self.asked: list[int] = []
 
-    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+    def scores(self, part: Plan, node: str, turn: Turn) -> tuple[BlockScores, ...]:
         """A number of its own for everything that the node owes, in any order."""
         choice = self._plan.course.choice
         if choice is None:
             return ()
         found = []
-        for key in score_keys(self._plan, turn, node):
+        for key in score_keys(part, turn, node):
             rng = random.Random(f"{self._seed}/{turn.owner}/{key}/{turn.first_step}")
             values = tuple(tuple(rng.random() for _ in range(choice.subnets)) for _ in choice.scores)
             found.append(BlockScores(turn.owner, *key, values))

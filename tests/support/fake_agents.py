@@ -295,7 +295,9 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                     request.spans.add(
                         action=f"H{item.seq}.0", start_unix_s=1e9 + item.seq, end_unix_s=1e9 + item.seq + 0.25
                     )
-            request.scores.extend(scores_to_proto(turn.index, DrawnTables(self.plan).scores(self.node, turn)))
+            request.scores.extend(
+                scores_to_proto(turn.index, DrawnTables(self.plan).scores(self.plan, self.node, turn))
+            )
             request.turns_done.append(turn.index)
             self._steps_done = turn.end_step
         return request

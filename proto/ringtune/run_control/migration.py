@@ -37,7 +37,7 @@ from ringtune.run_control.events import (
 )
 from ringtune.schedule.migration import due, sources
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, Turn
+from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, StepKind, Turn
 
 
 class WeightPrefetch:
@@ -182,6 +182,7 @@ class Migration:
         if any(piece.node in self._lost for piece in found.placement.slices):
             return None
         turn = course.turns_of(last.end_step) if last is not None else 0
+        turn += last is not None and last.kind is StepKind.SCORE  # all hosts score for one table
         if not turn or turn * course.local_iterations >= course.num_steps:
             return None
         plan = self.plan.extended(found.placement, turn)

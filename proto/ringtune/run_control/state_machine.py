@@ -636,9 +636,10 @@ class RunStateMachine:
 
     def _on_operations(self, event: rd.OperationsChosen, now_s: float, commands: list[rd.Command]) -> None:
         found = self._required_grants.chosen(event.step, event.operations)
-        if found:
+        commands += found
+        if found and self.phase == "training":
             self._set_deadline(now_s, commands)
-            commands += found
+            self._grant_ahead(now_s, commands)
 
     def _close_turns(self, now_s: float, commands: list[rd.Command]) -> None:
         """Close done turns in order, so that the log is complete up to each."""

@@ -383,9 +383,9 @@ class TurnGrants:
         self._migration = moving
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
-        self.tables = TurnOperations(plan, start)
-        self.stopping = EarlyStopping(patience_evals, start, keeps_best=keeps_best)
         part = moving.part if moving else plan
+        self.tables = TurnOperations(part, start)
+        self.stopping = EarlyStopping(patience_evals, start, keeps_best=keeps_best)
         self._rules_ahead = max(1, items_ahead)
         self.rules = turn_rules(part, self._rules_ahead)
         self.copies = CopyComparison(part)
@@ -406,6 +406,7 @@ class TurnGrants:
     def place(self, part: Plan) -> None:
         """Grant in another placement from now on; no turn may be open."""
         self.nodes, self.copies, self.rules = part.nodes, CopyComparison(part), turn_rules(part, self._rules_ahead)
+        self.tables.place(part)
 
     @property
     def moves_before(self) -> Turn | None:
@@ -479,6 +480,7 @@ class TurnGrants:
         self.open = self.open.cleared()
         self.depths.forget_open()
         self.stopping.forget_open()
+        self.tables.halt()
 
     def rewind(self, part: Plan) -> list[Command]:
         """Grant every uncommitted turn once more, in another placement.
@@ -514,14 +516,14 @@ class TurnGrants:
         return None if turn is None else _shifted(turn, *self._ahead_of)
 
     def chosen(self, step: int, operations: Operations) -> list[Command]:
-        """Take a chosen table, and grant the turns that waited for it; no commands if none waits.
+        """Take a chosen table; no commands if no turn waits for it.
 
         Raises:
             PlanError: the table does not fit the course.
         """
         if self.is_exhausted or not self.tables.chosen(step, operations):
             return []
-        return [LogOperations(step, operations), *self.ahead()]
+        return [LogOperations(step, operations)]
 
     def technique_failed(self, node: str, problem: str) -> list[Command]:
         """Stop using a technique on a node from the next turn on; no commands if that was known."""

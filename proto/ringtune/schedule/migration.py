@@ -68,7 +68,7 @@ def wait_reason(course: Course, owner: str) -> str:
     """Say why a run can't continue without an owner's rows; empty if it can."""
     if len(course.owners) == 1:
         return f"no other node than {owner} owns rows"
-    if course.operations is not None:
+    if course.may_skip:
         return "its table of operations is for the batches of all owners"
     return ""
 
@@ -187,8 +187,6 @@ def stay_reason(course: Course, placements: Sequence[Placement], *, from_disks: 
         return f"the result of {course.method.name} depends on the ring"
     if course.offload is not None or any(one.helpers for one in placements):
         return "helpers have fitted adapters that no other node knows"
-    if course.choice is not None:
-        return "it chooses operations by what its hosts have room for"
     return ""
 
 

@@ -428,9 +428,9 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
 
     At a boundary the checkpoint is first; then each owner evaluates, in initiator order from the holder of the head on.
     A course of no steps is one evaluation. Before a train turn with a new table by scores every owner has a score turn,
-    in the same order. ``start`` is the point to continue from. After a checkpoint indices and ``seq`` count from 0
-    again, and the evaluation due at that step is repeated; after a move they continue, and only ``start.repeats`` is
-    repeated.
+    in initiator order from the owner on that trained last. ``start`` is the point to continue from. After a checkpoint
+    indices and ``seq`` count from 0 again, and the evaluation due at that step is repeated; after a move they continue,
+    and only ``start.repeats`` is repeated.
     """
     start = start or StartPoint.of(course)
     last: Turn | None = None
@@ -451,8 +451,8 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     while step < course.num_steps:
         round_index, position = num_turns // len(course.owners), next(order)
         if scores_are_due(course, step):
-            holder = last.owner if last else start.holder
-            last = yield from _visits(StepKind.SCORE, course, step, holder, round_index, last, start)
+            first = _first_scorer(course, start, step)
+            last = yield from _visits(StepKind.SCORE, course, step, first, round_index, last, start)
         last = _next_turn(
             last,
             start,
@@ -504,25 +504,32 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     order = [names[index] for index in itertools.islice(owner_indices(own, done), min(stop - done, num_turns + 1))]
     has_scores = course.choice is not None and bool(course.choice.scores)
     is_refreshed = has_scores and bool(course.choice and course.choice.refresh_steps)
-    ways = [_ways(course, start.holder, order[:1], evaluates=bool(start.step), scores=has_scores)]
+    scorer = _first_scorer(course, start, start.step) if has_scores else ""
+    ways = [_ways(course, start.holder, order[:1], evaluates=bool(start.step), scorer=scorer)]
     for holder, following in set(itertools.pairwise(order)):
-        ways.append(_ways(course, holder, [following], evaluates=bool(course.eval_every), scores=is_refreshed))
+        scorer = holder if is_refreshed else ""
+        ways.append(_ways(course, holder, [following], evaluates=bool(course.eval_every), scorer=scorer))
     last = holder_after(course, course.num_steps) if order else start.holder
-    ways.append(_ways(course, last, [], evaluates=True, scores=False))
+    ways.append(_ways(course, last, [], evaluates=True, scorer=""))
     pairs = {pair for way in itertools.chain.from_iterable(ways) for pair in itertools.pairwise(way)}
     return frozenset((source, target) for source, target in pairs if source != target)
 
 
-def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool, scores: bool) -> list[list[str]]:
+def _first_scorer(course: Course, start: StartPoint, step: int) -> str:
+    """Return the owner of the first score turn at a step: the same wherever the run continues."""
+    return holder_after(course, step) if step else start.holder
+
+
+def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool, scorer: str) -> list[list[str]]:
     """Return the ways of the head from its holder to the next train turn, if there is one.
 
-    Directly, after an evaluation, after scores, and after both.
+    Directly, after an evaluation, after scores, and after both. ``scorer`` has the first score turn; empty = no scores.
     """
     ways = [[holder]]
     if evaluates:
         ways.append([holder, *(owner.node for owner in _visited(StepKind.EVALUATE, course, holder))])
-    if scores:
-        ways += [[*way, *(owner.node for owner in _visited(StepKind.SCORE, course, way[-1]))] for way in ways]
+    if scorer:
+        ways += [[*way, *(owner.node for owner in _visited(StepKind.SCORE, course, scorer))] for way in ways]
     return [[*way, *following] for way in ways]
 
 

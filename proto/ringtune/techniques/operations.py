@@ -584,11 +584,15 @@ class TurnOperations:
     def __init__(self, plan: Plan, start: StartPoint | None) -> None:
         step, self.in_force = (start.step, start.operations) if start else (0, None)
         check_in_force(plan, step, self.in_force)
-        self._plan = plan
+        self.place(plan)
         self._asked_for: int | None = None
         self._chosen_for: int | None = None
         self._open: dict[int, set[str]] = {}  # score turn -> nodes that have reported scores
         self._scores: list[BlockScores] = []
+
+    def place(self, part: Plan) -> None:
+        """Expect scores of the hosts in this placement from now on."""
+        self._plan = part
 
     @property
     def chooses_for(self) -> int | None:
@@ -639,8 +643,8 @@ class TurnOperations:
     # ---- scores -----------------------------------------------------------------------------------
 
     def granted(self, turn: Turn) -> None:
-        """Expect scores for a granted score turn."""
-        if turn.kind is StepKind.SCORE:
+        """Expect scores for a granted score turn; not where it is repeated and its table is chosen."""
+        if turn.kind is StepKind.SCORE and turn.first_step != self._chosen_for:
             self._open[turn.index] = set()
 
     def note(self, node: str, turn: Turn, scores: Sequence[BlockScores]) -> None:
@@ -660,6 +664,11 @@ class TurnOperations:
     def close(self, turn: Turn) -> None:
         """Note that every node has done a turn."""
         self._open.pop(turn.index, None)
+
+    def halt(self) -> None:
+        """Drop the scores for a table that is not chosen yet: the run goes back, and gathers them once more."""
+        self._open, self._scores = {}, []
+        self._asked_for = self._chosen_for
 
 
 def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None:

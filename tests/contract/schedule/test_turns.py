@@ -510,14 +510,14 @@ def turns(start: StartPoint | None = None) -> list[tuple[str, str, int, int]]:
 
 
 def test_turns_with_scores_follow_the_head() -> None:
-    """Scores come last at a boundary, from the owner on that has the head then; the whole sequence."""
+    """Scores come last at a boundary, from the owner on that trained last, wherever the run goes on; the sequence."""
     whole = [
         *[("score", owner, 0, 3) for owner in "bac"],
         ("train", "b", 0, 2),
         ("train", "a", 2, 2),
         ("checkpoint", "a", 4, 1),
         *[("evaluate", owner, 4, 1) for owner in "acb"],
-        *[("score", owner, 4, 3) for owner in "bac"],
+        *[("score", owner, 4, 3) for owner in "acb"],
         ("train", "c", 4, 2),
         ("train", "b", 6, 2),
         ("checkpoint", "b", 8, 1),

@@ -50,7 +50,7 @@ def of(kind: type[Any], commands: list[rd.Command]) -> list[Any]:
 
 def done(rounds: RunStateMachine, turn: Turn, node: str) -> list[rd.Command]:
     """A node ends a turn."""
-    return rounds.handle(rd.TurnReported(node, turn.index, TOOLS.scores(node, turn)), 1.0)
+    return rounds.handle(rd.TurnReported(node, turn.index, TOOLS.scores(PLAN, node, turn)), 1.0)
 
 
 def scored() -> tuple[RunStateMachine, rd.ChooseOperations]:
@@ -72,7 +72,7 @@ def test_choice_is_asked_for_when_every_score_is_there() -> None:
     assert not of(rd.ChooseOperations, log) and not granted(log)
     (asked,) = of(rd.ChooseOperations, done(rounds, turns[0], "a"))
     assert asked.step == 0
-    expected = [entry for turn in turns for node in PLAN.nodes for entry in TOOLS.scores(node, turn)]
+    expected = [entry for turn in turns for node in PLAN.nodes for entry in TOOLS.scores(PLAN, node, turn)]
     assert list(asked.scores) == sorted(expected, key=lambda entry: entry[:4])
 
 
@@ -185,7 +185,7 @@ def test_scores_that_come_late_change_nothing() -> None:
 
 
 def _entries(node: str = "a") -> list[BlockScores]:
-    return list(DrawnTables(PLAN).scores(node, SCORE))
+    return list(DrawnTables(PLAN).scores(PLAN, node, SCORE))
 
 
 @cases(

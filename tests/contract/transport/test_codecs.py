@@ -258,7 +258,7 @@ def test_report_may_count_classes_in_an_evaluation_only() -> None:
 # ---- scores as bytes ---------------------------------------------------------------------------------
 
 SCORED = changed(make_plan([("a", 0, 3), ("b", 3, 4)], ["a", "b"], microbatches=3), choice=make_choice(subnets=3))
-SCORES = DrawnTables(SCORED).scores("a", next(turn_sequence(SCORED.course)))
+SCORES = DrawnTables(SCORED).scores(SCORED, "a", next(turn_sequence(SCORED.course)))
 
 
 def test_scores_codec_scores_come_back() -> None:

@@ -24,7 +24,9 @@ from coordinator.server.run_store import EventLog, RunStore, read_events
 from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, StorageError, UsageError
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import Length, job_digest
+from ringtune.schedule.operation_tables import Operations, ScheduledTable
 from ringtune.v1 import control_pb2
+from tests.support.choosing import table_of
 from tests.support.fake_agents import job
 from tests.support.plans import two_nodes
 
@@ -512,6 +514,29 @@ def test_run_goes_on_from_the_newest_turn_that_all_nodes_kept() -> None:
     )
     assert steps_of(later) == [(5, False), (4, False), (3, True)]
     assert later.resume is not None and later.resume.manifests[0].attempt == run_id(2)
+
+
+def test_turn_that_nodes_kept_goes_on_with_the_table_that_held_at_its_end() -> None:
+    """The newest one that was chosen before its end: of this run, else of the one that it resumed."""
+    tables = [table_of(TWO_NODES.course, seed) for seed in range(3)]
+
+    def chosen(step: int, table: Operations) -> control_pb2.RunEvent:
+        found = ScheduledTable(step=step, operations=table)
+        return control_pb2.RunEvent(operations_json=json.dumps(found.to_json()))
+
+    events = [PLANNED, chosen(0, tables[0]), kept_turn(2), chosen(2, tables[1]), kept_turn(4), chosen(4, tables[2])]
+    found = resume_request(REQUEST, interrupted(1), events)
+    assert in_force(found) == {4: tables[1], 2: tables[0]}
+    resumed = control_pb2.RunEvent(resumed_json=json.dumps({"step": 4, "saved_step": -1, "passed_over": []}))
+    again = [PLANNED, resumed, kept_turn(6, attempt=2), chosen(6, tables[2]), kept_turn(8, attempt=2)]
+    later = resume_request(REQUEST._replace(resume=found.resume), interrupted(2), again)
+    assert in_force(later) == {8: tables[2], 6: tables[1], 4: tables[1]}
+
+
+def in_force(request: RunRequest) -> dict[int, Operations | None]:
+    """The table of each step that a request may go on from."""
+    assert request.resume is not None
+    return {one.step: one.operations for one in request.resume.manifests}
 
 
 def test_run_without_a_checkpoint_goes_on_from_its_last_turns_or_begins_as_it_was_asked_to() -> None:

@@ -381,7 +381,7 @@ def test_loop_reports_scores_before_the_end_of_their_turn_and_records_each_table
     plan, turns = PLAN_OF_OPERATIONS, decided_turns(PLAN_OF_OPERATIONS)
     by_index, tools = {turn.index: turn for turn in turns}, DrawnTables(plan)
     executors = {
-        node: FakeExecutor(scores=lambda index, node=node: tools.scores(node, by_index[index]))  # type: ignore[misc]
+        node: FakeExecutor(scores=lambda index, node=node: tools.scores(plan, node, by_index[index]))  # type: ignore[misc]
         for node in plan.nodes
     }
     with ring_of(plan, executors=executors, record=True) as ring:
