@@ -11,6 +11,8 @@ full         all units at each step: ``hift`` with one group
 bottom2up    one unit at a step, in this order; so for top2down and random
 velora       as full, with VeLoRA in all blocks (query, key, value, down)
 full-short   as full, for as many steps as HiFT updates each unit; not judged
+head         one unit at a step and the head at each, ``hift.always_active``; group-2, group-4: so many units at a step
+...-updates  as these three, for as many steps as give each unit the updates of full; not judged
 lora         LoRA on all linear layers; with a frozen base
 lora-velora  as lora, with VeLoRA in LoRA's A
 ============ ===================================================================================================
@@ -80,12 +82,23 @@ _LORA: dict[str, object] = {
     "adapter.config": "lora[r=8,alpha=16,intermediate_lora=True,output_lora=True]",
 }
 _VELORA: dict[str, object] = {"memory.activations": "velora"}
+_HIFT: dict[str, tuple[dict[str, object], int]] = {
+    "head": (_hift(1, "bottom2up") | {"hift.always_active": ["head"]}, UNITS - 1),
+    "group-2": (_hift(2, "bottom2up"), UNITS // 2),
+    "group-4": (_hift(4, "bottom2up"), UNITS // 4),
+}
+"""Keys, and the number of groups: steps of a sweep."""
 KINDS = {
     "full": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up")),
     "velora": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up") | _VELORA, like="full", max_below=0.005),
     **{
         order: Kind(rates=HIFT_RATES, keys=_hift(1, order), like="full", max_below=0.02)
         for order in ("bottom2up", "top2down", "random")
+    },
+    **{name: Kind(rates=HIFT_RATES, keys=keys, like="full", max_below=0.02) for name, (keys, _) in _HIFT.items()},
+    **{
+        f"{name}-updates": Kind(rates=HIFT_RATES, keys=keys, steps=STEPS * groups)
+        for name, (keys, groups) in _HIFT.items()
     },
     "full-short": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up"), steps=-(-STEPS // UNITS)),
     "lora": Kind(rates=LORA_RATES, keys=_LORA),
