@@ -4,6 +4,7 @@ MiniLM with all parameters training, 1,000 sentences of film reviews in batches 
 schedule; judged on 2,000 other sentences. Every kind has three learning rates of its own. Each is tried with the first
 seed; the best of them, by accuracy, trains with the other seeds too.
 
+<<<<<<< HEAD
 ======================= ======================================================================================
 kind                    what is trained
 ======================= ======================================================================================
@@ -22,6 +23,20 @@ lora-velora-svd         as lora-velora, with this init; so for random and runnin
 
 ``--shares`` trains nothing: one forward of the first batch tells, for every input of LoRA, how much of it VeLoRA keeps
 on its vector.
+=======
+============ ===================================================================================================
+kind         what is trained
+============ ===================================================================================================
+full         all units at each step: ``hift`` with one group
+bottom2up    one unit at a step, in this order; so for top2down and random
+velora       as full, with VeLoRA in all blocks (query, key, value, down)
+full-short   as full, for as many steps as HiFT updates each unit; not judged
+head         one unit at a step and the head at each, ``hift.always_active``; group-2, group-4: so many units at a step
+...-updates  as these three, for as many steps as give each unit the updates of full; not judged
+lora         LoRA on all linear layers; with a frozen base
+lora-velora  as lora, with VeLoRA in LoRA's A
+============ ===================================================================================================
+>>>>>>> hift
 
 Five passes are as many steps of the same batches for each kind, so HiFT updates each of its eight units an eighth as
 often as ``full`` does; ``full-short`` is equal in updates instead. Targets: each order of HiFT at most 2 points below
@@ -96,6 +111,7 @@ _LORA: dict[str, object] = {
     "adapter.config": "lora[r=8,alpha=16,intermediate_lora=True,output_lora=True]",
 }
 _VELORA: dict[str, object] = {"memory.activations": "velora"}
+<<<<<<< HEAD
 
 
 def _lora_velora(*sites: str, **more: object) -> Kind:
@@ -105,12 +121,25 @@ def _lora_velora(*sites: str, **more: object) -> Kind:
     return Kind(rates=LORA_RATES, keys=_LORA | _VELORA | {"velora.layers": layers} | settings, seeds=LORA_SEEDS)
 
 
+=======
+_HIFT: dict[str, tuple[dict[str, object], int]] = {
+    "head": (_hift(1, "bottom2up") | {"hift.always_active": ["head"]}, UNITS - 1),
+    "group-2": (_hift(2, "bottom2up"), UNITS // 2),
+    "group-4": (_hift(4, "bottom2up"), UNITS // 4),
+}
+"""Keys, and the number of groups: steps of a sweep."""
+>>>>>>> hift
 KINDS = {
     "full": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up")),
     "velora": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up") | _VELORA, like="full", max_below=0.005),
     **{
         order: Kind(rates=HIFT_RATES, keys=_hift(1, order), like="full", max_below=0.02)
         for order in ("bottom2up", "top2down", "random")
+    },
+    **{name: Kind(rates=HIFT_RATES, keys=keys, like="full", max_below=0.02) for name, (keys, _) in _HIFT.items()},
+    **{
+        f"{name}-updates": Kind(rates=HIFT_RATES, keys=keys, steps=STEPS * groups)
+        for name, (keys, groups) in _HIFT.items()
     },
     "full-short": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up"), steps=-(-STEPS // UNITS)),
     "lora": Kind(rates=LORA_RATES, keys=_LORA, seeds=LORA_SEEDS),
