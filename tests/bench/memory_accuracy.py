@@ -4,14 +4,16 @@ MiniLM with all parameters training, 1,000 sentences of film reviews in batches 
 schedule; judged on 2,000 other sentences. Every kind has three learning rates of its own. Each is tried with the first
 seed; the best of them, by accuracy, trains with the other seeds too.
 
-<<<<<<< HEAD
-======================= ======================================================================================
+======================= ==================================================================================================
 kind                    what is trained
-======================= ======================================================================================
+======================= ==================================================================================================
 full                    all units at each step: ``hift`` with one group
 bottom2up               one unit at a step, in this order; so for top2down and random
 velora                  as full, with VeLoRA in all blocks (query, key, value, down)
 full-short              as full, for as many steps as HiFT updates each unit; not judged
+head                    one unit at a step and the head at each, ``hift.always_active``
+group-2, group-4        so many units at a step
+head-updates            as head, for as many steps as give each unit the updates of full; so for the groups; not judged
 lora                    LoRA on query, value, up and down, with a frozen base; five seeds, as for the others below
 lora-velora             as lora, with VeLoRA in the A at down, which is the default
 lora-velora-value       in those at value and down, as the authors; this and those below are not judged
@@ -19,28 +21,14 @@ lora-velora-others      in those at query and up
 lora-velora-all         in all of them; also with 96 and 192 parts, of 384 and 1,536 values, in place of 32
 lora-velora-values-32   as lora-velora, with sub-tokens of 32 values: 48 parts
 lora-velora-svd         as lora-velora, with this init; so for random and running
-======================= ======================================================================================
+======================= ==================================================================================================
 
 ``--shares`` trains nothing: one forward of the first batch tells, for every input of LoRA, how much of it VeLoRA keeps
 on its vector.
-=======
-============ ===================================================================================================
-kind         what is trained
-============ ===================================================================================================
-full         all units at each step: ``hift`` with one group
-bottom2up    one unit at a step, in this order; so for top2down and random
-velora       as full, with VeLoRA in all blocks (query, key, value, down)
-full-short   as full, for as many steps as HiFT updates each unit; not judged
-head         one unit at a step and the head at each, ``hift.always_active``; group-2, group-4: so many units at a step
-...-updates  as these three, for as many steps as give each unit the updates of full; not judged
-lora         LoRA on all linear layers; with a frozen base
-lora-velora  as lora, with VeLoRA in LoRA's A
-============ ===================================================================================================
->>>>>>> hift
 
 Five passes are as many steps of the same batches for each kind, so HiFT updates each of its eight units an eighth as
 often as ``full`` does; ``full-short`` is equal in updates instead. Targets: each order of HiFT at most 2 points below
-``full``, ``velora`` at most 0.5 below ``full``, ``lora-velora`` at most 0.5 below ``lora``.
+``full``, ``velora`` at most 0.5 below ``full``, ``lora-velora`` at most 0.3 below ``lora``.
 
 Every run is a process of one node with one thread and keeps its result in ``build/bench/memory_accuracy/runs``; a run
 that has one is not repeated: remove the folder after a change of the code. ``--only KIND ...`` trains some kinds. The
@@ -111,7 +99,12 @@ _LORA: dict[str, object] = {
     "adapter.config": "lora[r=8,alpha=16,intermediate_lora=True,output_lora=True]",
 }
 _VELORA: dict[str, object] = {"memory.activations": "velora"}
-<<<<<<< HEAD
+_HIFT: dict[str, tuple[dict[str, object], int]] = {
+    "head": (_hift(1, "bottom2up") | {"hift.always_active": ["head"]}, UNITS - 1),
+    "group-2": (_hift(2, "bottom2up"), UNITS // 2),
+    "group-4": (_hift(4, "bottom2up"), UNITS // 4),
+}
+"""Keys, and the number of groups: steps of a sweep."""
 
 
 def _lora_velora(*sites: str, **more: object) -> Kind:
@@ -121,14 +114,6 @@ def _lora_velora(*sites: str, **more: object) -> Kind:
     return Kind(rates=LORA_RATES, keys=_LORA | _VELORA | {"velora.layers": layers} | settings, seeds=LORA_SEEDS)
 
 
-=======
-_HIFT: dict[str, tuple[dict[str, object], int]] = {
-    "head": (_hift(1, "bottom2up") | {"hift.always_active": ["head"]}, UNITS - 1),
-    "group-2": (_hift(2, "bottom2up"), UNITS // 2),
-    "group-4": (_hift(4, "bottom2up"), UNITS // 4),
-}
-"""Keys, and the number of groups: steps of a sweep."""
->>>>>>> hift
 KINDS = {
     "full": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up")),
     "velora": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up") | _VELORA, like="full", max_below=0.005),
@@ -143,7 +128,7 @@ KINDS = {
     },
     "full-short": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up"), steps=-(-STEPS // UNITS)),
     "lora": Kind(rates=LORA_RATES, keys=_LORA, seeds=LORA_SEEDS),
-    "lora-velora": dataclasses.replace(_lora_velora("down"), like="lora", max_below=0.005),
+    "lora-velora": dataclasses.replace(_lora_velora("down"), like="lora", max_below=0.003),
     "lora-velora-value": _lora_velora("value", "down"),
     "lora-velora-others": _lora_velora("query", "up"),
     "lora-velora-all": _lora_velora(),
