@@ -4,9 +4,9 @@ MiniLM with all parameters training, 1,000 sentences of film reviews in batches 
 schedule; judged on 2,000 other sentences. Every kind has three learning rates of its own. Each is tried with the first
 seed; the best of them, by accuracy, trains with the other seeds too.
 
-======================= ==================================================================================================
+======================= ================================================================================================
 kind                    what is trained
-======================= ==================================================================================================
+======================= ================================================================================================
 full                    all units at each step: ``hift`` with one group
 bottom2up               one unit at a step, in this order; so for top2down and random
 velora                  as full, with VeLoRA in all blocks (query, key, value, down)
@@ -21,7 +21,7 @@ lora-velora-others      in those at query and up
 lora-velora-all         in all of them; also with 96 and 192 parts, of 384 and 1,536 values, in place of 32
 lora-velora-values-32   as lora-velora, with sub-tokens of 32 values: 48 parts
 lora-velora-svd         as lora-velora, with this init; so for random and running
-======================= ==================================================================================================
+======================= ================================================================================================
 
 ``--shares`` trains nothing: one forward of the first batch tells, for every input of LoRA, how much of it VeLoRA keeps
 on its vector.
