@@ -29,6 +29,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage import strict
 from ringtune.storage.durable import write_durably
 from ringtune.storage.strict import read_dataclass, read_json
+from ringtune.techniques.activation_checkpointing import Memory
 from ringtune.techniques.offload import OffloadSettings
 
 PLACE = "run.json"
@@ -240,5 +241,13 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     offload = OffloadSettings()
     adapter = dataclasses.replace(job.adapter, from_="", sha256="")  # the result has all values
     return dataclasses.replace(
-        job, model=path, data=section, adapter=adapter, train=train, runtime=runtime, offload=offload
+        job,
+        model=path,
+        data=section,
+        adapter=adapter,
+        train=train,
+        runtime=runtime,
+        offload=offload,
+        memory=Memory(),  # without a backward no activations are kept
+        velora=None,
     )

@@ -149,11 +149,15 @@ class ScoreCollector:
         )
 
     def _row(self, block: int, score: Score, sums: Sums) -> torch.Tensor:
-        """Sum the parts of each subnet in a fixed order; one number for each subnet. Without a gradient a part is 0."""
+        """Sum the parts of each subnet in a fixed order; one number for each subnet.
+
+        A part of an adapter may be without a gradient, and counts 0 then.
+        """
         slices, zero = self._slices_of(block), self._zero(block)
 
         def total(parts: Sequence[WeightSlice]) -> torch.Tensor:
-            return functools.reduce(torch.add, (sums[part][score] for part in parts if part in sums), zero)
+            found = (sums[part][score] for part in parts if part in sums or not self._of_adapter)
+            return functools.reduce(torch.add, found, zero)
 
         return torch.stack([total(parts) for parts in slices.own]) + total(slices.shared) / len(slices.own)
 

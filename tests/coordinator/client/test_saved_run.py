@@ -11,6 +11,7 @@ import pytest
 from coordinator.client.saved_run import RunLocation, evaluation_job, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from ringtune.schedule.course import FrozenWeights
+from ringtune.techniques.activation_checkpointing import Memory
 from tests.contract.test_hints import parse
 from tests.support.plans import changed
 from tests.support.saved_runs import LABELS, own_weights_instead, plan, whole_model_instead, write_run
@@ -132,6 +133,10 @@ def test_saved_run_is_evaluated_by_one_owner_without_helpers(tmp_path: Path) -> 
     run = read_run(write_run(tmp_path / "run"))
     job = run.job.with_overrides({"offload.mode": {"node-1": "laptop"}, "train.method": "all"})
     assert not evaluation_job(dataclasses.replace(run, job=job), None).offload.is_on
+    # Without dropout VeLoRA that goes with dropout alone would be refused, and an evaluation keeps no activations
+    job = run.job.with_overrides({"memory.activations": "velora", "velora.parts": 2, "train.dropout": 0.1})
+    evaluated = evaluation_job(dataclasses.replace(run, job=job), None)
+    assert (evaluated.memory, evaluated.velora, evaluated.train.dropout) == (Memory(), None, 0.0)
     # The file stands for all data, classes are those of the plan, and another model folder may be given
     made = evaluation_job(run, tmp_path / "rows.csv", model=tmp_path / "tiny")
     assert made.data.train == made.data.eval == str(tmp_path / "rows.csv")
