@@ -78,7 +78,9 @@ def test_file_of_initial_values_goes_behind_its_request(tmp_path: Path) -> None:
     with contextlib.closing(RunStore(tmp_path / "state")) as store:
         name = make_run_id(1e9, b"1234")
         record = RunRecord(run_id=name, first_run=name, model="", method="", submitted_by="", started_unix_s=1e9)
-        store.begin(record, request=run_request_to_proto(sent).SerializeToString(), initial=content, on_saved=id)
+        store.begin(
+            record, request=run_request_to_proto(sent).SerializeToString(), initial=content, on_saved=lambda step: None
+        )
         kept = with_initial(read_run_request(store.request(record.run_id)), store.initial_file(record.run_id))
         assert kept.initial is not None and kept.initial.sha256() == content.sha256()
 
