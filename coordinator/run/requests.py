@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,8 +170,8 @@ def run_request_messages(request: RunRequest) -> Iterator[control_pb2.RunRequest
         yield control_pb2.RunRequest(initial=chunk)
 
 
-def receive_run_request(messages: Iterator[control_pb2.RunRequest], folder: Path) -> RunRequest:
-    """Decode the messages of a request; a file of initial values is written to an empty folder.
+def receive_run_request(messages: Iterator[control_pb2.RunRequest], make_folder: Callable[[], Path]) -> RunRequest:
+    """Decode the messages of a request; ``make_folder`` makes an empty folder for a file of initial values.
 
     Raises:
         RingTuneError: a part is invalid.
@@ -180,7 +180,7 @@ def receive_run_request(messages: Iterator[control_pb2.RunRequest], folder: Path
     request = run_request_from_proto(next(messages, control_pb2.RunRequest()))
     if not request.job.adapter.sha256 or not request.is_training:
         return request
-    source, names = "the submitter", [INITIAL_FILE]
+    source, names, folder = "the submitter", [INITIAL_FILE], make_folder()
     chunks = (message.initial for message in messages)
     write_files(chunks, folder, names=names, max_bytes=MAX_INITIAL_BYTES, source=source)
     return with_initial(request, folder / INITIAL_FILE)

@@ -132,9 +132,15 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self, request_iterator: Iterator[control_pb2.RunRequest], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Start a run and follow it; a run that is not stored stops when its follower disconnects."""
-        with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        with contextlib.ExitStack() as stack:
+
+            def folder() -> Path:
+                self._begin_upload()
+                stack.callback(self._uploads.release)
+                return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
+
             with _in_time(context):
-                request = answer(context, lambda: receive_run_request(request_iterator, Path(folder)))
+                request = answer(context, lambda: receive_run_request(request_iterator, folder))
             driver = answer(context, lambda: self._coordinator.run(request))
             kept = self._coordinator.keeps(driver.run_id)
             if kept is None:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,11 +182,9 @@ class Agent:
             active.result = result_of(job)
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
-                if plan.course.initial:
-                    left_s = deadline_s - time.monotonic()
-                    job = self.models.with_initial(run_id, job, plan.course.initial, timeout_s=left_s)
                 active.check_wanted()
-            self._build(active, job, deadline_s, goes_on, taken)
+            with self._with_initial(active, job, deadline_s) as job_here:
+                self._build(active, job_here, deadline_s, goes_on, taken)
             open_links(active, self.options, self.backend(), addresses, deadline_s)
             active.keeper = self.moves.keeper(active, job, addresses)
             self._start(active, job)
@@ -301,6 +300,13 @@ class Agent:
         return self._compute.close(timeout_s)
 
     # ---- parts of prepare -------------------------------------------------------------------------
+
+    def _with_initial(self, active: ActiveRun, job: Job, deadline_s: float) -> AbstractContextManager[Job]:
+        """Yield the job with the file of initial values, if the run has one, while the slice is built."""
+        if self.models is None:
+            return nullcontext(job)
+        left_s = deadline_s - time.monotonic()
+        return self.models.with_initial(active.run_id, job, active.plan.course.initial, timeout_s=left_s)
 
     def _build(
         self, active: ActiveRun, job: Job, deadline_s: float, goes_on: ResumeShard | None, taken: MigratedState | None

@@ -205,7 +205,7 @@ class CheckedFile:
         with writing(self.path.parent):
             if not self.path.is_file():
                 return False
-            if self.path.stat().st_size == len(self._header) + self.nbytes and self.is_intact():
+            if self.path.stat().st_size == len(self._header) + self.nbytes and self._is_intact():
                 return True
             self.path.unlink()
             return False
@@ -268,10 +268,7 @@ class CheckedFile:
             while data := file.read(_READ_BYTES):
                 yield data
 
-    def is_intact(self) -> bool:
-        """Whether the file is there with the right digest, whatever its size."""
-        if not self.path.is_file():
-            return False
+    def _is_intact(self) -> bool:
         with self.path.open("rb") as file:
             has_header = file.read(len(self._header)) == self._header
             return has_header and hashlib.file_digest(file, "sha256").hexdigest() == self.sha256

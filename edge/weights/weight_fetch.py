@@ -10,9 +10,10 @@ fetch ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from edge.options import AgentOptions
-from edge.weights.weight_cache import CheckedFile, ModelCache, writing
+from edge.weights.weight_cache import CheckedFile, ModelCache
 from ringtune.errors import (
     BusyError,
     CapacityError,
@@ -51,7 +52,7 @@ from ringtune.models.weights_by_digest import (
 )
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.initial_adapter import MAX_INITIAL_BYTES
+from ringtune.techniques.initial_adapter import INITIAL_FILE, MAX_INITIAL_BYTES
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.status import error_of_call
@@ -131,25 +132,25 @@ class ModelFetcher:
                 self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
                 return _at(job, cache.publish(files))
 
-    def with_initial(self, run_id: str, job: Job, sha256: str, *, timeout_s: float) -> Job:
-        """Return the job with the file of initial values in ``adapter.from``, from the cache or the coordinator.
+    @contextlib.contextmanager
+    def with_initial(self, run_id: str, job: Job, sha256: str, *, timeout_s: float) -> Iterator[Job]:
+        """Yield the job with a fetched file of initial values in ``adapter.from``, which is removed with the context.
 
-        The cache has one such file for a node, that of its last run. At most ``timeout_s`` seconds pass.
+        Without a digest the job is unchanged. At most ``timeout_s`` seconds pass.
 
         Raises:
-            RingTuneError: the fetch failed; see ``Sources.fetch_whole``.
+            RingTuneError: the coordinator has no such file, or the fetch failed; see ``Sources.fetch_whole``.
         """
-        folder = self._options.cache / "initial" / self._options.name
-        what = "the file of initial values (adapter.from)"
-        file = CheckedFile(folder / f"{sha256}.safetensors", what=what, sha256=sha256, nbytes=MAX_INITIAL_BYTES)
-        if not file.is_intact():
-            with writing(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True, mode=0o700)
-            wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
+        if not sha256:
+            yield job
+            return
+        wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
+        with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+            path, what = Path(folder) / INITIAL_FILE, "the file of initial values (adapter.from)"
+            file = CheckedFile(path, what=what, sha256=sha256, nbytes=MAX_INITIAL_BYTES)
             with Sources([self._options.coordinator]) as peers:
-                self.fetched_bytes += peers.fetch_whole(file, wanted)
-        return job.with_overrides({"adapter.from": str(file.path)})
+                peers.fetch_whole(file, wanted)
+            yield job.with_overrides({"adapter.from": str(path)})
 
     def release(self, run_id: str) -> None:
         """Stop the fetch of a run and withdraw its offer, from any thread; an empty ``run_id`` is any run."""
@@ -332,25 +333,27 @@ class Sources:
             wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
         return came
 
-    def fetch_whole(self, file: CheckedFile, wanted: PendingFetch) -> int:
-        """Fetch a file of unknown size, which is whole when a stream has ended; return bytes received.
+    def fetch_whole(self, file: CheckedFile, wanted: PendingFetch) -> None:
+        """Fetch a file of unknown size, which is whole when a stream has ended.
 
         Raises:
             RingTuneError: as ``fetch``.
         """
-        came, sources = 0, SourceRotation(self.addresses)
+        sources = SourceRotation(self.addresses)
         while True:
             wanted.check(file.what)
-            before, error = came, None
+            before = file.offset
             try:
-                for got in self._stream(sources.address, [file], wanted):
-                    came += got
+                for _ in self._stream(sources.address, [file], wanted):
+                    pass
                 file.finish()
-                return came
+                return
             except _CALL_ERRORS as raised:
                 wanted.check(file.what)
                 error = _as_error(raised, sources.address)
-            wanted.stop.wait(sources.after(error, what=file.what, is_further=came > before))
+            if isinstance(error, ModelError | IntegrityError):  # asking again would not help
+                raise type(error)(f"{file.what} can't be fetched: {error}")
+            wanted.stop.wait(sources.after(error, what=file.what, is_further=file.offset > before))
 
     # ---- one call -----------------------------------------------------------------------------------
 

@@ -415,7 +415,6 @@ Our own cache of base weights, locked: names are digests, what is damaged or par
     edge/weights/weight_cache.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
     edge/weights/weight_cache.py: write_whole
     edge/weights/weight_cache.py: ModelCache.write_outline
-    edge/weights/weight_fetch.py: ModelFetcher.with_initial
 A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
     coordinator/server/run_store.py: EventLog.__init__, EventLog.append
     coordinator/server/run_store.py: StoredRun._end, StoredRun.begun, StoredRun.fetched, StoredRun.found

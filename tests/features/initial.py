@@ -16,7 +16,7 @@ from ringtune.storage.pieces import Pieces
 from tests.features.feature import PRIVATE, Feature, inputs, on_one_node, planned, run_of
 from tests.features.memory import ADAPTER_DOWN, EXACT, literally, rounded_once
 from tests.features.methods import IN_FLIGHT, STALE_SPLITS, stale
-from tests.features.offload import with_helpers
+from tests.features.offload import ON_THEIR_OWN, users, with_helpers
 from tests.support.operation_masks import mixed_table
 from tests.support.tiny_data import labels_of
 
@@ -73,12 +73,20 @@ INITIAL = [
     Feature(**initial("initial/all", LORA, changes={"method": "all"}, inputs={"pickled": True})),
     Feature(**initial("initial/gpt2", "ia3", inputs={"model_type": "gpt2"})),
     Feature(name="initial/of-a-run", changes={"initial": True}, folder=folder_of_run),
-    Feature(**initial("initial-private/blocks", splits=PRIVATE, changes={"private_blocks": 1, "owners": ("a", "b")})),
+    Feature(**initial("initial/private-blocks", splits=PRIVATE, changes={"private_blocks": 1, "owners": ("a", "b")})),
     with_helpers(**initial("-initial/whole", LORA), way="hosts-help-each-other"),
     with_helpers(**initial("-initial/merged", LORA), way="one-idle-helper", settings={"merged": True}),
+    users(
+        "-initial/alone",
+        ON_THEIR_OWN,
+        {},
+        adapter=LORA,
+        initial=True,
+        folder=functools.partial(folder_with_adapter, LORA),
+    ),
     Feature(
         **initial(
-            "initial-techniques/velora",
+            "initial/velora",
             changes={"owners": ("a", "b")},
             plan=planned(velora=ADAPTER_DOWN),
             reference=literally,
@@ -86,7 +94,7 @@ INITIAL = [
     ),
     Feature(
         **initial(
-            "initial-techniques/frozen",
+            "initial/frozen",
             LORA,
             changes={"frozen": FrozenWeights(dtype="bfloat16"), "dtype": "float32", "optimizer": "sgd"},
             reference=rounded_once,
@@ -95,7 +103,7 @@ INITIAL = [
     ),
     Feature(
         **initial(
-            "initial-techniques/operations",
+            "initial/operations",
             LORA,
             changes={
                 "operations": mixed_table(7, ("a", "b"), 4),

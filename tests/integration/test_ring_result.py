@@ -8,11 +8,13 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from coordinator.client.initial_values import initial_file, with_initial_digest
 from coordinator.run.run_text import is_step
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
@@ -167,6 +169,21 @@ def test_processes_move_twice_and_train_what_one_process_trains(ring: Cluster) -
     numbers = {line["step"]: line["placement_number"] for line in outcome.metrics if is_step(line)}
     assert numbers == {step: (step - 1) // 4 for step in range(1, 13)}
     assert outcome.report["moves"][1]["placement_number"] == 2 and outcome.report["nodes"]["b"]["blocks"] == [0, 4]
+
+
+@pytest.mark.promise("1 partition invariance")
+def test_run_from_a_result_equals_one_process_from_it(ring: Cluster, tmp_path: Path) -> None:
+    """Nodes fetch the values from the coordinator, again where they move; head and adapters begin from there."""
+    first = ring.run(ring.job(train__max_steps=3))
+    for name in ("adapter.safetensors", "adapter_config.json", "model_head.safetensors", "head_config.json"):
+        (tmp_path / name).write_bytes(first.files[f"adapter/{name}"])
+    job = with_initial_digest(ring.job(adapter__from=str(tmp_path), train__max_steps=6))
+    plan = ring.plan_on(job, (("a", 0, 2), ("b", 2, 4)), (1, (("b", 0, 4),)))
+    outcome = ring.follow(job, plan=plan, initial=initial_file(job, tmp_path)).wait()
+    assert outcome.is_done, outcome.message
+    assert losses_of(outcome) == pytest.approx(assert_trained(ring, job, outcome), abs=1e-9)
+    assert "adapter.from: the head begins from there too" in outcome.notes
+    assert [move["step"] for move in outcome.of_kind("move")] == [3]
 
 
 @pytest.mark.promise("1 partition invariance")

@@ -12,7 +12,8 @@ folder                                tensors
 ``--out`` of a run, or its result     as they are
 AdapterHub's, also pickled            the adapter's name becomes ``ringtune``
 PEFT's with LoRA                      ``X.lora_A.weight`` becomes ``X.loras.ringtune.lora_A``, and so ``lora_B``; the
-                                      factor of the product is alpha / r in both
+                                      factor of the product is alpha / r in both. Where query, key and value are one
+                                      matrix, AdapterHub has three A, which begin as PEFT's one
 ====================================  ==================================================================================
 
 The head is taken over if it is of the job's task and of the run's classes in their order. Otherwise it begins anew.
@@ -24,6 +25,7 @@ PEFT 0.17, ``adapter_config.json`` and ``LoraLayer``: its scaling is alpha / r, 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -314,7 +316,8 @@ _NOT_LORA: Final = {
     "modules_to_save": "it has copies of whole modules",
     "trainable_token_indices": "it trains tokens",
 }
-_PEFT_TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.(?:default\.)?weight")
+_FUSED: Final = "c_attn"
+"""Query, key and value as one matrix: PEFT has one A for all three, AdapterHub one for each."""
 
 
 def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Unpickle) -> Folder:
@@ -333,17 +336,30 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
     if not (model / CONFIG_FILE).is_file():
         raise _refused(folder, f"is of PEFT and is read with the model's config, but {model} is not on this machine")
     family = FAMILIES[read_config(model)["model_type"]]
+    pattern = re.compile(
+        rf"(?:.*?\.)?{re.escape(family.block_prefix)}(?P<block>\d+)\.(?P<module>.+)"
+        r"\.lora_(?P<half>[AB])\.(?:default\.)?weight"
+    )
     tensors, modules = {}, set[str]()
     file = _file(folder, _PEFT_FILES, unpickle)
     for key in file.infos:
-        match = _PEFT_TENSOR.fullmatch(key)
-        _, _, inside = key.partition(family.block_prefix)
-        if match is None or not inside:
+        if (match := pattern.fullmatch(key)) is None:
             raise _refused(folder, f"has {key}, which is no LoRA of a block; train it again without, or merge it")
-        path = match["module"].partition(family.block_prefix)[2]
-        modules.add(path.partition(".")[2])
-        tensors[f"{family.prefix}{family.block_prefix}{path}.loras.{_NAME}.lora_{match['half']}"] = file.tensor(key)
+        block, module, half = match.groups()
+        modules.add(module)
+        tensor, name = file.tensor(key), f"{family.prefix}{family.block_prefix}{block}.{module}"
+        tensors[f"{name}.loras.{_NAME}.lora_{half}"] = (
+            _thrice(tensor) if half == "A" and module.endswith(_FUSED) else tensor
+        )
     return Folder(_peft_config(folder, content, family, modules), tensors, {})
+
+
+def _thrice(tensor: TensorPieces) -> TensorPieces:
+    """Return a matrix with its rows three times."""
+    rows, *rest = tensor.shape
+    data = tensor.data
+    whole = Pieces(3 * data.size_bytes, lambda: itertools.chain(data, data, data))
+    return TensorPieces(tensor.dtype, (3 * rows, *rest), whole)
 
 
 def _peft_config(folder: Path, content: Mapping[str, Any], family: Family, modules: Iterable[str]) -> str:
@@ -358,6 +374,8 @@ def _peft_config(folder: Path, content: Mapping[str, Any], family: Family, modul
     for module in sorted(modules):
         if (last := module.rpartition(".")[2]) in _LETTERS:
             letters.add(_LETTERS[last])
+        elif last == _FUSED:
+            letters.update("qkv")
         elif module.endswith(_UP):
             places.add(up)
         elif module.endswith(_DOWN) and not module.startswith("attention."):

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
 
 import pytest
 
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.limits import Choices
 from coordinator.run.events import Outbox
-from coordinator.run.requests import RunRequest, run_request_from_proto, run_request_to_proto
+from coordinator.run.requests import (
+    RunRequest,
+    read_run_request,
+    receive_run_request,
+    run_request_from_proto,
+    run_request_messages,
+    run_request_to_proto,
+    with_initial,
+)
+from coordinator.server.run_record import RunRecord
+from coordinator.server.run_store import RunStore
 from ringtune.costs.profile import Profile
-from ringtune.errors import InterruptedRunError, JobError
+from ringtune.errors import IntegrityError, InterruptedRunError, JobError
+from ringtune.ids import make_run_id
 from ringtune.run_control.checkpoint import Resume
+from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
 from tests.support.saved_runs import plan
@@ -37,13 +51,38 @@ def test_run_request_arrives_as_it_was_sent() -> None:
     """Every part of it, and also that a part is not there."""
     plain = RunRequest(job=job())
     left_out = [name for name in RunRequest._fields if getattr(FULL, name) == getattr(plain, name)]
-    assert left_out == ["evaluation"], "goes by a call of its own"
+    assert left_out == ["evaluation", "initial"], "go by a call and by messages of their own"
     for request in (FULL, plain):
         message = control_pb2.RunRequest.FromString(run_request_to_proto(request).SerializeToString())
         assert run_request_from_proto(message) == request
     # What came from another program is read as strictly as a file
     with pytest.raises(JobError, match="the submitted job"):
         run_request_from_proto(control_pb2.RunRequest(job_toml="[model]\npaths = 1"))
+
+
+def test_file_of_initial_values_goes_behind_its_request(tmp_path: Path) -> None:
+    """It arrives whole, or is refused with the digest; a request that only plans has none; a kept one is read again."""
+    content = Pieces.of(bytes(range(256)) * 9000)
+    keys = {"adapter.from": "may", "adapter.sha256": content.sha256()}
+    sent = RunRequest(job=job().with_overrides(keys), initial=content)
+    (tmp_path / "came").mkdir()
+    came = receive_run_request(run_request_messages(sent), lambda: tmp_path / "came")
+    assert came.initial is not None and bytes(came.initial) == bytes(content)
+    assert came._replace(initial=None) == sent._replace(initial=None)
+    plans = sent._replace(plan_only=True, initial=None)
+    assert receive_run_request(run_request_messages(plans), lambda: tmp_path / "none") == plans
+    for number, other in enumerate([None, Pieces.of(b"other values")]):
+        (folder := tmp_path / str(number)).mkdir()
+        with pytest.raises(IntegrityError, match=r"did not send initial\.safetensors|has not the digest .*submit the"):
+            receive_run_request(run_request_messages(sent._replace(initial=other)), lambda folder=folder: folder)  # type: ignore[misc]
+    with contextlib.closing(RunStore(tmp_path / "state")) as store:
+        name = make_run_id(1e9, b"1234")
+        record = RunRecord(run_id=name, first_run=name, model="", method="", submitted_by="", started_unix_s=1e9)
+        store.begin(
+            record, request=run_request_to_proto(sent).SerializeToString(), initial=content, on_saved=lambda step: None
+        )
+        kept = with_initial(read_run_request(store.request(record.run_id)), store.initial_file(record.run_id))
+        assert kept.initial is not None and kept.initial.sha256() == content.sha256()
 
 
 def state(name: str) -> control_pb2.RunEvent:

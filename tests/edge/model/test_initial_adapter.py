@@ -92,6 +92,7 @@ def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: 
 PEFT: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "task_type": "SEQ_CLS"}
 PLACES = {
     "bert": ("bert.encoder.layer.", ("attention.self.query", "attention.self.value", "output.dense")),
+    "gpt2": ("transformer.h.", ("attn.c_attn", "mlp.c_fc")),
     "llama": ("model.layers.", ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")),
 }
 
@@ -109,9 +110,10 @@ def write_peft(folder: Path, model_type: str, changes: dict[str, Any], *, dtype:
     for block in range(model.config.num_hidden_layers):
         for place in places:
             weight = model.get_submodule(f"{inside}{block}.{place}").weight
-            a = torch.randn(config["r"], weight.shape[1], generator=rng, dtype=dtype)
-            b = torch.randn(weight.shape[0], config["r"], generator=rng, dtype=dtype)
-            weight.data += scale * b @ a
+            outputs, inputs = reversed(weight.shape) if model_type == "gpt2" else weight.shape
+            a = torch.randn(config["r"], inputs, generator=rng, dtype=dtype)
+            b = torch.randn(outputs, config["r"], generator=rng, dtype=dtype)
+            weight.data += scale * ((b @ a).T if model_type == "gpt2" else b @ a)
             name = f"base_model.model.{prefix}{block}.{place}"
             tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
     (folder / "peft").mkdir()
@@ -126,6 +128,7 @@ def write_peft(folder: Path, model_type: str, changes: dict[str, Any], *, dtype:
         ("bert", "lora[r=4, output_lora=True]", {}),
         ("bert", "lora[r=4, alpha=16, output_lora=True]", {"use_rslora": True}),
         ("llama", "lora[r=4, attn_matrices=['q','k'], output_lora=True]", {}),
+        ("gpt2", "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True]", {}),
     ],
 )
 def test_lora_of_peft_computes_the_same(tmp_path: Path, model_type: str, config: str, changes: dict[str, Any]) -> None:

@@ -539,17 +539,22 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
     assert [type(error) for error in raised] == [InterruptedRunError]
 
 
-def test_initial_values_are_fetched_by_digest_once(tmp_path: Path) -> None:
-    """From the coordinator, whose model folder is not needed; a node keeps the file, and another digest replaces it."""
-    job = Job(model=Model(path=str(tmp_path / "none")))
-    for number, content in enumerate([bytes(range(256)) * 1000, b"other values"]):
-        offers, pieces = Offers(), Pieces.of(content)
-        offers.put(RUN, None, pieces)
-        with serving(None, offers=offers) as server:
-            address = f"127.0.0.1:{server.port}"
-            fetcher = ModelFetcher(AgentOptions(name="pi", coordinator=address, cache=tmp_path / "cache"), list)
-            file = Path(fetcher.with_initial(RUN, job, pieces.sha256(), timeout_s=TIMEOUT_S).adapter.from_)
-            assert file.read_bytes() == content and fetcher.fetched_bytes == len(content)
-            fetcher.with_initial(RUN, job, pieces.sha256(), timeout_s=TIMEOUT_S)
-            assert fetcher.fetched_bytes == len(content), number
-            assert [path.name for path in file.parent.iterdir()] == [f"{pieces.sha256()}.safetensors"]
+def test_initial_values_are_fetched_by_digest(tmp_path: Path) -> None:
+    """From the coordinator, whose model folder is not needed; the file goes with the context; another is refused."""
+    content, job = Pieces.of(bytes(range(256)) * 1000), Job(model=Model(path=str(tmp_path / "none")))
+    offers = Offers()
+    offers.put(RUN, None, content)
+    with serving(None, offers=offers) as server, tapped(server.port) as tap:
+        tap.cut_at_bytes = 100_000  # the fetch continues where it was cut off
+        fetcher = ModelFetcher(AgentOptions(name="pi", coordinator=f"127.0.0.1:{tap.port}", cache=tmp_path), list)
+        with fetcher.with_initial(RUN, job, content.sha256(), timeout_s=TIMEOUT_S) as own:
+            file = Path(own.adapter.from_)
+            assert file.read_bytes() == bytes(content)
+        assert not file.exists() and len(tap.flows) > 1
+        with fetcher.with_initial(RUN, job, "", timeout_s=TIMEOUT_S) as own:
+            assert own is job
+        with (
+            pytest.raises(ModelError, match=r"file of initial values \(adapter\.from\) can't be fetched"),
+            fetcher.with_initial(RUN, job, "0" * 64, timeout_s=TIMEOUT_S),
+        ):
+            pass
