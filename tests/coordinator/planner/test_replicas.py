@@ -27,10 +27,14 @@ from ringtune.costs.memory_estimate import moving_memory, refuse_full_moves
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import CapacityError, PlanError
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.placement import Slice
+from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.units import Range
 from tests.support.moves import moving
 from tests.support.planner_rings import MIB, QUICK, device
+from tests.support.plans import changed
 from tests.support.plans import make_plan as plan_by_hand
 
 
@@ -372,6 +376,38 @@ def test_run_whose_blocks_run_again_finds_another_placement_too() -> None:
     kept = dataclasses.replace(plan.placement, recompute=())
     with pytest.raises(CapacityError, match=r"no ring of .* has memory for the model"):
         placed_without(Plan.of(plan.course, kept), job, tight, {slow}, QUICK)
+
+
+OF_THE_COURSE: dict[str, dict[str, object]] = {
+    "velora": {"placement__replicas": "never"},
+    "scores": {"operations__policy": "two-stage", "operations__compute": 0.6, "operations__refresh_rounds": 2},
+    "slices": {
+        "operations__policy": "joint",
+        "operations__compute": 0.6,
+        "operations__balance": True,
+        "operations__by_slice": True,
+    },
+}
+
+
+@pytest.mark.parametrize("way", OF_THE_COURSE)
+@pytest.mark.sampled(1)
+def test_what_belongs_to_the_course_stays_where_its_hosts_change(way: str) -> None:
+    """A slow board gets less to do and a lost one nothing; the plan of the run goes on with copies, and is the same."""
+    job, plan, profile = case(num_blocks=12, recovery__copies="next", **OF_THE_COURSE[way])
+    if plan.course.choice is None:
+        plan = changed(plan, velora=Velora(blocks=(Range(0, 12),), layers=("adapter_down",)))
+    assert plan.placement.copies and not stay_reason(plan.course, plan.placements)
+    slow = next(piece.node for piece in plan.placement.hosts if plan.owner(piece.node) is None)
+    found = replanned(plan, job, slowed(profile, slow, 4.0), step=30, move_s=1.5, effort=QUICK)
+    assert found is not None and found.is_worth_it and not found.placement.has_replicas
+
+    def blocks(placement: Placement) -> int:
+        return sum(piece.num_blocks for piece in placement.hosts if piece.node == slow)
+
+    assert blocks(found.placement) < blocks(plan.placement)
+    after = plan.extended(placed_without(plan, job, profile, {slow}, QUICK), first_turn=3)
+    assert after.course == plan.course and not blocks(after.placements[-1])
 
 
 @pytest.mark.thorough
