@@ -169,6 +169,7 @@ class Client(Connection):
     def __init__(self, address: str, *, insecure: bool | None = None) -> None:
         super().__init__(address, insecure=insecure)
         self.goes_on = False
+        self._notes = set[Any]()
 
     def run(
         self,
@@ -385,7 +386,9 @@ class Client(Connection):
 
     def _note_saved(self, run_id: str, step: int) -> None:
         """Tell the coordinator that the manifest of ``step`` is on disk, without waiting for the answer."""
-        self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=CALL_S)
+        note = self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=CALL_S)
+        self._notes.add(note)  # gRPC cancels a call that nobody refers to
+        note.add_done_callback(self._notes.discard)
 
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
         """Evaluate a saved adapter or model on the nodes, and follow the evaluation to its end.

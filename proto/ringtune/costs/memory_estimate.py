@@ -506,7 +506,7 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
     )
     copies = DiskTerm(
         CHECKPOINT_COPIES,
-        at_once * (state + sum(map(sizes.trained_bytes, copied))),
+        (at_once + (at_once > 0)) * (state + sum(map(sizes.trained_bytes, copied))),  # one is arriving
         "set recovery.copies = 'none'",
     )
     return DiskNeeds((on_disk, _checkpoints(at_once * (saved + weights)), best, copies))

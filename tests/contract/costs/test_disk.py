@@ -66,11 +66,11 @@ def test_best_results_are_those_of_each_checkpoint_and_the_newest(
     assert needs(keeping, "b", keeps_best=True) == plain | ({"best results": best} if best else {})
 
 
-def test_copies_of_another_hosts_blocks_are_there_as_often_as_its_shards() -> None:
+def test_copies_of_another_hosts_blocks_are_there_as_often_as_its_shards_while_one_arrives() -> None:
     """Two blocks with moments at either host, without embedding and head: every owner has these itself."""
     saving = changed(plan(), num_steps=90, checkpoint_every=10)
     plain = needs(saving, "b")
-    assert needs(saving.with_copies(True), "b") == plain | {"copies of another host's checkpoints": 3 * 3 * SLICE}
+    assert needs(saving.with_copies(True), "b") == plain | {"copies of another host's checkpoints": 4 * 3 * SLICE}
 
 
 def test_dropped_state_is_in_no_checkpoint() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import queue
 import shutil
 import threading
 from dataclasses import replace
@@ -20,6 +21,7 @@ from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
+from coordinator.server.coordinator import Coordinator
 from ringtune.errors import (
     DeadlineError,
     IntegrityError,
@@ -107,6 +109,15 @@ def test_run_writes_manifests_with_the_digests_of_every_node(tmp_path: Path) -> 
                 (node, shard_digest(manifest.step)) for node in ("a", "b")
             ]
         assert all(step in (0, 2, 4, 6) for agent in cluster.agents.values() for step in agent.keeps_from)
+
+
+def test_note_of_a_manifest_comes_to_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for its answer; without it nodes would keep all shards of a run."""
+    noted: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    monkeypatch.setattr(Coordinator, "noted", lambda self, run_id, step: noted.put((run_id, step)))
+    with FakeCluster("a") as cluster, Client(cluster.server.address) as client:
+        client._note_saved("r20260101-000000-00000000", 4)
+        assert noted.get(timeout=CALL_S) == ("r20260101-000000-00000000", 4)
 
 
 def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path) -> None:
