@@ -182,6 +182,8 @@ def _is_beside(path: str, module: nn.Module, layout: BlockLayout, matrix: str) -
     """Whether a LoRA or auxiliary model is beside a matrix; a part of a fused one only beside its own."""
     if hasattr(module, "adapter_down") or not path.startswith(f"{getattr(layout, matrix)}."):
         return False
+    if enabled := getattr(module, "enable_lora", None):  # one LoRA of the library beside some parts of a fused matrix
+        return bool(enabled[FUSED_PARTS.index(matrix)])
     end = path.rpartition(".")[2]
     return not (layout.is_merged and end in FUSED_PARTS and end != matrix)
 

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
@@ -75,10 +76,13 @@ class SiteFacts(NamedTuple):
 
 def projected_inputs(sites: Iterable[Site], projected: str) -> dict[str, int]:
     """Return the width of each x that is projected, by the name of the site that sends it; one of ``PROJECTED``."""
+    found, outputs = list(sites), Counter[str]()
+    for site in found:
+        outputs[site.source] += site.outputs
     return {
         site.name: site.inputs
-        for site in sites
-        if site.source == site.name and (projected == ALL_INPUTS or site.inputs > site.outputs)
+        for site in found
+        if site.source == site.name and (projected == ALL_INPUTS or site.inputs > outputs[site.name])
     }
 
 

@@ -82,11 +82,18 @@ class PairWidths(NamedTuple):
         inputs: values of x; 0 where another module sends the same x.
         outputs: values of the gradient.
         units: of its ReLU; 0 without one.
+        beside: values of the gradients of the other modules that read the x that this one sends.
     """
 
     inputs: int
     outputs: int
     units: int = 0
+    beside: int = 0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether x is wider than the gradients that are sent beside it."""
+        return self.inputs > self.outputs + self.beside
 
     @property
     def sign_bytes(self) -> int:
@@ -119,12 +126,18 @@ def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Itera
     """
     auxiliary = [one.pair for one in found if one.is_auxiliary]
     if is_merged and auxiliary:
-        together = PairWidths(auxiliary[0].inputs, *(sum(some) for some in list(zip(*auxiliary, strict=True))[1:]))
+        outputs, units = sum(one.outputs for one in auxiliary), sum(one.units for one in auxiliary)
+        together = PairWidths(auxiliary[0].inputs, outputs, units)
         found = [*(one for one in found if not one.is_auxiliary), _OfAttention(together, True, True)]
+    shared = sum(one.pair.outputs for one in found if one.shares)
     has_sent = False
     for one in found:
-        yield one.pair._replace(inputs=0) if has_sent and one.shares else one.pair
-        has_sent |= one.shares
+        if one.shares:
+            sender = one.pair._replace(beside=shared - one.pair.outputs)
+            yield one.pair._replace(inputs=0) if has_sent else sender
+            has_sent = True
+        else:
+            yield one.pair
 
 
 def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
@@ -171,7 +184,7 @@ def pair_token_bytes(
     if wire == VELORA:
         kept = sum(
             num_subtokens(one.inputs, min(parts, one.inputs))
-            if projected == ALL_INPUTS or one.inputs > one.outputs
+            if projected == ALL_INPUTS or one.is_wide
             else one.inputs
             for one in found
             if one.inputs

@@ -316,6 +316,15 @@ def test_pair_bytes_with_velora_have_a_number_for_each_part() -> None:
     down = pair_widths("lora[selfattn_lora=False, output_lora=True]", 0, dropout=0.0, **BASE)
     assert pair_token_bytes(down, FLOAT32, value_bytes=4) == 15360
     assert pair_token_bytes(down, VELORA, value_bytes=4, projected="wide") == 3200
+    # A shared input is compared with all gradients beside it, in whatever order the matrices are named
+    few = dataclasses.replace(BASE["widths"], key=(768, 192), value=(768, 192))
+    for letters, expected in (
+        (["q", "v"], 4 * (768 + 960)),
+        (["v", "q"], 4 * (768 + 960)),
+        (["k", "v"], 4 * (32 + 384)),
+    ):
+        found = pair_widths(f"lora[attn_matrices={letters}]", 0, dropout=0.0, hidden_size=768, widths=few)
+        assert pair_token_bytes(found, VELORA, value_bytes=4, projected="wide") == expected, letters
 
 
 def test_projections_that_make_no_pair_smaller_are_refused_with_the_bytes() -> None:

@@ -376,6 +376,7 @@ def test_one_site_has_the_gradient_of_the_formulas(
         ("bert", LORA, ("query", "up")),
         ("llama", LORA, ("up", "down")),
         ("gpt2", FUSED, ("value", "down")),
+        ("gpt2", "lora[r=2,attn_matrices=['q']]|linear[attn_matrices=['v']]", ("value",)),  # LoRA of q has its own A
     ],
 )
 def test_graph_keeps_what_planning_counts(build: Any, model_type: str, adapter: str, sites: tuple[str, ...]) -> None:

@@ -434,7 +434,7 @@ def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapte
         first, second = (sum(value.nbytes for value in sender.encode(own).values()) for _ in range(2))
         counted = pair_token_bytes(found, wire, value_bytes=8, parts=PARTS, projected=projected)
         assert second == counted * x.shape[0] * x.shape[1]
-        chosen = [one for one in found if one.inputs and (projected == ALL_INPUTS or one.inputs > one.outputs)]
+        chosen = [one for one in found if one.inputs and (projected == ALL_INPUTS or one.is_wide)]
         sizes = [subtoken_size(one.inputs, PARTS) for one in chosen]
         assert first - second == (8 * sum(sizes) if wire == "velora" else 0)
     got = sent_and_read(wire_of("float32", both.helper), wire_of("float32", both.helper), pairs)
