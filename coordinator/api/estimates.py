@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from coordinator.api.npz_headers import Archive
 from coordinator.client.local_nodes import LocalSetup, node_name
+from ringtune.costs.measurement import job_shape
 from ringtune.costs.memory_sizes import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts, SkippedRows
@@ -254,6 +255,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
             block_backward_s=0.0,
             activation_token_bytes=token_bytes,
             model=model,
+            shape=job_shape(job, fixed_tokens=model.fixed_tokens),
             data_bytes=data_bytes(
                 model,
                 files,

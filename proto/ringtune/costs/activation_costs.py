@@ -56,11 +56,17 @@ def job_velora(
     check_layers(settings.layers, inputs, adapter)
     layers = with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=has_dropout)
     if not layers and any(kept.is_adapter and not kept.always_kept for kept in inputs):
+        is_there = any(kept.always_kept for kept in inputs)
         raise JobError(
-            "without velora.layers VeLoRA projects LoRA at down, and at value where no other module reads its input; "
-            f"adapter.config = {adapter!r} has neither: add output_lora=True to it (in a Llama or Mistral "
-            "intermediate_lora=True), set memory.activations = 'recompute', or project all that it has, at a loss of "
-            f"accuracy: velora.layers = ['{ADAPTER_DOWN}']"
+            "without velora.layers VeLoRA projects LoRA, linear and mlp at down, and at value where no other module "
+            f"reads its input; with adapter.config = {adapter!r} there is neither"
+            + (
+                ", as the activation function keeps the input of down anyway: "
+                if is_there
+                else ": add output_lora=True to it (in a Llama or Mistral intermediate_lora=True), "
+            )
+            + "set memory.activations = 'recompute', or project all that it has, at a loss of accuracy: "
+            f"velora.layers = ['{ADAPTER_DOWN}']"
         )
     if not layers:
         raise JobError(

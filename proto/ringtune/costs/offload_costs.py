@@ -183,9 +183,7 @@ def pair_token_bytes(
     signs = sum(one.sign_bytes for one in found) if wire in LOSSY else 0
     if wire == VELORA:
         kept = sum(
-            num_subtokens(one.inputs, min(parts, one.inputs))
-            if projected == ALL_INPUTS or one.is_wide
-            else one.inputs
+            num_subtokens(one.inputs, min(parts, one.inputs)) if projected == ALL_INPUTS or one.is_wide else one.inputs
             for one in found
             if one.inputs
         )
@@ -253,7 +251,8 @@ def check_pairs(job: Any, model: ModelFacts) -> None:
     if settings.pairs != VELORA or settings.projected == ALL_INPUTS:
         return
     exact, projected = (sent_pair_token_bytes(model, wire) for wire in (FLOAT32, VELORA))
-    if exact and projected >= exact:
+    kinds: tuple[ModelFacts | KindFacts, ...] = (model, *model.kinds)
+    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, FLOAT32) for kind in kinds):
         raise JobError(
             f"offload.pairs = {VELORA!r} saves nothing with adapter.config = {job.adapter.config!r}: no input is wider "
             f"than the gradient beside it, so that a token of a block's pairs has {projected:,} bytes, not fewer than "

@@ -94,9 +94,12 @@ class Velora:
         return in_ranges(block, self.blocks)
 
     def check(self, *, num_blocks: int, hidden_size: int) -> None:
-        """Refuse blocks beyond the model, and more parts than a token has values; raises ``PlanError``."""
+        """Refuse blocks beyond the model, and more parts than a token has values; raises ``PlanError``.
+
+        Inputs of ``down`` are wider than a token, so ``values`` are checked where these are known.
+        """
         check_ranges(self.blocks, where="velora.blocks", stop=num_blocks)
-        if problem := self.misfit(hidden_size, "a token"):
+        if self.parts and (problem := self.misfit(hidden_size, "a token")):
             raise PlanError(problem)
 
     def misfit(self, inputs: int, what: str) -> str:

@@ -296,10 +296,8 @@ def check_plan(job: Any, plan: Plan) -> None:
         PlanError: names the helpers of plan and job, or their settings.
     """
     wish = job.offload
-    if wish.mode == AUTO:
-        _check_settings(job, plan)
-        return
-    if helped(plan, wish.helpers, wish.helper_settings) != plan:
+    _check_settings(job, plan)
+    if wish.mode != AUTO and helped(plan, wish.helpers, wish.helper_settings) != plan:
         raise PlanError(
             f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
             f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
