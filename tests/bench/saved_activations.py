@@ -4,8 +4,8 @@ A stack of BERT blocks with random weights goes forward and back with a micro-ba
 at a node, under each policy::
 
     none        the whole graph is kept
-    velora      layers keep projections as by default: query, key, value and down; bottlenecks' down; LoRA's A at down, and
-                with dropout at value
+    velora      layers keep projections as by default: query, key, value and down; bottlenecks' down; LoRA's A at
+                down, and with dropout at value
     every       the same for all layers that train
     recompute   every block keeps its input, and is run again
     both        it is run again with projections
