@@ -4,7 +4,8 @@ A stack of BERT blocks with random weights goes forward and back with a micro-ba
 at a node, under each policy::
 
     none        the whole graph is kept
-    velora      layers that train keep projections: query, key, value and down; bottlenecks' down; LoRA's A at down
+    velora      layers keep projections as by default: query, key, value and down; bottlenecks' down; LoRA's A at
+                down, and with dropout at value
     every       the same for all layers that train
     recompute   every block keeps its input, and is run again
     both        it is run again with projections
@@ -156,7 +157,8 @@ def make_skeleton(model: Path, name: str, dropout: float) -> Skeleton:
 def make_stack(skeleton: Skeleton, name: str, policy: str, dropout: float) -> Stack:
     """The blocks under a policy."""
     every = {"full": ("query", "key", "value", "attention_out", "up", "down")}.get(name, ("adapter_down",))
-    layers = {"full": ("query", "key", "value", "down"), "lora": ("adapter_down:down",)}.get(name, every)
+    lora = ("adapter_down:value", "adapter_down:down") if dropout else ("adapter_down:down",)
+    layers = {"full": ("query", "key", "value", "down"), "lora": lora}.get(name, every)
     chosen = every if policy == "every" else layers
     velora = Velora(blocks=ALL, layers=chosen) if policy in ("velora", "every", "both") else None
     recompute = ALL if policy in ("recompute", "both") else ()

@@ -320,7 +320,7 @@ class Job:
         """
         tables = self.to_tables()
         wanted = overrides.get("train.method", self.train.method)
-        section = method_class(wanted).section if wanted in method_names() else ""
+        section = method_class(wanted).section if isinstance(wanted, str) and wanted in method_names() else ""
         for name in METHOD_SECTIONS.keys() - {section}:
             tables.pop(name, None)
         tables["adapter"] = without_default(tables["adapter"], self.train.method)
