@@ -16,6 +16,7 @@ from ringtune.storage.pieces import Pieces
 from tests.features.feature import PRIVATE, Feature, inputs, on_one_node, planned, run_of
 from tests.features.memory import ADAPTER_DOWN, EXACT, literally, rounded_once
 from tests.features.methods import IN_FLIGHT, STALE_SPLITS, stale
+from tests.features.models import LORA_LINEAR
 from tests.features.offload import ON_THEIR_OWN, users, with_helpers
 from tests.support.operation_masks import mixed_table
 from tests.support.tiny_data import labels_of
@@ -46,12 +47,14 @@ def folder_with_adapter(adapter: str, model_type: str = "", *, pickled: bool = F
 
 
 @functools.cache
-def folder_of_run() -> Path:
+def folder_of_run(adapter: str = "seq_bn", model_type: str = "") -> Path:
     """The inputs of a run, and in ``from.adapter`` the result of another one, as its folder has it."""
-    first = Feature(name="first-run", changes={"num_steps": 2, "eval_every": 0}, load=lambda case, folder: None)
-    folder = inputs().with_name("inputs-from-run")
+    plain = inputs(model_type, CLASSIFICATION if model_type else "")
+    changes = {"num_steps": 2, "eval_every": 0, "adapter": adapter}
+    first = Feature(name="first-run", changes=changes, folder=lambda: plain, load=lambda case, folder: None)
+    folder = plain.with_name(f"{plain.name}-from-run-{adapter.replace('|', '-')}")
     (folder / "from.adapter").mkdir(parents=True)
-    for path in inputs().iterdir():
+    for path in plain.iterdir():
         (folder / path.name).symlink_to(path)
     sent = run_of(first, "two").files.items()
     files = {node: {name: Pieces.of(content) for name, content in own.items()} for node, own in sent}
@@ -72,7 +75,14 @@ INITIAL = [
     Feature(**initial("initial/unfreezing")),
     Feature(**initial("initial/all", LORA, changes={"method": "all"}, inputs={"pickled": True})),
     Feature(**initial("initial/gpt2", "ia3", inputs={"model_type": "gpt2"})),
-    Feature(name="initial/of-a-run", changes={"initial": True}, folder=folder_of_run),
+    *(
+        Feature(
+            name=f"initial/of-a-run-{model_type or adapter}",
+            changes={"initial": True, "adapter": adapter},
+            folder=functools.partial(folder_of_run, adapter, model_type),
+        )
+        for adapter, model_type in (("seq_bn", ""), (LORA_LINEAR, ""), ("seq_bn", "qwen2"))
+    ),
     Feature(**initial("initial/private-blocks", splits=PRIVATE, changes={"private_blocks": 1, "owners": ("a", "b")})),
     with_helpers(**initial("-initial/whole", LORA), way="hosts-help-each-other"),
     with_helpers(**initial("-initial/merged", LORA), way="one-idle-helper", settings={"merged": True}),

@@ -88,7 +88,8 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
 
 def _load(model: Any, folder: Path) -> None:
     """Take over all tensors of a folder of the library, whatever the name of its adapter and head."""
-    name = json.loads((folder / "adapter_config.json").read_text())["name"]
+    own_kind = folder / "adapter.json"
+    name = json.loads((own_kind if own_kind.exists() else folder / "adapter_config.json").read_text())["name"]
     values: dict[str, torch.Tensor] = {}
     for stem in ("adapter", "model_head"):
         path = folder / f"{stem}.safetensors"
