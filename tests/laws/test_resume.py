@@ -86,7 +86,7 @@ def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
 
 
 @pytest.mark.promise("1 partition invariance")
-@each_technique([*SHAPE, *(feature for feature in HIFT if "velora" not in feature.name)])
+@each_technique([*SHAPE, *HIFT])
 def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> None:
     """Blocks come from the shards of the nodes that had them, embedding and head from those of an owner."""
     run = run_of(feature, feature.split)
