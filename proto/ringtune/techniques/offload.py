@@ -41,7 +41,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest
+from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH, VELORA
 from ringtune.techniques.base import Technique
 
@@ -535,7 +535,7 @@ def report(plan: Plan, steps: int) -> dict[str, Any]:
                 {"node": one.node, "host": placement.host_of(one.start), "blocks": [one.start, one.stop]}
                 for one in placement.joined_helpers()
             ],
-            **dataclasses.asdict(settings),
+            **to_table(settings),
             "staleness": "one step within a turn" if settings.overlap else "none",
             **_by_user(plan, steps),
         }

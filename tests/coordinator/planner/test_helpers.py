@@ -364,8 +364,12 @@ def test_helpers_of_a_given_plan_are_those_of_the_job() -> None:
     found, known = planned_with({"a": "b"}, "a", "b").plan, known_nodes("a", "b")
     assert accept_plan(GivenPlan(plan=found), job(offload__mode={"a": "b"}), known).plan == found
     assert accept_plan(GivenPlan(plan=found), job(offload__mode="auto"), known).plan == found
-    for other in (job(), job(offload__mode={"b": "a"}), job(offload__mode={"a": "b"}, offload__interval=2)):
-        with pytest.raises(PlanError, match=r"the plan has .*, the job says offload.mode"):
+    for other, says in (
+        (job(), "offload.mode"),
+        (job(offload__mode={"b": "a"}), "offload.mode"),
+        (job(offload__mode={"a": "b"}, offload__interval=2), "interval 2"),
+    ):
+        with pytest.raises(PlanError, match=rf"the plan has .*, the job says {says}"):
             accept_plan(GivenPlan(plan=found), other, known)
     with pytest.raises(PlanError, match=r"helpers with interval 1, .* says interval 2"):
         accept_plan(GivenPlan(plan=found), job(offload__mode="auto", offload__interval=2), known)
