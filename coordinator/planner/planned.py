@@ -213,7 +213,8 @@ def with_copies(
             why = why or "train.checkpoint_every = 0, so there are none"
             raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
         found = _as_said(planned, fitting, copies=True)
-        most = _copied_bytes(job, found.plan, facts)
+        sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
+        most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
         said = (
             f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of the next host, "
             "so that the run can be resumed without a lost one; predictions leave this out"

@@ -33,16 +33,21 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 
 
-def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str], effort: Effort) -> Placement:
+def placed_without(
+    part: Plan, job: Job, profile: Profile, lost: Collection[str], effort: Effort, *, goes_on: bool = False
+) -> Placement:
     """Return the best ring of the nodes that are not lost.
 
-    ``part`` is the run's plan on its last placement.
+    ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have files of the run already.
 
     Raises:
         CapacityError: the others have no memory for the model.
+        StorageError: their disks have no room for it.
     """
     placement, living = part.placement, without(profile, lost)
-    error = CapacityError(f"without it no ring of {', '.join(living.by_name)} has memory for the model")
+    error: CapacityError | StorageError = CapacityError(
+        f"without it no ring of {', '.join(living.by_name)} has memory for the model"
+    )
     for draft in drafts_of(part):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
         if choice is None:
@@ -51,8 +56,8 @@ def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str]
         placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits)
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
-            refuse_if_full(job, alone, living.by_name)
-        except CapacityError as refused:
+            refuse_if_full(job, alone, living.by_name, goes_on=goes_on)
+        except (CapacityError, StorageError) as refused:
             error = refused
         else:
             return placed

@@ -29,7 +29,7 @@ from coordinator.planner.replan import placed_without
 from coordinator.run.events import EventSink
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError, IntegrityError, ModelError
+from ringtune.errors import CapacityError, IntegrityError, ModelError, StorageError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Resume, SavedPart, SavedSource, Shard
@@ -131,7 +131,7 @@ class ResumeChooser:
         wrong = [found[one.node][manifest.step] for one in manifest.shards if found[one.node][manifest.step]]
         if wrong:
             return "; ".join(wrong)
-        plan = self._resume.plan
+        plan = self._resume.whole(manifest.placement_number)
         planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
         start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
         return ResumePoint(
@@ -182,18 +182,19 @@ class ResumeChooser:
         It has another placement from the step of the manifest on if a node of its own is not there.
 
         Raises:
-            CapacityError: the nodes that are there have no memory for the model.
+            CapacityError, StorageError: the nodes that are there have no memory, or no room on disk, for the model.
         """
-        plan = Plan(course, self._resume.plan.placements)
+        plan = Plan(course, self._resume.whole(manifest.placement_number).placements)
         missing = self._missing(manifest)
         rest = Plan(course, self._resume.rest(manifest.placement_number).placements)
         if not missing:
             return plan, plan.at(manifest.placement_number), keep_plan(self._job, rest, self._facts)
         try:
-            placement = placed_without(rest.parts[0], self._job, self._profile, missing, self._effort)
-        except CapacityError as error:
-            raise CapacityError(f"node {', '.join(missing)} is not there, and {error}") from error
-        turns, placement_number = course.turns_of(manifest.step), plan.placements[-1].placement_number + 1
+            placement = placed_without(rest.parts[0], self._job, self._profile, missing, self._effort, goes_on=True)
+        except (CapacityError, StorageError) as error:
+            raise type(error)(f"node {', '.join(missing)} is not there, and {error}") from error
+        turns, last = course.turns_of(manifest.step), self._resume.plan.placements[-1]
+        placement_number = last.placement_number + 1
         after = plan.extended(placement, turns, placement_number=placement_number)
         return after, after.parts[-1], keep_plan(self._job, after.parts[-1], self._facts)
 

@@ -46,7 +46,7 @@ from ringtune.job.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.folder import base_name, read_config, read_headers
 from ringtune.quantities import format_bytes
-from ringtune.schedule.migration import Source
+from ringtune.schedule.migration import Source, copy_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.pieces import Pieces
@@ -191,19 +191,34 @@ class AgentMigration:
 
         return save
 
-    def save_copy(self, run_id: str, step: int, content: Pieces) -> None:
-        """Write another node's blocks of a checkpoint to this disk; a full disk loses the copy, not the run.
+    def check_copy(self, run_id: str, sender: str, step: int) -> None:
+        """Refuse a copy of a checkpoint that this node does not keep: it keeps those of the host before it.
 
         Raises:
-            FrameError: the run is not active here, or keeps nothing on this disk.
+            FrameError: the run is not active here, keeps nothing on this disk, or has no such copy or step.
         """
         active = self._agent.current()
         if active is None or active.run_id != run_id or active.saver is None:
             raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id}; prepare it first")
-        try:
-            active.saver.parts().write(step, run_id, content, is_head=False)
-        except StorageError as error:
-            _LOG.warning("node %s keeps no copy on its disk: %s", self._node, error)
+        plan = active.plan
+        copies = plan.placement.copies and not plan.goes_back
+        if not copies or copy_holder(plan.placement, sender) != self._node or not 0 < step <= plan.course.num_steps:
+            raise FrameError(
+                f"node {self._node} keeps no copy of a checkpoint of step {step} of node {sender}; use one version on "
+                "all machines"
+            )
+
+    def save_copy(self, run_id: str, step: int, content: Pieces) -> None:
+        """Write another node's blocks of a checkpoint to this disk; after ``check_copy``.
+
+        Raises:
+            FrameError: the run has ended here.
+            StorageError: the disk is full.
+        """
+        active = self._agent.current()
+        if active is None or active.run_id != run_id or active.saver is None:
+            raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id} any more")
+        active.saver.parts().write(step, run_id, content, is_head=False)
 
     def save(self) -> None:
         """Write all snapshots of ends of turns to the disk; on the compute thread, after the run's end."""

@@ -265,6 +265,7 @@ class AgentServer:
                     agent.moves.shelf,
                     agent.moves.kept,
                     agent.moves.saved,
+                    agent.moves.check_copy,
                     agent.moves.save_copy,
                     agent.options.state,
                 ),

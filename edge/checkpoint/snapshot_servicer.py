@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,10 @@ from ringtune.transport.retry import RetryState
 from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
+_LOG = logging.getLogger(__name__)
 _MIN_S = 60.0
+_SLOWEST_BYTES_PER_S = 32 * 1024
+"""Rate of the slowest link over which a copy of a checkpoint has time to arrive."""
 _MAX_SAVED_BYTES = 1 << 38
 
 
@@ -188,7 +192,7 @@ def push(
         file: content of the copy.
         holder: the receiver.
         address: of the holder.
-        timeout_s: until the holder has the copy; at least 60 s are used.
+        timeout_s: until the holder has the copy; at least 60 s, and the time that a link of 32 KiB/s needs, are used.
         is_head: whether the copy is a head, and no blocks.
         is_saved: whether it is of a checkpoint, for the holder's disk.
         placement_number: of the placement in which this node trained it.
@@ -215,9 +219,11 @@ def push(
                     placement_number=placement_number,
                 )
 
+    size_bytes = len(file) if isinstance(file, bytes) else file.size_bytes
+    limit_s = max(timeout_s, _MIN_S, size_bytes / _SLOWEST_BYTES_PER_S)
     with open_channel(address, peer=node_party(holder)) as channel:
         try:
-            control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=max(timeout_s, _MIN_S))
+            control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=limit_s)
         except grpc.RpcError as error:
             raise error_of_call(error, peer=f"node {holder} at {address}") from error
 
@@ -229,7 +235,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         shelf: the snapshot of a migration.
         kept: trained blocks and heads at the ends of turns, of this node and of the host before it in the ring.
         saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
-        save: writes a copy of another node's checkpoint of a step to the disk; ``folder`` is for it while it arrives.
+        may_save: refuses, by run, sending node and step, a copy of a checkpoint that this node does not keep.
+        save: writes such a copy to the disk; ``folder`` is for it while it arrives.
         folder: None = the one for temporary files.
     """
 
@@ -238,10 +245,12 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         shelf: SnapshotShelf,
         kept: TurnSnapshots,
         saved: Callable[[str], SavedParts | None] = lambda run_id: None,
+        may_save: Callable[[str, str, int], None] = lambda run_id, node, step: None,
         save: Callable[[str, int, Pieces], None] = lambda run_id, step, content: None,
         folder: Path | None = None,
     ) -> None:
         self._shelf, self._kept, self._saved, self._save, self._folder = shelf, kept, saved, save, folder
+        self._may_save = may_save
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
@@ -290,8 +299,15 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         require_sender(caller, first.node)
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         if first.is_saved:
-            with temporary_file(self._folder) as file:
-                self._save(first.run_id, first.step, _joined(files, file, FILE, peer, lambda: None, _MAX_SAVED_BYTES))
+            self._may_save(first.run_id, first.node, first.step)
+            try:
+                with temporary_file(self._folder) as file:
+                    content = _joined(files, file, FILE, peer, lambda: None, _MAX_SAVED_BYTES)
+                    self._save(first.run_id, first.step, content)
+            except StorageError as error:  # a full disk loses the copy, not the run: the sender goes on
+                _LOG.warning("no copy of the checkpoint of step %d of %s is kept: %s", first.step, peer, error)
+                for _ in files:
+                    pass
             return
         copy, number = bytes(_joined(files, io.BytesIO(), FILE, peer, lambda: None, MAX_BYTES)), first.placement_number
         if first.is_head:

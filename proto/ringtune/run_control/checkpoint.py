@@ -28,6 +28,7 @@ from ringtune.ids import check_node_name, check_run_id
 from ringtune.job.job import Job
 from ringtune.run_control.continuation import Length, digests
 from ringtune.schedule.course import Course
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -235,10 +236,17 @@ class Resume:
         return max((one.step for one in self.manifests if one.shards), default=-1)
 
     def rest(self, placement_number: int) -> Plan:
-        """Return the plan without the placements before a number: their nodes may be gone."""
-        return Plan(
-            self.plan.course, tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
-        )
+        """Return the plan from a placement on: the nodes of those before may be gone.
+
+        A run that can't move while it trains has one: those after it are of a part that is not continued.
+        """
+        kept = tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
+        return Plan(self.plan.course, kept[:1] if stay_reason(self.plan.course, kept) else kept)
+
+    def whole(self, placement_number: int) -> Plan:
+        """Return the plan of a run that goes on from a placement: those before it, and ``rest``."""
+        before = (one for one in self.plan.placements if one.placement_number < placement_number)
+        return Plan(self.plan.course, (*before, *self.rest(placement_number).placements))
 
     def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
         """List the manifests with a shard of a node."""

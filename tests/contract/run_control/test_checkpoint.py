@@ -12,9 +12,11 @@ from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.job.job import Job, Model
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import changed_keys, describe_changes, job_digest
+from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.turns import NOTHING_KNOWN, Evaluations, Unfreezing
 from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
+from tests.support.moves import moving
 from tests.support.plans import changed, make_method, make_plan
 from tests.support.unfreezing import unfreezing_after
 
@@ -129,6 +131,16 @@ def test_resume_reads_what_it_wrote() -> None:
     resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))
     assert Resume.parse(resume.to_text()) == resume
     resume.check(JOB)
+
+
+def test_resumed_run_that_can_not_move_leaves_later_placements_out() -> None:
+    """Resumed elsewhere, and then again from a checkpoint of before: the placement in between is of no part of it."""
+    hift = changed(PLAN, method=Hift())
+    for plan, after in ((hift, 1), (PLAN, 2)):
+        resume = Resume(plan=moving(plan, (2, [("a", 0, 4)])), manifests=(manifest(),))
+        assert len(resume.rest(0).placements) == len(resume.whole(0).placements) == after
+        assert [one.placement_number for one in resume.whole(1).placements] == [0, 1]
+        assert resume.rest(1).placements == resume.plan.placements[1:]
 
 
 @cases(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots
-from ringtune.errors import FrameError, IntegrityError, RingTuneError
+from ringtune.errors import FrameError, IntegrityError, RingTuneError, StorageError
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.pieces import Pieces
@@ -131,3 +133,23 @@ def test_everything_that_is_kept_is_told_with_its_run(kept: TurnSnapshots) -> No
     run_id, files = kept.everything()
     wanted = [(8, file_of(0), False), (8, file_of(2), False), (8, b"head", True)]
     assert run_id == "run" and sorted(files) == sorted(wanted)
+
+
+def test_full_disk_loses_the_copy_of_a_checkpoint_and_not_the_run(kept: TurnSnapshots) -> None:
+    """The sender is answered, so that it goes on; a copy that this node does not keep is refused before it arrives."""
+    chunks = [control_pb2.KeepChunk(file=chunk) for chunk in cut_pieces(FILE, [file_of(0), file_of(1)])]
+
+    def save(run_id: str, step: int, content: Pieces) -> None:
+        raise StorageError("the disk is full")
+
+    def refuse(run_id: str, node: str, step: int) -> None:
+        raise FrameError(f"no copy of step {step} of {node}")
+
+    first = control_pb2.KeepChunk(run_id="run", node="a", step=4, is_saved=True, file=chunks[0].file)
+    rest = iter(chunks[1:])
+    SnapshotServicer(SnapshotShelf("b"), kept, save=save)._keep(itertools.chain([first], rest), None)
+    assert next(rest, None) is None
+    unread = iter(chunks)
+    with pytest.raises(FrameError, match="no copy of step 4 of a"):
+        SnapshotServicer(SnapshotShelf("b"), kept, may_save=refuse)._keep(itertools.chain([first], unread), None)
+    assert len(list(unread)) == len(chunks)
