@@ -382,7 +382,7 @@ def train(
             profile=times,
             plan=given,
             choices=choices,
-            initial=initial_file(wanted, folder),
+            initial=initial_file(wanted, folder if resume else None),
         )
         face = progress if isinstance(progress, Face) else _python_face(folder, is_shown=progress)
         files = RunFolder(folder, replace=replace or resume, resume=resume, say=face.say)

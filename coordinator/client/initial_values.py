@@ -32,8 +32,8 @@ def with_initial_digest(job: Job) -> Job:
     return found
 
 
-def initial_file(job: Job, run: Path) -> Pieces | None:
-    """Return the file of initial values of a job with a digest: of the run's folder, or read from ``adapter.from``.
+def initial_file(job: Job, run: Path | None) -> Pieces | None:
+    """Return the file of initial values of a job with a digest: of a resumed run's folder, or of ``adapter.from``.
 
     None without ``adapter.from``.
 
@@ -43,8 +43,8 @@ def initial_file(job: Job, run: Path) -> Pieces | None:
     """
     if not job.adapter.from_:
         return None
-    kept = run / INITIAL_FILE
-    if kept.is_file() and FilePieces(kept).sha256() == job.adapter.sha256:
+    kept = run / INITIAL_FILE if run is not None else None
+    if kept is not None and kept.is_file() and FilePieces(kept).sha256() == job.adapter.sha256:
         return FilePieces(kept)
     content = initial_values(job, unpickled)
     with_digest(job, content.sha256())
@@ -65,7 +65,12 @@ def _unpickled(path: Path, _: int) -> Pieces:
     with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
         target = Path(folder) / INITIAL_FILE
         command = [sys.executable, "-P", "-m", "edge.model.pickled", str(path), str(target)]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, check=False)  # noqa: S603 - our own module
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, check=False)  # noqa: S603 - our own module
+        except subprocess.TimeoutExpired as error:
+            raise InvalidInputError(
+                f"{path} was not read within {_READ_S:g} s; save it with use_safetensors=True"
+            ) from error
         if found.returncode:
             reason = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
             raise InvalidInputError(

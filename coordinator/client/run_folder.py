@@ -478,14 +478,17 @@ def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
 
 
 def require_inputs_elsewhere(folder: Path, job: Job) -> None:
-    """Refuse rows or a model at a path that the run writes to.
+    """Refuse rows, a model or an adapter to begin from at a path that the run writes to.
 
     Raises:
         UsageError: names the key, the path and the remedy.
     """
     places = [(folder / name).resolve() for name in (*_OWN_FILES, *_OWN_FOLDERS)]
     inputs = {"data.train": job.data.train, "data.eval": job.data.eval, "model.path": job.model.path}
-    for key, text in inputs.items():
+    start = job.adapter.from_
+    if start and Path(start).resolve() == folder.resolve():
+        raise UsageError(f"adapter.from = {start!r} is where the run writes its own files; give another --out")
+    for key, text in (inputs | {"adapter.from": start}).items():
         path = Path(text).resolve()
         if text and any(path == place or place in path.parents for place in places):
             raise UsageError(f"{key} = {text!r} is where the run writes its own files; give another --out")

@@ -11,10 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from edge.model.tensor_files import pieces_of
 from ringtune.errors import InvalidInputError, RingTuneError
 from ringtune.storage.tensor_files import write_tensors
+
+_SLACK_BYTES: Final = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +46,8 @@ def convert(source: Path, target: Path) -> None:
         raise InvalidInputError(f"it has more than tensors, or is damaged ({reason})") from error
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise InvalidInputError("it has more than tensors by name")
+    if sum(value.numel() * value.element_size() for value in found.values()) > 2 * source.stat().st_size + _SLACK_BYTES:
+        raise InvalidInputError("its tensors are larger than the file: views of a few numbers")
     with target.open("xb") as file:
         for piece in write_tensors({str(name): pieces_of(value) for name, value in found.items()}):
             file.write(piece)

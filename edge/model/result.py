@@ -558,7 +558,7 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
     ``head_of`` is task and classes of a run: then also of the head, if the file has one for them.
 
     Raises:
-        IntegrityError: the file is damaged, or a tensor is missing, unknown, or of another shape.
+        IntegrityError: the file is damaged, or a tensor is missing, unknown, of another shape, or not finite here.
     """
     prefix = _blocks_prefix(skeleton)
     hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
@@ -570,6 +570,9 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
     targets = own.get(ADAPTER_FILE, {}) | own.get(HEAD_FILE, {})
     _check_names("adapter.from", names, targets)
     _fill_all("adapter.from", file, targets)
+    for name in sorted(targets):
+        if not torch.isfinite(targets[name]).all():
+            raise IntegrityError(f"adapter.from has {name} with numbers beyond {targets[name].dtype}; take another one")
 
 
 def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ringtune.errors import JobError
+from ringtune.errors import IntegrityError, JobError, RingTuneError
 from ringtune.models.adapter_config import (
     auxiliary_of,
     config_of_library,
@@ -90,6 +90,8 @@ _HEAD_TYPES: Final = {
 }
 _ARCHITECTURES: Final = {"ForSequenceClassification": CLASSIFICATION, "ForTokenClassification": TAGGING}
 
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")
+
 Unpickle = Callable[[Path], Pieces]
 """Converts a pickled file of tensors to safetensors."""
 
@@ -119,6 +121,17 @@ def initial_values(job: Any, unpickle: Unpickle) -> Pieces:
         JobError: the folder has no adapter, one of another kind of model, or another one than ``adapter.config``.
         InvalidInputError: a file can't be read or is damaged.
     """
+    try:
+        return _initial_values(job, unpickle)
+    except RingTuneError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise _refused(
+            job.adapter.from_, f"is damaged ({type(error).__name__}: {error}); copy the folder again"
+        ) from error
+
+
+def _initial_values(job: Any, unpickle: Unpickle) -> Pieces:
     folder, config = Path(job.adapter.from_), job.adapter.config
     if not folder.is_dir():
         raise _refused(folder, "is no folder; give the --out of a run, or a folder of AdapterHub or PEFT")
@@ -135,6 +148,8 @@ def initial_values(job: Any, unpickle: Unpickle) -> Pieces:
         )
     _check_model(folder, found, Path(job.model.path))
     for name, tensor in (found.tensors | found.head).items():
+        if tensor.dtype not in _FLOATS:
+            raise _refused(folder, f"has {name} of {tensor.dtype}; supported are {', '.join(_FLOATS)}")
         if not is_finite(tensor.data, tensor.dtype):
             raise _refused(folder, f"has {name}, which is not finite: its training diverged; take another one")
     metadata = {"format": "pt"}
@@ -161,11 +176,15 @@ def head_problem(metadata: Mapping[str, str], task: str, labels: Sequence[str]) 
     """Say why the head of a file of initial values does not fit a run; empty if it does."""
     if _HEAD not in metadata:
         return "it has no head that can be taken over"
-    own_task, own_labels = json.loads(metadata[_HEAD])
+    try:
+        own_task, own_labels = json.loads(metadata[_HEAD])
+        listed = ", ".join(own_labels)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise IntegrityError(f"the head of adapter.from is of no task ({error}); copy the folder again") from error
     if own_task != task:
         return f"its head is for {own_task}, the run is {task}"
     if task in NAMED_TASKS and list(labels) != own_labels:
-        return f"its head is for {', '.join(own_labels)}, the run has {', '.join(labels)}"
+        return f"its head is for {listed}, the run has {', '.join(labels)}"
     return ""
 
 
@@ -180,7 +199,7 @@ def head_note(metadata: Mapping[str, str], task: str, labels: Sequence[str]) -> 
 # ---- folders --------------------------------------------------------------------------------------------------
 
 
-def _refused(folder: Path, problem: str) -> JobError:
+def _refused(folder: Path | str, problem: str) -> JobError:
     return JobError(f"adapter.from = {folder} {problem}")
 
 
@@ -271,6 +290,8 @@ def _renamed(file: TensorFile, family: Family, name: str) -> dict[str, TensorPie
     """Return the tensors of a file with the adapter's name of a run, and with the prefix of the whole model."""
     pattern = re.compile(rf"\.((?:adapters|loras|refts)\.)?{re.escape(name)}\.")
     found = {pattern.sub(rf".\g<1>{_NAME}.", key, count=1): file.tensor(key) for key in file.infos}
+    if len(found) < len(file.infos):
+        raise JobError("adapter.from: two tensors have one name; the folder has several adapters, save one")
     return {key if key.startswith(family.prefix) else family.prefix + key: value for key, value in found.items()}
 
 
@@ -315,6 +336,11 @@ _NOT_LORA: Final = {
     "lora_bias": "it has biases",
     "modules_to_save": "it has copies of whole modules",
     "trainable_token_indices": "it trains tokens",
+    "target_parameters": "it has LoRA of single parameters",
+    "layer_replication": "it has other blocks than its base",
+    "layers_to_transform": "it has LoRA in some blocks only",
+    "alora_invocation_tokens": "it acts on some tokens only",
+    "use_qalora": "it groups inputs",
 }
 _FUSED: Final = "c_attn"
 """Query, key and value as one matrix: PEFT has one A for all three, AdapterHub one for each."""
@@ -329,7 +355,7 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
     reasons += [
         "it changed the base model when it began"
         for start in [content.get("init_lora_weights", True)]
-        if isinstance(start, str) and start not in ("gaussian", "eva", "orthogonal")
+        if start not in (True, False, None, "gaussian", "eva", "orthogonal")
     ]
     if reasons:
         raise _refused(folder, f"can't be taken over from PEFT: {reasons[0]}; merge it into its model and give that")
@@ -348,9 +374,9 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
         block, module, half = match.groups()
         modules.add(module)
         tensor, name = file.tensor(key), f"{family.prefix}{family.block_prefix}{block}.{module}"
-        tensors[f"{name}.loras.{_NAME}.lora_{half}"] = (
-            _thrice(tensor) if half == "A" and module.endswith(_FUSED) else tensor
-        )
+        if (whole := f"{name}.loras.{_NAME}.lora_{half}") in tensors:
+            raise _refused(folder, f"has {key} and another one for the same matrix; it has several adapters, save one")
+        tensors[whole] = _thrice(tensor) if half == "A" and module.endswith(_FUSED) else tensor
     return Folder(_peft_config(folder, content, family, modules), tensors, {})
 
 

@@ -179,6 +179,16 @@ def _with_code(folder: Path) -> None:
     (folder / "pytorch_adapter.bin").write_bytes(pickle.dumps(print))
 
 
+def _expanded(folder: Path) -> None:
+    (folder / "adapter.safetensors").unlink()
+    torch.save({"a": torch.zeros(1).expand(1 << 23)}, folder / "pytorch_adapter.bin")
+
+
+def _twice(own: dict[str, torch.Tensor]) -> None:
+    name, value = next((name, value) for name, value in own.items() if ".last-month." in name)
+    own[name.replace(".last-month.", ".ringtune.")] = value.clone()
+
+
 ADAPTER_CONFIG = "adapter_config.json"
 SUM: dict[str, object] = {
     "adapter.config": "lora",
@@ -202,6 +212,16 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
     (_edit(ADAPTER_CONFIG, peft_type="LORA", use_dora=True), {}, "its DoRA has other names and shapes; merge it"),
     (_tensors(lambda own: own.update({"bert.encoder.layer.9.x": torch.ones(1)})), {}, r"layer\.9\.x, the model model"),
     (_tensors(lambda own: next(iter(own.values())).fill_(math.nan)), {}, "not finite: its training diverged"),
+    (
+        _tensors(lambda own: own.update(dict.fromkeys([next(iter(own))], torch.ones(2, dtype=torch.int8)))),
+        {},
+        "of I8; sup",
+    ),
+    (_tensors(_twice), {}, "two tensors have one name; the folder has several adapters"),
+    (lambda folder: (folder / "users").mkdir(), {}, r"is damaged \(IndexError: .*copy the folder again"),
+    (_edit("head_config.json", label2id={"a": 0, "b": "1"}), {}, r"is damaged \(TypeError: "),
+    (_edit(ADAPTER_CONFIG, peft_type="LORA", layers_to_transform=[0]), {}, "it has LoRA in some blocks only; merge it"),
+    (_expanded, {}, "its tensors are larger than the file"),
     (_with_code, {}, "has more than tensors, or is damaged .*use_safetensors=True"),
     (lambda folder: None, {"adapter.config": "full"}, "model's own weights train; give the folder of a trained model"),
     (
@@ -231,6 +251,10 @@ def test_folder_that_can_not_be_taken_over_is_refused(
         (
             lambda own: own.update({name: value[:1].clone() for name, value in [*own.items()][-1:]}),
             r"has bert\.encoder\..* of shape \[1.*\], this model needs \[",
+        ),
+        (
+            lambda own: own.update({name: value.double().fill_(1e300) for name, value in own.items()}),
+            r"adapter\.from has bert\..* with numbers beyond torch\.float32; take another one",
         ),
     ],
 )
