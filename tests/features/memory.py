@@ -124,7 +124,9 @@ VELORA = [
 ]
 VELORA_IN_FLIGHT = [
     Feature(
-        **of_family(f"velora/pipeadapter-{init}", "bert", adapter="full", method="pipeadapter", local_iterations=4),
+        **of_family(
+            f"velora/pipeadapter-{init}", "bert", adapter="full", method="pipeadapter", local_iterations=4, num_steps=8
+        ),
         plan=planned(velora=every_layer("bert", init=init)),
     )
     for init in INITS[::2]
