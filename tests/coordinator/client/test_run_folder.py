@@ -297,13 +297,16 @@ def test_run_of_an_earlier_version_is_known_by_files_that_can_be_read(tmp_path: 
             assert is_claimed(out, "run")
 
 
-@pytest.mark.parametrize("key", ["data__train", "data__eval", "model__path"])
+@pytest.mark.parametrize("key", ["data__train", "data__eval", "model__path", "adapter__from"])
 def test_rows_and_model_do_not_lie_where_the_run_writes(tmp_path: Path, key: str) -> None:
     """A marked folder into which somebody has put a model: no run moves it, or writes its result into it."""
     for place in ("model", "model/rows.csv", "users/anna", "job.toml"):
         with pytest.raises(UsageError, match=re.escape(f"{key.replace('__', '.')} = ")):
             require_inputs_elsewhere(tmp_path, job(**{key: str(tmp_path / place)}))
     require_inputs_elsewhere(tmp_path, job(**{key: str(tmp_path / "models/tiny")}))
+    if key == "adapter__from":  # the result of a run that this one would move aside
+        with pytest.raises(UsageError, match="give another --out"):
+            require_inputs_elsewhere(tmp_path, job(**{key: str(tmp_path)}))
 
 
 def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -13,7 +15,8 @@ import grpc
 import pytest
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.migration import NextPlacement, fetch_ahead, read_ahead
+from edge.agent.migration import AgentMigration, NextPlacement, fetch_ahead, read_ahead
+from edge.checkpoint.shard_saver import Saver
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
 from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.state_folder import StateFolder
@@ -22,6 +25,7 @@ from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, InterruptedRunError, ModelError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.models.folder import read_headers
+from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -97,6 +101,26 @@ def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
         ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
     with pytest.raises(PlanError):
         fetch_ahead(host, "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
+
+
+def test_copies_of_checkpoints_are_taken_from_the_host_before_alone(tmp_path: Path) -> None:
+    """Not for another run, a stranger, or a step beyond the run, nor where no checkpoint is copied."""
+    host = Host(tmp_path, 1)
+    course = dataclasses.replace(PLAN.course, method=Hift())
+    copying = Plan(course, (dataclasses.replace(PLAN.placement, copies=True),))
+    for plan, is_taken in ((copying, True), (copying.with_copies(False), False), (PLAN.at(0).with_copies(True), False)):
+        host.active = ActiveRun(RUN, "b", 0, plan)
+        host.active.saver = Saver(tmp_path, RUN, plan, "b")
+        moves: Any = AgentMigration(host, "b")  # type: ignore[arg-type]
+        for run, sender, step, fits in (
+            (RUN, "a", 2, True),
+            ("other", "a", 2, False),
+            (RUN, "b", 2, False),
+            (RUN, "stranger", 2, False),
+            (RUN, "a", 10**17, False),
+        ):
+            with contextlib.nullcontext() if fits and is_taken else pytest.raises(FrameError, match="keeps no"):
+                moves.check_copy(run, sender, step)
 
 
 def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:

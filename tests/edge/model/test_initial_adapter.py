@@ -87,6 +87,10 @@ def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: 
         initial_file(pinned, tmp_path)
     (tmp_path / "initial.safetensors").write_bytes(bytes(initial_values(first, unpickled)))
     assert (kept := initial_file(pinned, tmp_path)) is not None and kept.sha256() == first.adapter.sha256
+    # A run that is not resumed reads its source: an earlier run's file is moved aside before it is sent
+    assert (new := initial_file(first, None)) is not None
+    (tmp_path / "initial.safetensors").unlink()
+    assert new.sha256() == first.adapter.sha256
 
 
 PEFT: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "task_type": "SEQ_CLS"}
