@@ -7,6 +7,7 @@ the multiplications of a block at one assumed rate for every node, and messages 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -24,6 +25,8 @@ from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.access import CopyBytes
+from ringtune.schedule.course import Course
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
@@ -232,6 +235,12 @@ def with_copies(
         return _as_said(planned, fitting, copies=True)
     except CapacityError as error:
         return _without(job, planned, facts, fitting, str(error))
+
+
+def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
+    """Return the bytes of a trained block and of the head, with optimizer state, in a copy; 0 = the run trains none."""
+    sizes = Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    return CopyBytes(math.ceil(sizes.snapshot_bytes), math.ceil(sizes.head_bytes + sizes.head_state_bytes))
 
 
 def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:

@@ -375,7 +375,12 @@ class Driver(abc.ABC):
         self._instances = {member.node: member.instance for member in members}
         self._calls = {
             member.node: AgentCalls(
-                member.node, member.address, self.run_id, lease_s=self._lease_s, on_failure=self.node_failed
+                member.node,
+                member.address,
+                self.run_id,
+                lease_s=self._lease_s,
+                on_failure=self.node_failed,
+                nodes=sorted(self._instances),
             )
             for member in members
         }

@@ -33,6 +33,7 @@ from ringtune.errors import PeerLostError, RingTuneError, internal_error
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
+from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
@@ -51,6 +52,7 @@ class MigrationDriver:
         addresses: by node.
         calls: by node.
         put: takes a node's answer, from any thread.
+        sizes: planned, of copies; nodes take no larger ones.
 
     Attributes:
         part: of the plan that holds now.
@@ -64,8 +66,9 @@ class MigrationDriver:
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
         put: Callable[[NodePrepared | NodeRested | NodeMoved | rd.Event], None],
+        sizes: CopyBytes,
     ) -> None:
-        self.part = part
+        self.part, self._sizes = part, sizes
         self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
         self._calls, self._put = calls, put
         self._wait_s, self._recovers = job.runtime.wait_s, part.goes_back
@@ -82,8 +85,12 @@ class MigrationDriver:
             on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
             on_progress=lambda: self._put(rd.Progressed(node)),
             saved=saved,
-            extend=lambda request: self._checkpoints.go_on(node, request),
+            extend=lambda request: self._extend(node, request),
         )
+
+    def _extend(self, node: str, request: control_pb2.PrepareRequest) -> None:
+        request.block_bytes, request.head_bytes = self._sizes
+        self._checkpoints.go_on(node, request)
 
     def grant(self, turns: Sequence[Turn]) -> None:
         """Grant turns to all nodes of the placement, with the step from which shards are kept."""
@@ -122,6 +129,8 @@ class MigrationDriver:
             job_toml=self._job_toml,
             addresses=dict(self._addresses),
             checkpoint_run=self._checkpoints.shards_run,
+            block_bytes=self._sizes.block,
+            head_bytes=self._sizes.head,
         )
 
     def _rest(self, command: rd.Rest) -> None:

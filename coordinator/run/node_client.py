@@ -195,6 +195,7 @@ class AgentCalls:
         run_id: of the run.
         lease_s: a node that does not answer for so long is lost.
         on_failure: called with the error of a failed call, from the worker thread.
+        nodes: of the run, which the node admits.
     """
 
     def __init__(
@@ -205,8 +206,9 @@ class AgentCalls:
         *,
         lease_s: float,
         on_failure: Callable[[str, RingTuneError], None],
+        nodes: Collection[str] = (),
     ) -> None:
-        self.node = node
+        self.node, self._nodes = node, tuple(nodes)
         self._lease_s = lease_s
         self.address = address
         self._run_id = run_id
@@ -238,7 +240,7 @@ class AgentCalls:
         extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
     ) -> None:
         """Ask for the node's facts, and for whatever else ``extend`` asks."""
-        request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure)
+        request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure, nodes=self._nodes)
         extend(request)
         self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s)))
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from coordinator.planner.planned import JobTime, Planned
+from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.checkpoint import CheckpointManager, Noted
 from coordinator.run.collect import BestFiles, ResultCollector, send_results
 from coordinator.run.driver import AbsentNodes, Driver
@@ -424,8 +424,9 @@ class RunDriver(Driver):
                 self._note(busy)
         self._checkpoints.tell(self._emit)
         if not self._request.plan_only:
+            calls, copies = self._calls, copy_bytes(plan.course, made.profile.nodes[0], self._job)
             self._migration = MigrationDriver(
-                part, self._job, self._checkpoints, self._addresses, self._calls, self._queue.put
+                part, self._job, self._checkpoints, self._addresses, calls, self._queue.put, copies
             )
             self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker

@@ -24,6 +24,7 @@ from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import NO_KEEPER, AgentRun, Link, TurnSnapshotSink
 from edge.runtime.reporter import Arrived, Reporter, SharedClock, Totals
+from edge.transport.access import RunAccess
 from ringtune.engine.events import Span
 from ringtune.errors import (
     ConnectionFailedError,
@@ -82,6 +83,7 @@ class ActiveRun:
     executor: Any = None
     saver: Saver | None = None
     inactive_state: Any = None
+    access: RunAccess | None = None
     links: dict[str, Any] = field(default_factory=dict)
     run: AgentRun | None = None
     reporter: Reporter | None = None

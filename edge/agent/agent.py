@@ -31,10 +31,12 @@ from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import SharedClock, Totals
+from edge.transport.access import RunAccess
 from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
 from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, RingTuneError
 from ringtune.job.job import Job, parse_job, result_of
+from ringtune.schedule.access import NOT_PLANNED, CopyBytes
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.chunks import write_files
@@ -77,6 +79,7 @@ class Agent:
         self._active: ActiveRun | None = None
         self._data: tuple[str, Any] = ("", None)
         self.totals = Totals()
+        self.access = RunAccess(options.name)
         self.links = LinkMeasurement(options)
         self.moves = AgentMigration(self, options.name)
 
@@ -96,8 +99,19 @@ class Agent:
 
     # ---- calls of the coordinator -----------------------------------------------------------------
 
-    def inspect(self, run_id: str, job_toml: str, timing: TimingRequest | None, *, timeout_s: float) -> str:
+    def inspect(
+        self,
+        run_id: str,
+        job_toml: str,
+        timing: TimingRequest | None,
+        *,
+        timeout_s: float,
+        nodes: Collection[str] = (),
+        shards_run: str = "",
+    ) -> str:
         """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
+
+        ``nodes`` of the run may measure their links to this one, and fetch what is on its disk of run ``shards_run``.
 
         Returns:
             ``profile.NodeFacts`` as JSON.
@@ -107,6 +121,7 @@ class Agent:
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other(run_id)
+        self.access.inspect(run_id, nodes, shards_run=shards_run)
         job = self.job_of(run_id, job_toml)
         if self.models is not None:
             job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
@@ -134,8 +149,11 @@ class Agent:
         addresses: Mapping[str, str],
         timeout_s: float,
         goes_on: ResumeShard | None = None,
+        sizes: CopyBytes = NOT_PLANNED,
     ) -> int:
         """Build the slice and open the links; with ``goes_on`` load the state of a checkpoint or the end of a turn.
+
+        ``sizes`` limit the copies that other nodes send.
 
         Returns:
             Bytes of materialised weights.
@@ -152,15 +170,18 @@ class Agent:
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s)
-        active = self.adopt(run_id, placement_number, plan, start)
+        active = self.adopt(run_id, placement_number, plan, start, sizes)
         self.begin(active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken)
         return int(active.executor.hosted_bytes)
 
-    def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
-        """Make this the agent's current run, in preparation."""
+    def adopt(
+        self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None, sizes: CopyBytes
+    ) -> ActiveRun:
+        """Make this the agent's current run, in preparation; ``sizes`` are planned, of copies."""
+        self.access.place(run_id, plan, start, sizes)
         with self._lock:
             self._active = active = ActiveRun(
-                run_id, self.options.name, placement_number, plan, start, clock=self._clock
+                run_id, self.options.name, placement_number, plan, start, clock=self._clock, access=self.access
             )
         return active
 
@@ -235,6 +256,7 @@ class Agent:
         """
         active, run = self.of(run_id, placement_number)
         self.moves.granted(active, turns)
+        self.access.granted(turns)
         if self._ring is not None:
             self._ring.granted(turns)
         run.grant(turns)
@@ -281,6 +303,7 @@ class Agent:
         if active is not None and run_id in ("", active.run_id):
             active.is_finished = active.is_finished or is_finished
             self.end(active, reason)
+        self.access.release(run_id)
         self.moves.release(run_id, is_finished=is_finished)
         self._data = ("", None) if run_id in ("", self._data[0]) else self._data
 

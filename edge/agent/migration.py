@@ -34,6 +34,7 @@ from edge.checkpoint.state_folder import SavedParts
 from edge.checkpoint.turn_snapshots import CheckpointCopier, CopySender, TurnSnapshotter, save_turns
 from edge.options import AgentOptions
 from edge.runtime.loop import AgentRun
+from edge.transport.access import RunAccess
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -46,7 +47,8 @@ from ringtune.job.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.folder import base_name, read_config, read_headers
 from ringtune.quantities import format_bytes
-from ringtune.schedule.migration import Source, copy_holder
+from ringtune.schedule.access import NOT_PLANNED, CopyBytes
+from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.pieces import Pieces
@@ -68,6 +70,7 @@ class NextPlacement(NamedTuple):
         sources: nodes with the trained blocks that this node needs.
         from_step: the run recovers from the copies after so many steps; None = it moves.
         head_from: the node that sends the head of ``from_step``; empty = none.
+        sizes: planned, of copies.
     """
 
     run_id: str
@@ -81,12 +84,14 @@ class NextPlacement(NamedTuple):
     sources: Sequence[Source]
     from_step: int | None = None
     head_from: str = ""
+    sizes: CopyBytes = NOT_PLANNED
 
 
 class MigratingAgent(Protocol):
     """The part of ``edge.agent.agent.Agent`` that a move needs."""
 
     options: AgentOptions
+    access: RunAccess
 
     def current(self) -> ActiveRun | None:
         """Return the prepared or active run, if any."""
@@ -97,7 +102,9 @@ class MigratingAgent(Protocol):
     def backend(self) -> TorchBackend:
         """Return the torch backend."""
 
-    def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
+    def adopt(
+        self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None, sizes: CopyBytes
+    ) -> ActiveRun:
         """Make this the agent's current run."""
 
     def begin(
@@ -191,25 +198,8 @@ class AgentMigration:
 
         return save
 
-    def check_copy(self, run_id: str, sender: str, step: int) -> None:
-        """Refuse a copy of a checkpoint that this node does not keep: it keeps those of the host before it.
-
-        Raises:
-            FrameError: the run is not active here, keeps nothing on this disk, or has no such copy or step.
-        """
-        active = self._agent.current()
-        if active is None or active.run_id != run_id or active.saver is None:
-            raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id}; prepare it first")
-        plan = active.plan
-        copies = plan.placement.copies and not plan.goes_back
-        if not copies or copy_holder(plan.placement, sender) != self._node or not 0 < step <= plan.course.num_steps:
-            raise FrameError(
-                f"node {self._node} keeps no copy of a checkpoint of step {step} of node {sender}; use one version on "
-                "all machines"
-            )
-
     def save_copy(self, run_id: str, step: int, content: Pieces) -> None:
-        """Write another node's blocks of a checkpoint to this disk; after ``check_copy``.
+        """Write another node's blocks of a checkpoint to this disk.
 
         Raises:
             FrameError: the run has ended here.
@@ -284,6 +274,7 @@ class AgentMigration:
         deadline_s = time.monotonic() + _SHARE * timeout_s
         number = self._next_call()
         plan = Plan.from_json(read_object(to.plan_json, "the received plan"))
+        self._agent.access.move(to.run_id, plan, to.start, to.from_placement_number, to.from_step)
         if self._node not in plan.nodes:
             self._end_before(number, to.run_id)
             self._left = (to.run_id, to.shards_run)
@@ -291,6 +282,7 @@ class AgentMigration:
         others = [source for source in to.sources if source.node != self._node]
         own = [source for source in to.sources if source.node == self._node]
         files = fetch(
+            self._node,
             to.run_id,
             to.from_placement_number,
             others,
@@ -311,7 +303,7 @@ class AgentMigration:
         with self._lock:
             self._end_before(number, to.run_id)
             self._left = ("", "")
-            active = self._agent.adopt(to.run_id, to.placement_number, plan, to.start)
+            active = self._agent.adopt(to.run_id, to.placement_number, plan, to.start, to.sizes)
         active.is_resting = True
         self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
         _LOG.info(
@@ -347,7 +339,8 @@ class AgentMigration:
         """Fetch and keep another node's copy of the head; return its bytes."""
         address = to.addresses.get(to.head_from, "")
         lease_s = _lease_s(to.job_toml, to.run_id)
-        head = bytes(fetch_head(to.run_id, step, to.head_from, address, deadline_s, self._check, lease_s=lease_s))
+        terms = (self._node, to.run_id, to.from_placement_number, step, to.head_from, address, deadline_s, self._check)
+        head = bytes(fetch_head(*terms, lease_s=lease_s))
         self.kept.keep_head(to.run_id, step, head)
         return len(head)
 
@@ -491,12 +484,12 @@ def load_from_disks(
     fetched = functools.partial(fetch, step=step, lease_s=lease_s, attempt=attempt, folder=options.state)
     for source in saved.sources:
         if source.node != node:
-            files += fetched(goes_on.run_id, 0, [source], addresses, deadline_s, check)
+            files += fetched(node, goes_on.run_id, 0, [source], addresses, deadline_s, check)
         else:
             files.append(_own_copies(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
     if saved.head_from not in ("", node):
         address = addresses.get(saved.head_from, "")
-        terms = (goes_on.run_id, step, saved.head_from, address, deadline_s, check)
+        terms = (node, goes_on.run_id, 0, step, saved.head_from, address, deadline_s, check)
         head = fetch_head(*terms, lease_s=lease_s, attempt=attempt, sha256=saved.head_sha256, folder=options.state)
     elif saved.head_from or goes_on.holder == node:
         head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)

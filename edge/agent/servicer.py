@@ -18,6 +18,7 @@ from edge.profiler.timing import DEFAULT_BUDGET_S, TimingRequest
 from edge.transport.probe import add_probe_sink
 from ringtune.ids import check_run_id
 from ringtune.run_control.checkpoint import SavedSource
+from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.migration import Source
 from ringtune.schedule.turns import StartPoint
@@ -44,7 +45,14 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         """Return the node's facts for the planner, and its state on disk of the run to be resumed."""
         facts = answer(
             context,
-            lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
+            lambda: self._agent.inspect(
+                request.run_id,
+                request.job_toml,
+                _timing(request),
+                timeout_s=_left_s(context),
+                nodes=tuple(request.nodes),
+                shards_run=request.checkpoint_run,
+            ),
         )
         return control_pb2.InspectReply(
             facts_json=facts,
@@ -114,6 +122,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 addresses=dict(request.addresses),
                 timeout_s=_left_s(context),
                 goes_on=_resume_shard(request),
+                sizes=CopyBytes(request.block_bytes, request.head_bytes),
             ),
         )
         return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
@@ -239,6 +248,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
         from_step=request.step if request.recovers else None,
         head_from=request.head_from if request.recovers else "",
+        sizes=CopyBytes(prepare.block_bytes, prepare.head_bytes),
     )
 
 
@@ -259,13 +269,13 @@ class AgentServer:
         def add(server: grpc.Server) -> None:
             self._grpc_server = server
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
-            add_probe_sink(server)
+            add_probe_sink(server, agent.access)
             control_pb2_grpc.add_SnapshotsServicer_to_server(
                 SnapshotServicer(
                     agent.moves.shelf,
                     agent.moves.kept,
+                    agent.access,
                     agent.moves.saved,
-                    agent.moves.check_copy,
                     agent.moves.save_copy,
                     agent.options.state,
                 ),

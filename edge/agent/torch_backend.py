@@ -266,6 +266,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         node=active.node,
         compute_dtype=_DTYPES[job.model.dtype],
         start=active.start,
+        access=active.access,
     )
     servicer.expect(expectation, active)
 

@@ -12,16 +12,19 @@ from typing import BinaryIO
 
 import grpc
 
-from edge.checkpoint.snapshots import FILE, HEAD_FILE, MAX_BYTES, SnapshotShelf, TurnSnapshots, part_name
+from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, part_name
 from edge.checkpoint.state_folder import SavedParts
+from edge.transport.access import RunAccess
 from ringtune.errors import IntegrityError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
+from ringtune.schedule.access import MAX_COPY_BYTES, Asked, NodeCall, State
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces
 from ringtune.storage.durable import temporary_file
 from ringtune.storage.pieces import OpenFilePieces, Pieces
+from ringtune.storage.tensor_files import TensorFile
 from ringtune.transport.channels import caller_of, open_channel
-from ringtune.transport.parties import Party, node_party, require_sender
+from ringtune.transport.parties import Party, node_party
 from ringtune.transport.retry import RetryState
 from ringtune.transport.status import answer, answer_stream, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -30,10 +33,11 @@ _LOG = logging.getLogger(__name__)
 _MIN_S = 60.0
 _SLOWEST_BYTES_PER_S = 32 * 1024
 """Rate of the slowest link over which a copy of a checkpoint has time to arrive."""
-_MAX_SAVED_BYTES = 1 << 38
+_MAX_BLOCKS = 1 << 16
 
 
 def fetch(
+    node: str,
     run_id: str,
     placement_number: int,
     sources: Sequence[Source | SavedSource],
@@ -49,6 +53,7 @@ def fetch(
     """Fetch blocks of other nodes' snapshots into memory, or with ``attempt`` to files.
 
     Args:
+        node: this one.
         run_id: of the run; with ``attempt`` the id under which shards are kept.
         placement_number: in which the sources hosted the blocks.
         sources: other nodes, with the blocks.
@@ -69,7 +74,8 @@ def fetch(
     """
     found: list[Pieces] = []
     for source in sources:
-        request, address = _request(run_id, placement_number, source, step, attempt), addresses.get(source.node, "")
+        request = _request(node, run_id, placement_number, source, step, attempt)
+        address = addresses.get(source.node, "")
         check(source.node, address)
         name = part_name(source.start, source.stop)
         found.append(_received(request, name, source.node, address, deadline_s, lease_s, folder))
@@ -77,10 +83,10 @@ def fetch(
 
 
 def _request(
-    run_id: str, placement_number: int, source: Source | SavedSource, step: int | None, attempt: str
+    node: str, run_id: str, placement_number: int, source: Source | SavedSource, step: int | None, attempt: str
 ) -> control_pb2.SnapshotRequest:
     request = control_pb2.SnapshotRequest(
-        run_id=run_id, placement_number=placement_number, start=source.start, stop=source.stop
+        node=node, run_id=run_id, placement_number=placement_number, start=source.start, stop=source.stop
     )
     if attempt:
         request.is_saved, request.attempt = True, attempt
@@ -91,9 +97,11 @@ def _request(
 
 
 def fetch_head(
-    run_id: str,
-    step: int,
     node: str,
+    run_id: str,
+    placement_number: int,
+    step: int,
+    source: str,
     address: str,
     deadline_s: float,
     check: Callable[[str, str], None],
@@ -107,11 +115,13 @@ def fetch_head(
 
     With ``attempt`` it is in the shard with digest ``sha256``, or beside the shards.
     """
-    check(node, address)
-    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=not attempt, step=step, is_head=True)
+    check(source, address)
+    request = control_pb2.SnapshotRequest(
+        node=node, run_id=run_id, placement_number=placement_number, is_kept=not attempt, step=step, is_head=True
+    )
     if attempt:
         request.is_saved, request.attempt, request.sha256 = True, attempt, sha256
-    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s, folder)
+    return _received(request, HEAD_FILE, source, address, deadline_s, lease_s, folder)
 
 
 def _received(
@@ -124,7 +134,7 @@ def _received(
     folder: Path | None,
 ) -> Pieces:
     """Receive the file ``name`` from another node, from its disk to this one's; a head in memory has a limit."""
-    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head and not request.is_saved else None
+    peer, most_bytes = f"node {node} at {address}", MAX_COPY_BYTES if request.is_head and not request.is_saved else None
     with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
@@ -234,9 +244,9 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     Args:
         shelf: the snapshot of a migration.
         kept: trained blocks and heads at the ends of turns, of this node and of the host before it in the ring.
+        access: asked before anything is sent or received.
         saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
-        may_save: refuses, by run, sending node and step, a copy of a checkpoint that this node does not keep.
-        save: writes such a copy to the disk; ``folder`` is for it while it arrives.
+        save: writes a copy of a checkpoint to the disk; ``folder`` is for it while it arrives.
         folder: None = the one for temporary files.
     """
 
@@ -244,36 +254,57 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         self,
         shelf: SnapshotShelf,
         kept: TurnSnapshots,
+        access: RunAccess,
         saved: Callable[[str], SavedParts | None] = lambda run_id: None,
-        may_save: Callable[[str, str, int], None] = lambda run_id, node, step: None,
         save: Callable[[str, int, Pieces], None] = lambda run_id, step, content: None,
         folder: Path | None = None,
     ) -> None:
-        self._shelf, self._kept, self._saved, self._save, self._folder = shelf, kept, saved, save, folder
-        self._may_save = may_save
+        self._shelf, self._kept, self._access = shelf, kept, access
+        self._saved, self._save, self._folder = saved, save, folder
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
         """Stream trained blocks of this node, or the head."""
-        part = answer(context, lambda: self._part(request))
+        caller = caller_of(context)
+        part = answer(context, lambda: self._part(request, caller.party if caller else None))
         name = HEAD_FILE if request.is_head else part_name(request.start, request.stop)
         yield from answer_stream(context, cut_pieces(name, part))
 
-    def _part(self, request: control_pb2.SnapshotRequest) -> Pieces:
+    def _part(self, request: control_pb2.SnapshotRequest, caller: Party | None) -> Pieces:
+        """Return what another node may fetch.
+
+        Raises:
+            TrustError: it has no such part in the run.
+            FrameError: this node keeps it no longer.
+            IntegrityError: a file on the disk is damaged or missing.
+        """
+        run_id, step, start, stop = request.run_id, request.step, request.start, request.stop
+        if stop - start > _MAX_BLOCKS:
+            raise IntegrityError(f"blocks [{start}, {stop}) are more than any model has; use one version everywhere")
+        asked = Asked(
+            NodeCall.FETCH,
+            request.node,
+            run_id,
+            State.DISK if request.is_saved else State.TURN if request.is_kept else State.PAUSE,
+            request.placement_number,
+            tuple(range(start, stop)),
+            request.is_head,
+            step,
+        )
+        self._access.require(asked, caller)
         if request.is_saved:
-            saved = self._saved(request.run_id)
+            saved = self._saved(run_id)
             if saved is None:
-                raise IntegrityError(f"this node has no folder, so it has nothing of run {request.run_id}")
+                raise IntegrityError(f"this node has no folder, so it has nothing of run {run_id}")
             if request.is_head:
-                return saved.head(request.step, request.attempt, sha256=request.sha256)
-            asked = (request.step, request.attempt, request.start, request.stop)
-            return saved.part(*asked, sha256=request.sha256)
+                return saved.head(step, request.attempt, sha256=request.sha256)
+            return saved.part(step, request.attempt, start, stop, sha256=request.sha256)
         if request.is_head:
-            return self._kept.head(request.run_id, request.step)
+            return self._kept.head(run_id, step)
         if request.is_kept:
-            return self._kept.part(request.run_id, request.step, request.start, request.stop)
-        return self._shelf.get(request.run_id, request.placement_number).part(request.start, request.stop)
+            return self._kept.part(run_id, step, start, stop)
+        return self._shelf.get(run_id, request.placement_number).part(start, stop)
 
     def Keep(
         self, request_iterator: Iterator[control_pb2.KeepChunk], context: grpc.ServicerContext
@@ -284,33 +315,58 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         return control_pb2.Empty()
 
     def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
-        """Receive a copy of the run that is active here: of at most ``MAX_BYTES`` into memory, or to the disk.
+        """Receive a copy of the run that is active here, into memory or to the disk.
 
         Raises:
             FrameError: the copy is of another run, or of a placement before a recovery.
-            TrustError: the copy names another node than the caller.
-            IntegrityError: the copy is damaged, too large, or names no node.
+            TrustError: the run gives the caller no such part.
+            IntegrityError: the copy is damaged, or larger than planned.
         """
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)
-        peer = f"node {first.node}"
-        if not first.node:
-            raise IntegrityError("a copy does not say whose it is; use one version on all machines")
-        require_sender(caller, first.node)
+        state = State.DISK if first.is_saved else State.TURN
+        asked = Asked(
+            NodeCall.KEEP,
+            first.node,
+            first.run_id,
+            state,
+            first.placement_number,
+            is_head=first.is_head,
+            step=first.step,
+        )
+        most_bytes = self._access.require(asked, caller).max_bytes
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         if first.is_saved:
-            self._may_save(first.run_id, first.node, first.step)
             try:
                 with temporary_file(self._folder) as file:
-                    content = _joined(files, file, FILE, peer, lambda: None, _MAX_SAVED_BYTES)
+                    content = self._copy(asked, caller, files, file, most_bytes)
                     self._save(first.run_id, first.step, content)
             except StorageError as error:  # a full disk loses the copy, not the run: the sender goes on
-                _LOG.warning("no copy of the checkpoint of step %d of %s is kept: %s", first.step, peer, error)
+                _LOG.warning(
+                    "no copy of the checkpoint of step %d of node %s is kept: %s", first.step, first.node, error
+                )
                 for _ in files:
                     pass
             return
-        copy, number = bytes(_joined(files, io.BytesIO(), FILE, peer, lambda: None, MAX_BYTES)), first.placement_number
+        copy = bytes(self._copy(asked, caller, files, io.BytesIO(), most_bytes))
         if first.is_head:
-            self._kept.keep_head(first.run_id, first.step, copy, placement_number=number)
+            self._kept.keep_head(first.run_id, first.step, copy, placement_number=first.placement_number)
         else:
-            self._kept.keep(first.run_id, first.step, first.node, copy, placement_number=number)
+            self._kept.keep(first.run_id, first.step, first.node, copy, placement_number=first.placement_number)
+
+    def _copy(
+        self,
+        asked: Asked,
+        caller: Party | None,
+        files: Iterable[control_pb2.FileChunk],
+        file: BinaryIO,
+        most_bytes: int,
+    ) -> Pieces:
+        """Join a copy in ``file``; refuse other blocks than its node's, and a second one that differs."""
+        peer = f"node {asked.node}"
+        content = _joined(files, file, FILE, peer, lambda: None, most_bytes)
+        names = () if asked.is_head else TensorFile(content, where=f"a copy of {peer}").infos
+        blocks = tuple(sorted({block_of(name) for name in names}))
+        self._access.require(asked._replace(blocks=blocks), caller)  # again: the run may have moved meanwhile
+        self._access.require_only(asked, content.sha256())
+        return content

@@ -20,8 +20,6 @@ from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 
 FILE: Final = "kept.safetensors"
-MAX_BYTES: Final = 1 << 30
-"""Most bytes of a copy; adapters with their moments have some megabytes."""
 
 
 class SnapshotFile(NamedTuple):

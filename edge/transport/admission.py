@@ -17,16 +17,19 @@ from typing import NamedTuple
 
 import torch
 
+from edge.transport.access import RunAccess
 from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, as_text, key_of
 from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.costs.links import MAX_BLOB_BYTES
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
+from ringtune.schedule.access import Asked, NodeCall
 from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.lowering import PARCELS, credit_boundary, links, max_waiting, parcels, possible_arrivals, way
+from ringtune.schedule.lowering import PARCELS, credit_boundary, max_waiting, parcels, possible_arrivals, way
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import max_turns_apart
 from ringtune.schedule.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, item_of, turn_sequence
+from ringtune.transport.parties import Party
 from ringtune.v1 import ring_pb2
 
 
@@ -39,6 +42,7 @@ class RunExpectation:
         compute_dtype: element type of the tensors passed to the sink.
         start: item from which the run continues; None = from its first.
         max_blob_bytes: size limit of a head or of a unit's gradient.
+        access: who may open a link; None = the nodes that the plan lets send to this one.
     """
 
     run_id: str
@@ -49,6 +53,15 @@ class RunExpectation:
     compute_dtype: torch.dtype = torch.float32
     start: StartPoint | None = None
     max_blob_bytes: int = MAX_BLOB_BYTES
+    access: RunAccess | None = None
+
+    def require_link(self, source: str, caller: Party | None) -> None:
+        """Refuse a link of another node, or in another node's name, with ``TrustError``; see ``RunAccess.require``."""
+        access = self.access
+        if access is None:
+            access = RunAccess(self.node)
+            access.place(self.run_id, self.plan, self.start)
+        access.require(Asked(NodeCall.LINK, source, self.run_id), caller)
 
     def known_turns(self) -> KnownTurns:
         """Return the turns of the run; none is granted yet."""
@@ -69,8 +82,6 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
             f"node {header.source} has plan {header.plan_digest[:12]}, node {expectation.node} has "
             f"{expectation.digest[:12]}; start the run again"
         )
-    if (header.source, expectation.node) not in links(expectation.plan, expectation.start):
-        raise FrameError(f"the plan has no link from node {header.source!r} to node {expectation.node}")
     return header.source
 
 

@@ -50,10 +50,12 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from edge.transport.access import RunAccess
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
-from ringtune.transport.channels import open_channel
+from ringtune.schedule.access import NodeCall
+from ringtune.transport.channels import caller_of, open_channel
 from ringtune.transport.parties import Party, node_party
-from ringtune.transport.status import abort, error_of_call
+from ringtune.transport.status import abort, answer, error_of_call
 from ringtune.v1 import control_pb2
 
 METHOD: Final = "/ringtune.v1.Probe/Link"
@@ -110,10 +112,16 @@ _TURN_S: Final = 5.0
 _LONGEST_S: Final = 600.0
 
 
-def add_probe_sink(server: grpc.Server) -> None:
+def add_probe_sink(server: grpc.Server, access: RunAccess) -> None:
     """Register the service by which other nodes measure their links to this node, before the server starts."""
+
+    def arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
+        caller = caller_of(context)
+        answer(context, lambda: access.require_member(NodeCall.PROBE, caller.party if caller else None))
+        yield from _arrivals(messages, context)
+
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
-        _arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
+        arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
     )
     service = control_pb2.DESCRIPTOR.services_by_name["Probe"].full_name
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))

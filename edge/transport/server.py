@@ -30,7 +30,7 @@ from ringtune.schedule.lowering import PARCELS
 from ringtune.schedule.turns import Turn
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import caller_of
-from ringtune.transport.parties import Party, require_sender
+from ringtune.transport.parties import Party
 from ringtune.v1 import ring_pb2
 
 __all__ = ["RingServicer", "RunExpectation", "Sink"]
@@ -388,7 +388,7 @@ class RingServicer:
             if run is None:
                 raise DeadlineError(f"this node expected no run within {self._hello_wait_s:g} s; start the run again")
             source = check_hello(run.expectation, header)
-            require_sender(caller, source)
+            run.expectation.require_link(source, caller)
             if not self._changed.wait_for(lambda: source not in run.links, _OLD_LINK_WAIT_S):
                 raise FrameError(f"node {source} has a link to node {run.expectation.node} already; close it first")
             if self._run is not run:

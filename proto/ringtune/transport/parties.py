@@ -10,7 +10,7 @@ A certificate names a party by one DNS name::
 Certificates have no addresses, because boards change them: a caller names the expected party instead.
 
 Permissions have one row for each call, with the request's field for the sender's name. A call without a row is refused.
-``edge.transport.admission.check_hello`` checks links, by the plan.
+With which part of a run a node may call another one is in ``ringtune.schedule.access``.
 
 A join token is the right to one certificate, with the hash of the coordinator's authority. As text, in one line without
 spaces::

@@ -485,7 +485,7 @@ class HelperEntry(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native", "nodes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +496,7 @@ class InspectRequest(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     FROZEN_DTYPE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_NATIVE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
@@ -506,7 +507,8 @@ class InspectRequest(_message.Message):
     fresh: bool
     frozen_dtype: str
     frozen_native: bool
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., frozen_dtype: _Optional[str] = ..., frozen_native: _Optional[bool] = ...) -> None: ...
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., frozen_dtype: _Optional[str] = ..., frozen_native: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ShardRef(_message.Message):
     __slots__ = ("step", "sha256")
@@ -549,7 +551,7 @@ class SavedPart(_message.Message):
     def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ..., has_head: _Optional[bool] = ..., is_best: _Optional[bool] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("run_id", "placement_number", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan", "saved")
+    __slots__ = ("run_id", "placement_number", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan", "saved", "block_bytes", "head_bytes")
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -567,6 +569,8 @@ class PrepareRequest(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PLAN_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     placement_number: int
     plan_json: str
@@ -577,7 +581,9 @@ class PrepareRequest(_message.Message):
     shard: ShardRef
     checkpoint_plan: str
     saved: SavedStart
-    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ...) -> None: ...
+    block_bytes: int
+    head_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ..., block_bytes: _Optional[int] = ..., head_bytes: _Optional[int] = ...) -> None: ...
 
 class SavedStart(_message.Message):
     __slots__ = ("step", "attempt", "sources", "head_sha256", "head_from")
@@ -666,7 +672,7 @@ class MoveReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("run_id", "placement_number", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head")
+    __slots__ = ("run_id", "placement_number", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head", "node")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -677,6 +683,7 @@ class SnapshotRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     placement_number: int
     start: int
@@ -687,7 +694,8 @@ class SnapshotRequest(_message.Message):
     attempt: str
     sha256: str
     is_head: bool
-    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
+    node: str
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
     __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number", "is_saved")

@@ -17,14 +17,17 @@ from edge.agent.process import _peers
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
 from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.turn_snapshots import CopySender, _Copy
+from edge.transport.access import RunAccess
 from ringtune import __version__
 from ringtune.schedule.migration import Source
+from ringtune.schedule.turns import StartPoint
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.checkpoint.test_snapshots import file_of
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX
+from tests.support.plans import make_plan
 
 WAIT_S = 30.0
 RUN = "run"
@@ -84,9 +87,12 @@ def other() -> Iterator[tuple[SnapshotShelf, TurnSnapshots, str]]:
     """What node b keeps of a run, and where it is served."""
     shelf, kept = SnapshotShelf("b"), TurnSnapshots("b")
     kept.begin(RUN)
+    access, plan = RunAccess("b"), make_plan([("a", 0, 3), ("b", 3, 4)], ["a"]).with_copies(True)
+    access.move(RUN, plan, StartPoint.of(plan.course), 0, 4)
+    access.place(RUN, plan, None)
 
     def add(server: Any) -> None:
-        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, kept), server)
+        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, kept, access), server)
 
     server = Server("127.0.0.1:0", add)
     yield shelf, kept, server.address
@@ -103,7 +109,7 @@ def test_snapshot_is_fetched_again(
     lose("Fetch", failure)
     deadline_s = time.monotonic() + WAIT_S
     (file,) = fetch(
-        RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None, step=4, lease_s=WAIT_S
+        "a", RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None, step=4, lease_s=WAIT_S
     )
     assert sorted(TensorFile(file, where="it").infos) == ["adapter/1.up", "adapter/2.up"]
 

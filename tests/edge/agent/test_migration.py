@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import threading
 import time
@@ -15,17 +13,16 @@ import grpc
 import pytest
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.migration import AgentMigration, NextPlacement, fetch_ahead, read_ahead
-from edge.checkpoint.shard_saver import Saver
+from edge.agent.migration import NextPlacement, fetch_ahead, read_ahead
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
 from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
+from edge.transport.access import RunAccess
 from edge.weights.weight_fetch import ModelFetcher
-from ringtune.errors import FrameError, InterruptedRunError, ModelError, PlanError
+from ringtune.errors import FrameError, InterruptedRunError, ModelError, PlanError, TrustError
 from ringtune.job.job import Job, Model
 from ringtune.models.folder import read_headers
-from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -39,7 +36,7 @@ from tests.support.two_agents import ADDRESSES, OTHER, FakeSnapshot, TwoAgents
 from tests.support.two_agents import JOB as TWO_AGENTS_JOB
 from tests.support.two_agents import PLAN as TWO_AGENTS_PLAN
 from tests.support.two_agents import RUN as TWO_AGENTS_RUN
-from tests.support.weights_parts import RUN, TIMEOUT_S, serving, write_bert
+from tests.support.weights_parts import RUN, TIMEOUT_S, serving, wait_until, write_bert
 
 PLAN = moving(make_plan([("a", 0, 3), ("b", 3, 4)], ["a"], num_steps=4), (1, (("a", 0, 1), ("b", 1, 4))))
 JOB = Job(model=Model(path="elsewhere/all-MiniLM-L6-v2")).with_overrides({"train.max_length": 16})
@@ -101,26 +98,6 @@ def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
         ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
     with pytest.raises(PlanError):
         fetch_ahead(host, "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
-
-
-def test_copies_of_checkpoints_are_taken_from_the_host_before_alone(tmp_path: Path) -> None:
-    """Not for another run, a stranger, or a step beyond the run, nor where no checkpoint is copied."""
-    host = Host(tmp_path, 1)
-    course = dataclasses.replace(PLAN.course, method=Hift())
-    copying = Plan(course, (dataclasses.replace(PLAN.placement, copies=True),))
-    for plan, is_taken in ((copying, True), (copying.with_copies(False), False), (PLAN.at(0).with_copies(True), False)):
-        host.active = ActiveRun(RUN, "b", 0, plan)
-        host.active.saver = Saver(tmp_path, RUN, plan, "b")
-        moves: Any = AgentMigration(host, "b")  # type: ignore[arg-type]
-        for run, sender, step, fits in (
-            (RUN, "a", 2, True),
-            ("other", "a", 2, False),
-            (RUN, "b", 2, False),
-            (RUN, "stranger", 2, False),
-            (RUN, "a", 10**17, False),
-        ):
-            with contextlib.nullcontext() if fits and is_taken else pytest.raises(FrameError, match="keeps no"):
-                moves.check_copy(run, sender, step)
 
 
 def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:
@@ -292,30 +269,49 @@ def test_move_ends_where_another_call_came_meanwhile(ring: TwoAgents) -> None:
 
 
 @pytest.fixture
-def shelf() -> Iterator[tuple[SnapshotShelf, str]]:
-    """The shelf of node b, and where it is served."""
-    shelf = SnapshotShelf("b")
+def shelf() -> Iterator[tuple[SnapshotShelf, RunAccess, str]]:
+    """The shelf of node b, who may fetch from it, and where it is served."""
+    shelf, access = SnapshotShelf("b"), RunAccess("b")
+    access.place(TWO_AGENTS_RUN, MOVES.at(0), None)
 
     def add(server: grpc.Server) -> None:
-        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, TurnSnapshots("b")), server)
+        servicer = SnapshotServicer(shelf, TurnSnapshots("b"), access)
+        control_pb2_grpc.add_SnapshotsServicer_to_server(servicer, server)
 
     server = Server("127.0.0.1:0", add)
-    yield shelf, f"127.0.0.1:{server.port}"
+    yield shelf, access, f"127.0.0.1:{server.port}"
     server.stop()
 
 
-def fetch_from(address: str) -> bytes:
+def fetch_from(address: str, node: str = "a") -> bytes:
     """What node b kept of blocks 1 and 2."""
     deadline_s = time.monotonic() + WAIT_S
-    (file,) = fetch(TWO_AGENTS_RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None)
+    (file,) = fetch(node, TWO_AGENTS_RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None)
     return bytes(file)
 
 
-def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[SnapshotShelf, str]) -> None:
-    """Only what is kept of this run in this placement."""
-    kept, address = shelf
+def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[SnapshotShelf, RunAccess, str]) -> None:
+    """Only by a node that takes them over, once this node is told of the move, and of this placement."""
+    kept, access, address = shelf
+    to_a = moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)
     kept.put(TWO_AGENTS_RUN, 0, FakeSnapshot("b", {}))
-    assert fetch_from(address) == b"b [1, 3)"
+    fetched: list[bytes] = []
+    early = threading.Thread(target=lambda: fetched.append(fetch_from(address)))
+    early.start()  # it waits until node b hears of the move too
+    wait_until(lambda: access._waiting["a"] == 1)
+    access.move(TWO_AGENTS_RUN, to_a, START, 0, None)
+    early.join(WAIT_S)
+    assert fetched == [b"b [1, 3)"]
+    access._wait_s = 0.0
+    with pytest.raises(TrustError, match=r"node b refuses Snapshots\.Fetch of node 'c', .* no part in this call"):
+        fetch_from(address, "c")
+    access.move(TWO_AGENTS_RUN, MOVES.at(0), START, 0, None)
+    with pytest.raises(TrustError, match=r"its part is blocks \[0, 1\]"):
+        fetch_from(address)
+    access.move(TWO_AGENTS_RUN, to_a, START, 0, 2)
+    with pytest.raises(TrustError, match="its part is ends of turns"):
+        fetch_from(address)
+    access.move(TWO_AGENTS_RUN, to_a, START, 0, None)
     kept.put(TWO_AGENTS_RUN, 1, FakeSnapshot("b", {}))
     with pytest.raises(FrameError, match="node b keeps no snapshot of run"):
         fetch_from(address)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots
-from ringtune.errors import FrameError, IntegrityError, RingTuneError, StorageError
+from edge.transport.access import RunAccess
+from ringtune.errors import FrameError, IntegrityError, StorageError, TrustError
+from ringtune.schedule.access import CopyBytes
+from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.migration import TURNS_KEPT
+from ringtune.schedule.plan import Plan
 from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.transport.parties import Party, node_party
 from ringtune.v1 import control_pb2
+from tests.support.plans import make_plan
 
 
 def file_of(*blocks: int) -> bytes:
@@ -30,6 +38,25 @@ def kept() -> TurnSnapshots:
     return found
 
 
+PLAN = make_plan([("a", 0, 3), ("b", 3, 4)], ["a", "b"], num_steps=40, local_iterations=4).with_copies(True)
+
+
+def servicer_of(kept: TurnSnapshots, placement_number: int = 0, **options: Any) -> SnapshotServicer:
+    """Of node b in a placement of the plan, in which it has copies of what node a trains."""
+    access, placement = RunAccess("b"), dataclasses.replace(PLAN.placement, placement_number=placement_number)
+    course = options.pop("course", PLAN.course)
+    access.place("run", Plan(course, (placement,)), None)
+    return SnapshotServicer(SnapshotShelf("b"), kept, access, **options)
+
+
+def send(servicer: SnapshotServicer, content: bytes, caller: Party | None = None, **changes: Any) -> None:
+    """Send a copy to node b: of blocks or the head of node a after step 4, unless something is changed."""
+    first = {"run_id": "run", "node": "a", "step": 4, **changes}
+    chunks = cut_pieces(FILE, [content])
+    messages = (control_pb2.KeepChunk(file=chunk, **(first if not at else {})) for at, chunk in enumerate(chunks))
+    servicer._keep(iter(messages), caller)
+
+
 def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: TurnSnapshots) -> None:
     """Blocks of two nodes in one part; a step that was let go of is refused by name."""
     steps = [4 * number for number in range(1, TURNS_KEPT + 2)]
@@ -44,54 +71,92 @@ def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: TurnS
         kept.part("run", steps[2], 0, 1)
 
 
+STRANGER = node_party("z")
+
+
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize(
-    ("changes", "error"),
-    [({"run_id": "other"}, FrameError), ({"node": ""}, IntegrityError), ({"run_id": ""}, FrameError)],
+    ("changes", "content", "why"),
+    [
+        ({"node": ""}, file_of(0), "the run gives it no part"),
+        ({"node": "z"}, file_of(0), "the run gives it no part"),
+        ({"node": "b"}, file_of(0), "the run gives it no part"),
+        ({"caller": STRANGER}, file_of(0), "speaks as node 'a'"),
+        ({"caller": STRANGER, "node": "z"}, file_of(0), "the run gives it no part"),
+        ({"placement_number": 1}, file_of(0), "its part is in placement 0"),
+        ({"step": 5}, file_of(0), "at ends of turns after step 0, up to step 40"),
+        ({"step": 0}, file_of(0), "at ends of turns after step 0, up to step 40"),
+        ({"step": 44}, file_of(0), "at ends of turns after step 0, up to step 40"),
+        ({"is_saved": True}, file_of(0), "its part is ends of turns"),
+        ({}, file_of(2, 3), r"blocks \[2, 3\] after step 4 .*: its part is blocks \[0, 1, 2\]"),
+        ({}, file_of(*range(9)), "its part is blocks"),
+    ],
 )
-def test_copies_of_nobody_and_of_other_runs_are_refused(
-    kept: TurnSnapshots, changes: dict[str, str], error: type[RingTuneError]
+def test_copies_that_the_run_does_not_have_are_refused(
+    kept: TurnSnapshots, changes: dict[str, Any], content: bytes, why: str
 ) -> None:
-    """Nothing of them is kept."""
-    (chunk,) = cut_pieces(FILE, [file_of(0)])
-    said = {"run_id": "run", "node": "a", **changes}
+    """Whoever sends them: nothing of them is kept, and neither evicts what is."""
+    servicer = servicer_of(kept)
+    send(servicer, file_of(0, 1, 2))
     for is_head in (False, True):
-        first = control_pb2.KeepChunk(run_id=said["run_id"], node=said["node"], is_head=is_head, step=4, file=chunk)
-        with pytest.raises(error):
-            SnapshotServicer(SnapshotShelf("b"), kept)._keep(iter([first]), None)
-    with pytest.raises(FrameError):
-        kept.part("run", 4, 0, 1)
-    with pytest.raises(FrameError):
-        kept.head("run", 4)
+        if is_head and not changes:
+            continue  # a head has no blocks
+        with pytest.raises(TrustError, match=why if not is_head else None):
+            send(servicer, content, **{"caller": None, "is_head": is_head, **changes})
+    (file,) = kept.everything()[1]
+    assert (file.step, file.content) == (4, file_of(0, 1, 2))
+    with pytest.raises(FrameError, match="prepare it first"):
+        send(servicer, content, run_id="other")
+
+
+def test_copy_arrives_twice_and_another_one_does_not(kept: TurnSnapshots) -> None:
+    """A sender that got no answer sends the same again; a second one that differs takes no place."""
+    servicer = servicer_of(kept)
+    for _ in range(2):
+        send(servicer, file_of(0, 1))
+        send(servicer, b"a head", is_head=True)
+    with pytest.raises(TrustError, match=r"has another copy of blocks .* of node a already"):
+        send(servicer, file_of(0))
+    with pytest.raises(TrustError, match="has another copy of the head after step 4"):
+        send(servicer, b"another head", is_head=True)
+    assert kept.everything()[1] == (SnapshotFile(4, file_of(0, 1), False), SnapshotFile(4, b"a head", True))
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_copies_are_as_large_as_planned_at_most(kept: TurnSnapshots) -> None:
+    """A sender ends where the planned bytes and room for names are used up, before memory is."""
+    servicer = servicer_of(kept)
+    servicer._access.place("run", PLAN, None, CopyBytes(block=1000, head=100))
+    send(servicer, file_of(0, 1, 2))
+    send(servicer, b"a head", is_head=True)
+    for is_head, most in ((False, 3_000 + 4 * 65_536), (True, 100 + 65_536)):
+        with pytest.raises(IntegrityError, match=f"sends more than {most} B"):
+            send(servicer, bytes(most + 1), step=8, is_head=is_head)
 
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("is_head", [False, True])
 def test_copies_from_before_a_recovery_are_refused(kept: TurnSnapshots, is_head: bool) -> None:
     """A node that was held for lost goes on for a while; what it trains must not take the place of what counts."""
-    servicer, (chunk,) = SnapshotServicer(SnapshotShelf("b"), kept), cut_pieces(FILE, [file_of(0)])
 
-    def send(placement_number: int) -> None:
-        first = control_pb2.KeepChunk(
-            run_id="run", node="a", step=8, is_head=is_head, file=chunk, placement_number=placement_number
-        )
-        servicer._keep(iter([first]), None)
+    def sent(placement_number: int) -> None:
+        servicer = servicer_of(kept, placement_number)
+        send(servicer, file_of(0), step=8, is_head=is_head, placement_number=placement_number)
 
-    send(0)
+    sent(0)
     kept.rewind(4, 2)
     with pytest.raises(FrameError, match="takes nothing of placement 1 of run run: it went back before placement 2"):
-        send(1)
-    send(2)
+        sent(1)
+    sent(2)
     kept.drop()
     kept.begin("run")
-    send(0)
+    sent(0)
 
 
 def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kept: TurnSnapshots) -> None:
-    """A node that sends heads of turns that nobody has done fills no memory."""
-    (chunk,) = cut_pieces(FILE, [b"a head"])
+    """Memory for three turns, and one that is not done here yet."""
     for step in range(4, 4 * 10, 4):
-        first = control_pb2.KeepChunk(run_id="run", node="a", is_head=True, step=step, file=chunk)
-        SnapshotServicer(SnapshotShelf("b"), kept)._keep(iter([first]), None)
+        send(servicer_of(kept), b"a head", step=step, is_head=True)
     steps = [step for step in range(4, 4 * 10, 4) if has_head(kept, step)]
     assert steps == [24, 28, 32, 36]
     for step in (32, 36, 40, 44):
@@ -138,18 +203,22 @@ def test_everything_that_is_kept_is_told_with_its_run(kept: TurnSnapshots) -> No
 def test_full_disk_loses_the_copy_of_a_checkpoint_and_not_the_run(kept: TurnSnapshots) -> None:
     """The sender is answered, so that it goes on; a copy that this node does not keep is refused before it arrives."""
     chunks = [control_pb2.KeepChunk(file=chunk) for chunk in cut_pieces(FILE, [file_of(0), file_of(1)])]
+    course = dataclasses.replace(PLAN.course, method=Hift())
 
     def save(run_id: str, step: int, content: Pieces) -> None:
         raise StorageError("the disk is full")
 
-    def refuse(run_id: str, node: str, step: int) -> None:
-        raise FrameError(f"no copy of step {step} of {node}")
-
-    first = control_pb2.KeepChunk(run_id="run", node="a", step=4, is_saved=True, file=chunks[0].file)
-    rest = iter(chunks[1:])
-    SnapshotServicer(SnapshotShelf("b"), kept, save=save)._keep(itertools.chain([first], rest), None)
-    assert next(rest, None) is None
+    first = control_pb2.KeepChunk(run_id="run", node="a", step=4, is_saved=True, file=cut_once(file_of(0)))
+    servicer_of(kept, course=course, save=save)._keep(iter([first]), None)
     unread = iter(chunks)
-    with pytest.raises(FrameError, match="no copy of step 4 of a"):
-        SnapshotServicer(SnapshotShelf("b"), kept, may_save=refuse)._keep(itertools.chain([first], unread), None)
+    with pytest.raises(TrustError, match="no part in this call"):
+        servicer_of(kept, course=course)._keep(
+            itertools.chain([control_pb2.KeepChunk(run_id="run", node="z")], unread), None
+        )
     assert len(list(unread)) == len(chunks)
+
+
+def cut_once(content: bytes) -> control_pb2.FileChunk:
+    """The only message of a short file."""
+    (chunk,) = cut_pieces(FILE, [content])
+    return chunk

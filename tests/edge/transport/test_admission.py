@@ -14,7 +14,7 @@ import torch
 
 from edge.transport import frames, tensors
 from edge.transport.admission import FrameCheck, KnownTurns, check_hello
-from ringtune.errors import FrameError
+from ringtune.errors import FrameError, TrustError
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.lowering import legs, possible_arrivals
 from ringtune.schedule.methods import Everything, RingAda
@@ -24,6 +24,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, items, turn_sequence
 from ringtune.storage.pieces import Pieces
+from ringtune.transport.parties import node_party
 from ringtune.v1 import ring_pb2
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan, random_operations, random_plan
@@ -227,14 +228,12 @@ def test_checks_bound_the_size_of_blobs() -> None:
 
 
 def test_checks_hello_of_another_run_is_refused() -> None:
-    """A link is for one run, one plan, and one pair of nodes that the plan names."""
+    """A link is for one run and one plan."""
     for field, value, message in (
         ("kind", ring_pb2.FRAME_KIND_HIDDEN, "no HELLO"),
         ("run_id", "other", "run 'other'"),
         ("placement_number", 7, "placement 7"),
         ("plan_digest", "ff", "has plan ff"),
-        ("source", "b", "no link from node 'b'"),
-        ("source", "", "no link from node ''"),
     ):
         header, _ = frames.unpack(hello().message())
         assert header is not None
@@ -245,6 +244,15 @@ def test_checks_hello_of_another_run_is_refused() -> None:
         assert message in str(caught.value)
     with pytest.raises(FrameError, match="no HELLO"):
         check_hello(expectation(), None)
+
+
+def test_links_that_the_plan_does_not_have_are_refused() -> None:
+    """A link is for one pair of nodes that the plan names, and its certificate is of the sender."""
+    expectation().require_link("a", None)
+    expectation().require_link("a", node_party("a"))
+    for source, caller in (("b", None), ("", None), ("z", node_party("z")), ("a", node_party("z"))):
+        with pytest.raises(TrustError, match=rf"refuses Ring\.Link of node '{source}'|speaks as node 'a'"):
+            expectation().require_link(source, caller)
 
 
 @pytest.mark.promise("7 bounded memory")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from edge.transport.access import RunAccess
 from edge.transport.probe import BRIEF, Probe, Windows, add_probe_sink, measure_link
 from ringtune.errors import ConnectionFailedError, DeadlineError
 from ringtune.transport.channels import Server
@@ -24,7 +25,7 @@ WAIT_S = 30.0
 @pytest.fixture
 def sink() -> Iterator[Server]:
     """A node that only takes probes."""
-    server = Server("127.0.0.1:0", add_probe_sink, max_workers=4)
+    server = Server("127.0.0.1:0", lambda made: add_probe_sink(made, RunAccess("b")), max_workers=4)
     yield server
     server.stop()
 

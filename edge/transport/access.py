@@ -1,0 +1,179 @@
+"""The access list of the run at this node: asked by every servicer that other nodes call.
+
+::
+
+    Inspect   the nodes of the run may measure links, and fetch what is on this disk of the run that is resumed
+    Prepare   and Move: the nodes of the placement may open links, and send copies
+    Move      the nodes of the next placement may fetch what they take over
+
+The coordinator calls all nodes at once, so that a node may fetch before this one has its ``Move``: such a call waits
+until it has, for ``WAIT_S`` at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from ringtune.errors import TrustError
+from ringtune.schedule.access import (
+    NOT_PLANNED,
+    AccessRight,
+    Asked,
+    CopyBytes,
+    NodeCall,
+    State,
+    copy_rights,
+    fetch_rights,
+    inspected_rights,
+    link_rights,
+    require_right,
+)
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.texts import RepeatCounter, times
+from ringtune.transport.parties import Party, require_sender
+
+_LOG = logging.getLogger(__name__)
+WAIT_S: Final = 30.0
+_MAX_WAITING: Final = 2
+"""Most calls of one node that wait for a row; each holds a thread of the server."""
+
+
+class RunAccess:
+    """The rows of the run at one node; thread-safe.
+
+    Args:
+        node: this one.
+        wait_s: longest wait of a fetch for its row.
+    """
+
+    def __init__(self, node: str, *, wait_s: float = WAIT_S) -> None:
+        self._node, self._wait_s = node, wait_s
+        self._changed = threading.Condition()
+        self._run_id = ""
+        self._inspected: tuple[AccessRight, ...] = ()
+        self._placed: tuple[AccessRight, ...] = ()
+        self._fetches: tuple[AccessRight, ...] = ()
+        self._granted_step = 0
+        self._digests: dict[tuple[str, bool, int], str] = {}
+        self._waiting = Counter[str]()
+        self._refused = RepeatCounter()
+
+    # ---- what the coordinator says ----------------------------------------------------------------
+
+    def inspect(self, run_id: str, nodes: Collection[str], *, shards_run: str = "") -> None:
+        """Add the rows of the nodes of a run that has no plan yet, in place of those of other runs."""
+        with self._changed:
+            self._begin(run_id)
+            self._inspected = inspected_rights(run_id, nodes, shards_run=shards_run)
+            self._changed.notify_all()
+
+    def place(self, run_id: str, plan: Plan, start: StartPoint | None, sizes: CopyBytes = NOT_PLANNED) -> None:
+        """Replace the rows of a placement, when this node prepares or moves to it."""
+        with self._changed:
+            self._begin(run_id)
+            self._placed = (
+                *link_rights(run_id, plan, self._node, start),
+                *copy_rights(run_id, plan, self._node, start, sizes),
+            )
+            self._granted_step, self._digests = start.step if start else 0, {}
+            self._changed.notify_all()
+
+    def move(
+        self, run_id: str, plan: Plan, start: StartPoint, from_placement_number: int, from_step: int | None
+    ) -> None:
+        """Replace the rows of a move or recovery, when this node is told of it."""
+        with self._changed:
+            self._begin(run_id)
+            self._placed = ()
+            self._fetches = fetch_rights(run_id, plan, start, from_placement_number, from_step)
+            self._changed.notify_all()
+
+    def granted(self, turns: Iterable[Turn]) -> None:
+        """Permit copies of these turns."""
+        with self._changed:
+            ends = (turn.end_step for turn in turns if turn.kind is StepKind.TRAIN)
+            self._granted_step = max((self._granted_step, *ends))
+
+    def release(self, run_id: str) -> None:
+        """Drop the rows of a run, an empty id is any run; what is on this disk may be fetched until the next one."""
+        with self._changed:
+            if run_id in ("", self._run_id):
+                self._placed = self._fetches = ()
+                self._inspected = tuple(right for right in self._inspected if right.state is State.DISK)
+
+    def _begin(self, run_id: str) -> None:
+        if run_id != self._run_id:
+            self._run_id, self._inspected, self._placed, self._fetches = run_id, (), (), ()
+
+    # ---- what other nodes ask ---------------------------------------------------------------------
+
+    def require(self, asked: Asked, caller: Party | None) -> AccessRight:
+        """Return the row that permits a call; a fetch waits for its row.
+
+        Args:
+            asked: the call, in the words of the caller.
+            caller: of its certificate; None = plain text, where nodes are trusted with their names.
+
+        Raises:
+            TrustError: there is no such row, or the caller speaks as another node.
+        """
+        try:
+            if caller is not None:
+                require_sender(caller, asked.node)
+            with self._changed:
+                if asked.call is NodeCall.FETCH:
+                    self._wait_for(asked)
+                return self._row(asked)
+        except TrustError as error:
+            count = self._refused.told((asked.call, asked.node))
+            if count:
+                _LOG.warning("%s%s", error, times(count))
+            raise
+
+    def _row(self, asked: Asked) -> AccessRight:
+        rights = (*self._placed, *self._fetches, *self._inspected)
+        return require_right(rights, asked, node=self._node, granted_step=self._granted_step)
+
+    def _wait_for(self, asked: Asked) -> None:
+        """Wait until a row permits a fetch of the run; return at once where calls of its node wait already."""
+
+        def has_row() -> bool:
+            return any(right.node == asked.node and not right.problem(asked) for right in self._fetches)
+
+        if asked.run_id != self._run_id or self._waiting[asked.node] >= _MAX_WAITING:
+            return
+        self._waiting[asked.node] += 1
+        try:
+            self._changed.wait_for(has_row, self._wait_s)
+        finally:
+            self._waiting[asked.node] -= 1
+
+    def require_member(self, call: NodeCall, caller: Party | None) -> None:
+        """Refuse a call that names neither caller nor run, unless its certificate is of a node of this run.
+
+        Raises:
+            TrustError: it is not.
+        """
+        if caller is not None:
+            self.require(Asked(call, caller.name, self._run_id), caller)
+
+    def require_only(self, asked: Asked, sha256: str) -> None:
+        """Refuse a second, different copy of one state; the same one may arrive again.
+
+        Raises:
+            TrustError: another copy of it is kept.
+        """
+        with self._changed:
+            if self._digests.setdefault((asked.node, asked.is_head, asked.step), sha256) == sha256:
+                return
+        error = TrustError(
+            f"node {self._node} has another copy of {asked.text} of node {asked.node} already, and keeps that; train "
+            "from the newest checkpoint with --resume"
+        )
+        _LOG.warning("%s", error)
+        raise error

@@ -1,0 +1,74 @@
+"""The list at a node: what the coordinator's calls change in it, and what the log says of refusals."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from edge.transport.access import RunAccess
+from ringtune.errors import TrustError
+from ringtune.schedule.access import Asked, NodeCall, State
+from ringtune.schedule.turns import StartPoint
+from ringtune.transport.parties import node_party
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]).with_copies(True)
+START = StartPoint(step=2, holder="a")
+COPY = Asked(NodeCall.KEEP, "a", "r", State.TURN, 0, (0,), False, 4)
+FETCH = Asked(NodeCall.FETCH, "a", "r", State.TURN, 0, (0,), False, 2)
+DISK = Asked(NodeCall.FETCH, "a", "q", State.DISK, 0, (0,), False, 2)
+
+
+def allowed(access: RunAccess) -> set[str]:
+    """Which of node a's calls are permitted now."""
+    found = set()
+    asked = {"probe": Asked(NodeCall.PROBE, "a", access._run_id), "copy": COPY, "fetch": FETCH, "disk": DISK}
+    for name, one in asked.items():
+        try:
+            access.require(one, node_party("a"))
+            found.add(name)
+        except TrustError:
+            continue
+    return found
+
+
+def test_access_follows_the_run() -> None:
+    """Each call of the coordinator opens what is due, and ends what is over."""
+    access = RunAccess("b", wait_s=0.0)
+    assert allowed(access) == set()
+    access.inspect("r", ["a", "b"], shards_run="q")
+    assert allowed(access) == {"probe", "disk"}
+    access.place("r", PLAN, START)
+    assert allowed(access) == {"probe", "disk", "copy"}
+    access.move("r", PLAN, START, 0, 2)  # nothing of the placement before counts any more
+    assert allowed(access) == {"probe", "disk", "fetch"}
+    access.place("r", PLAN, START)
+    assert allowed(access) == {"probe", "disk", "fetch", "copy"}
+    access.release("another run")
+    assert len(allowed(access)) == 4
+    access.release("r")  # a node that the plan leaves out is released, and others need its disk
+    assert allowed(access) == {"disk"}
+    access.inspect("s", [])
+    assert allowed(access) == set()
+
+
+def test_refusals_are_logged_once_with_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    """The first, the tenth and the hundredth of a node's calls of one kind."""
+    access = RunAccess("b", wait_s=0.0)
+    access.place("r", PLAN, START)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(99):
+            with pytest.raises(TrustError):
+                access.require(COPY._replace(node="z"), node_party("z"))
+    assert [line.split(",")[0] for line in caplog.messages] == ["node b refuses Snapshots.Keep of node 'z'"] * 2
+
+
+def test_nodes_of_no_run_are_measured_by_nobody() -> None:
+    """A call without a name is known by its certificate; in plain text nobody is."""
+    access = RunAccess("b", wait_s=0.0)
+    access.inspect("r", ["a", "b"])
+    access.require_member(NodeCall.PROBE, node_party("a"))
+    access.require_member(NodeCall.PROBE, None)
+    with pytest.raises(TrustError, match=r"node b refuses Probe\.Link of node 'z'"):
+        access.require_member(NodeCall.PROBE, node_party("z"))
