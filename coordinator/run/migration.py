@@ -143,7 +143,7 @@ class MigrationDriver:
         )
 
     def _move(self, command: rd.Move) -> None:
-        node, part, start, from_placement_number, sources, from_step, head_from = command
+        node, part, start, from_placement_number, sources, from_step, head_from, digests, others, other_head = command
         placement_number = part.placement.placement_number
         request = control_pb2.MoveRequest(
             prepare=self._prepare_request(part),
@@ -155,9 +155,11 @@ class MigrationDriver:
             recovers=from_step is not None,
             repeats=start.repeats,
             head_from=head_from,
+            digests=[control_pb2.CopyDigest(unit=unit, sha256=sha256) for unit, sha256 in digests],
+            sources=[control_pb2.SnapshotSource(**source._asdict()) for source in sources],
+            others=[control_pb2.SnapshotSource(**source._asdict()) for source in others],
+            other_head=other_head,
         )
-        for source in sources:
-            request.sources.add(node=source.node, start=source.start, stop=source.stop)
         self._calls[node].move(
             request,
             timeout_s=self._wait_s,

@@ -7,7 +7,7 @@ Neighbours of a failed node may report broken links before the node reports its 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -91,6 +91,7 @@ class Reports:
         self._num_reports: dict[str, int] = {}
         self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
         self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
+        self._kept: dict[tuple[str, int], list[CopyDigest]] = {}  # the same
         self._suspicions = PeerSuspicions()
 
     def take(
@@ -118,7 +119,8 @@ class Reports:
             yield rd.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
         self._note_scores(request)
-        self._note_copies(request)
+        _note_digests(request.node, request.copies, self._copies, _MAX_COPIES)
+        _note_digests(request.node, request.kept, self._kept, recorder.plan.course.num_blocks + 1)
         if request.cache_problem:
             yield rd.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
@@ -144,19 +146,9 @@ class Reports:
                 "one version on all machines"
             )
 
-    def _note_copies(self, request: control_pb2.ReportRequest) -> None:
-        """Keep digests of copies, two per node and turn, until the end of their turn is reported."""
-        for message in request.copies:
-            copies = self._copies.setdefault((request.node, message.turn), [])
-            copies.append(CopyDigest(message.unit, message.sha256))
-            if len(copies) > _MAX_COPIES or len(self._copies) > _MAX_TURNS:
-                raise IntegrityError(
-                    f"node {request.node} reports too many digests of copies; use one version on all machines"
-                )
-
     def _turn_reported(self, node: str, turn: int) -> rd.TurnReported:
         scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
-        return rd.TurnReported(node, turn, tuple(scores), tuple(copies))
+        return rd.TurnReported(node, turn, tuple(scores), tuple(copies), tuple(self._kept.pop((node, turn), ())))
 
     def forget(self, node: str) -> None:
         """Expect report numbers of a node from 1 again: it is another process."""
@@ -169,6 +161,20 @@ class Reports:
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Return the failure of a node with complaints, once its time for an own report is over."""
         return self._suspicions.verdict(now_s)
+
+
+def _note_digests(
+    node: str,
+    messages: Iterable[control_pb2.CopyDigest],
+    held: dict[tuple[str, int], list[CopyDigest]],
+    most: int,
+) -> None:
+    """Keep digests of units, ``most`` per node and turn, until the end of their turn is reported."""
+    for message in messages:
+        digests = held.setdefault((node, message.turn), [])
+        digests.append(CopyDigest(message.unit, message.sha256))
+        if len(digests) > most or len(held) > _MAX_TURNS:
+            raise IntegrityError(f"node {node} reports too many digests of copies; use one version on all machines")
 
 
 def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunStateMachine:

@@ -22,14 +22,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun, TorchBackend, check_private
 from edge.checkpoint.shard_saver import ResumeShard, SavedStart, Saver, finish_run, saved_parts
 from edge.checkpoint.snapshot_servicer import fetch, fetch_head
-from edge.checkpoint.snapshots import MigratedState, SnapshotFile, SnapshotShelf, TurnSnapshots, metadata
+from edge.checkpoint.snapshots import (
+    MigratedState,
+    SnapshotFile,
+    SnapshotShelf,
+    TurnSnapshots,
+    block_digests,
+    head_digest,
+    metadata,
+)
 from edge.checkpoint.state_folder import SavedParts
 from edge.checkpoint.turn_snapshots import CheckpointCopier, CopySender, TurnSnapshotter, save_turns
 from edge.options import AgentOptions
@@ -39,6 +47,7 @@ from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
     FrameError,
+    IntegrityError,
     InterruptedRunError,
     StorageError,
     UsageError,
@@ -70,6 +79,9 @@ class NextPlacement(NamedTuple):
         sources: nodes with the trained blocks that this node needs.
         from_step: the run recovers from the copies after so many steps; None = it moves.
         head_from: the node that sends the head of ``from_step``; empty = none.
+        digests: of units as kept after ``from_step``; a unit without one is not checked.
+        others: further nodes that keep blocks, asked if a source has other ones.
+        other_head: a further node that keeps the head; empty = none.
         sizes: planned, of copies.
     """
 
@@ -84,6 +96,9 @@ class NextPlacement(NamedTuple):
     sources: Sequence[Source]
     from_step: int | None = None
     head_from: str = ""
+    digests: Mapping[int, str] = {}
+    others: Sequence[Source] = ()
+    other_head: str = ""
     sizes: CopyBytes = NOT_PLANNED
 
 
@@ -279,27 +294,10 @@ class AgentMigration:
             self._end_before(number, to.run_id)
             self._left = (to.run_id, to.shards_run)
             return 0, 0
-        others = [source for source in to.sources if source.node != self._node]
-        own = [source for source in to.sources if source.node == self._node]
-        files = fetch(
-            self._node,
-            to.run_id,
-            to.from_placement_number,
-            others,
-            to.addresses,
-            deadline_s,
-            self._check,
-            step=to.from_step,
-            lease_s=_lease_s(to.job_toml, to.run_id),
-        )
-        fetched_bytes = sum(file.size_bytes for file in files)
-        if to.from_step is not None:
-            self._begin_again(to, to.from_step)
-            if to.head_from:
-                fetched_bytes += self._fetch_head(to, to.from_step, deadline_s)
-            taken = self._kept(to, to.from_step, files, others, own)
+        if to.from_step is None:
+            taken, fetched_bytes = self._snapshot(to, deadline_s)
         else:
-            taken = self._snapshot(to, files, own)
+            taken, fetched_bytes = self._kept(to, to.from_step, plan.course.head, deadline_s)
         with self._lock:
             self._end_before(number, to.run_id)
             self._left = ("", "")
@@ -311,38 +309,108 @@ class AgentMigration:
         )
         return int(active.executor.hosted_bytes), fetched_bytes
 
-    def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> MigratedState:
-        """Return the state after a move: this node's snapshot, and parts of other nodes'."""
-        head = None
+    def _snapshot(self, to: NextPlacement, deadline_s: float) -> tuple[MigratedState, int]:
+        """Return the state after a move, and the bytes fetched: this node's snapshot, and parts of other nodes'."""
+        files = tuple(self._fetch(to, source, deadline_s) for source in to.sources if source.node != self._node)
+        fetched_bytes = sum(file.size_bytes for file in files)
+        head, own = None, [source for source in to.sources if source.node == self._node]
         if own or to.start.holder == self._node:
             snapshot = self.shelf.get(to.run_id, to.from_placement_number)
             files += tuple(snapshot.part(source.start, source.stop) for source in own)
             head = snapshot.head if to.start.holder == self._node else None
-        return MigratedState(files, _snapshot_metadata(to.run_id, to.from_placement_number), head, to.shards_run)
+        of = _snapshot_metadata(to.run_id, to.from_placement_number)
+        return MigratedState(files, of, head, to.shards_run), fetched_bytes
 
-    def _kept(
-        self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
-    ) -> MigratedState:
-        """Return the state of a recovery, from copies after ``step`` steps; fetched copies are kept here too."""
-        for source, file in zip(others, files, strict=True):
-            self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
-        files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
-        head = self.kept.head(to.run_id, step) if step and to.start.holder == self._node else None
-        return MigratedState(files, metadata(to.run_id, step), head, to.shards_run)
+    def _fetch(self, to: NextPlacement, source: Source, deadline_s: float) -> Pieces:
+        """Fetch blocks of another node: of its snapshot, or as it keeps them after ``to.from_step`` steps."""
+        terms = (self._node, to.run_id, to.from_placement_number, [source], to.addresses, deadline_s, self._check)
+        (file,) = fetch(*terms, step=to.from_step, lease_s=_lease_s(to.job_toml, to.run_id))
+        return file
 
-    def _begin_again(self, to: NextPlacement, step: int) -> None:
-        """Keep snapshots of this run from now on, and drop those after ``step``."""
+    def _kept(self, to: NextPlacement, step: int, head_unit: int, deadline_s: float) -> tuple[MigratedState, int]:
+        """Return the state of a recovery, from copies after ``step`` steps, and the bytes fetched; these are kept too.
+
+        Raises:
+            IntegrityError: no node has a block, or the head, as it was trained.
+        """
+        fetched = [one for source in to.sources for one in self._checked(to, step, source, deadline_s)]
         self.kept.begin(to.run_id)
         self.kept.rewind(step, to.placement_number)
+        fetched_bytes = 0
+        for source, file in fetched:
+            if source.node != self._node:
+                fetched_bytes += file.size_bytes
+                self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
+        head = None
+        if to.start.holder == self._node and step:
+            head = self._checked_head(to, step, to.digests.get(head_unit), deadline_s)
+        if head is not None and to.head_from:
+            fetched_bytes += head.size_bytes
+        files = tuple(file for _, file in fetched)
+        return MigratedState(files, metadata(to.run_id, step), head, to.shards_run), fetched_bytes
 
-    def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
-        """Fetch and keep another node's copy of the head; return its bytes."""
-        address = to.addresses.get(to.head_from, "")
-        lease_s = _lease_s(to.job_toml, to.run_id)
-        terms = (self._node, to.run_id, to.from_placement_number, step, to.head_from, address, deadline_s, self._check)
-        head = bytes(fetch_head(*terms, lease_s=lease_s))
-        self.kept.keep_head(to.run_id, step, head)
-        return len(head)
+    def _checked(
+        self, to: NextPlacement, step: int, source: Source, deadline_s: float
+    ) -> Iterator[tuple[Source, Pieces]]:
+        """Yield the blocks of a source, or those of other nodes where it keeps other ones than were trained."""
+        try:
+            yield source, self._checked_part(to, step, source, deadline_s)
+            return
+        except IntegrityError as error:
+            problem = error
+            _LOG.warning("blocks [%d, %d) are not taken: %s", source.start, source.stop, error)
+        for block in range(source.start, source.stop):
+            again = Source(source.node, block, block + 1)  # its other blocks may be right
+            for other in (again, *(one for one in to.others if one.start <= block < one.stop)):
+                try:
+                    yield other, self._checked_part(to, step, other, deadline_s)
+                    break
+                except IntegrityError as error:
+                    problem = error
+                    _LOG.warning("block %d is not taken: %s", block, error)
+            else:
+                raise _not_kept(problem, f"block {block}", step)
+
+    def _checked_part(self, to: NextPlacement, step: int, source: Source, deadline_s: float) -> Pieces:
+        """Return the blocks that a node, perhaps this one, keeps.
+
+        Raises:
+            IntegrityError: they are not those that were trained.
+        """
+        if source.node == self._node:
+            file = self.kept.part(to.run_id, step, source.start, source.stop)
+        else:
+            file = self._fetch(to, source, deadline_s)
+        found = block_digests(file)
+        for block in range(source.start, source.stop):
+            if found.get(block) != to.digests.get(block, found.get(block)):
+                raise _differs(source.node, f"block {block}", step)
+        return file
+
+    def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, deadline_s: float) -> Pieces:
+        """Return the head that this node keeps, or fetch and keep it."""
+        nodes = [to.head_from or self._node, *filter(None, [to.other_head])]
+        problem = IntegrityError("nobody has it")
+        for node in nodes:
+            try:
+                return self._head_of(to, step, node, sha256, deadline_s)
+            except IntegrityError as error:
+                problem = error
+                _LOG.warning("the head is not taken: %s", error)
+        raise _not_kept(problem, "the head", step)
+
+    def _head_of(self, to: NextPlacement, step: int, node: str, sha256: str | None, deadline_s: float) -> Pieces:
+        if node == self._node:
+            head = self.kept.head(to.run_id, step)
+        else:
+            address, lease_s = to.addresses.get(node, ""), _lease_s(to.job_toml, to.run_id)
+            terms = (self._node, to.run_id, to.from_placement_number, step, node, address, deadline_s, self._check)
+            head = fetch_head(*terms, lease_s=lease_s)
+        if sha256 not in (None, head_digest(bytes(head))):
+            raise _differs(node, "the head", step)
+        if node != self._node:
+            self.kept.keep_head(to.run_id, step, bytes(head))
+        return head
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
         """Drop the snapshot of a move at the first grant after it."""
@@ -386,6 +454,19 @@ class AgentMigration:
         if not address:
             raise ConnectionFailedError(f"node {self._node} got no address of node {node}; let it join again")
         check_private(self._agent.options, node, address)
+
+
+def _differs(node: str, what: str, step: int) -> IntegrityError:
+    return IntegrityError(
+        f"node {node} keeps another state of {what} after step {step} than was trained (its digest differs)"
+    )
+
+
+def _not_kept(problem: IntegrityError, what: str, step: int) -> IntegrityError:
+    return IntegrityError(
+        f"no node has {what} after step {step} as it was trained: {problem}; resume the run from its newest checkpoint "
+        "with --resume"
+    )
 
 
 def _lease_s(job_toml: str, run_id: str) -> float:

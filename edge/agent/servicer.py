@@ -248,6 +248,9 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
         from_step=request.step if request.recovers else None,
         head_from=request.head_from if request.recovers else "",
+        digests={one.unit: one.sha256 for one in request.digests},
+        others=tuple(Source(source.node, source.start, source.stop) for source in request.others),
+        other_head=request.other_head,
         sizes=CopyBytes(prepare.block_bytes, prepare.head_bytes),
     )
 

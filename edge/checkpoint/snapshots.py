@@ -9,10 +9,11 @@ turn ends, and never changes; after the loss of a node the others resume from th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.errors import FrameError
 from ringtune.schedule.migration import TURNS_KEPT
@@ -275,6 +276,29 @@ HEAD: Final = "head"
 def metadata(run_id: str, step: int) -> dict[str, str]:
     """Metadata of a file of the end of a turn."""
     return {"run": run_id, "step": str(step)}
+
+
+def block_digests(file: Pieces) -> dict[int, str]:
+    """Return the SHA-256, hex, of each block of a file: over names, types, shapes and bytes, in the order of names.
+
+    The digest of a block is the same in any file that has all of it.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    tensors = TensorFile(file, where="a file of trained blocks")
+    digests: dict[int, Any] = {}
+    for name in sorted(tensors.infos):
+        tensor, digest = tensors.tensor(name), digests.setdefault(block_of(name), hashlib.sha256())
+        digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
+        for piece in tensor.data:
+            digest.update(piece)
+    return {block: digest.hexdigest() for block, digest in digests.items()}
+
+
+def head_digest(head: bytes) -> str:
+    """Return the SHA-256, hex, of a head as it is copied."""
+    return hashlib.sha256(head).hexdigest()
 
 
 def block_of(name: str) -> int:

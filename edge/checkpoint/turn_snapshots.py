@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.checkpoint.snapshot_servicer import push
-from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, metadata
+from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, head_digest, metadata
 from edge.checkpoint.state_folder import SavedParts, StateFolder
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, StorageError
 from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
@@ -140,13 +140,13 @@ class CheckpointCopier:
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Do nothing: the head is not handed over."""
 
-    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+    def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
         """Copy the blocks of a checkpoint; call ``then`` after the arrival, at once for other turns."""
         if turn.kind is not StepKind.CHECKPOINT or not self._holder:
-            then()
+            then({})
             return
         step = turn.first_step
-        self._sender.put(_Copy(step, self._blocks(step), self._holder, is_head=False, then=then, is_saved=True))
+        self._sender.put(_Copy(step, self._blocks(step), self._holder, False, lambda: then({}), is_saved=True))
 
     def close(self) -> None:
         """Send no more copies."""
@@ -194,12 +194,15 @@ class TurnSnapshotter:
         if done is not None:
             self._heads[done] = bytes(self._executor.head_blob())
 
-    def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep the trained blocks and the head at the end of a turn; call ``then`` after the arrival of all copies."""
+    def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
+        """Keep the trained blocks and the head at the end of a turn; call ``then`` after the arrival of all copies.
+
+        ``then`` gets the digests of what was copied, computed on the sender's thread: beside the next turn's work.
+        """
         if turn.kind is StepKind.CHECKPOINT and self._save is not None:
             self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
         if turn.kind is not StepKind.TRAIN:
-            then()
+            then({})
             return
         blocks, step = trained_blocks(self._plan.course, self._plan.placement, self._node, turn), turn.end_step
         head = self._heads.pop(turn.index, None)
@@ -212,10 +215,18 @@ class TurnSnapshotter:
             copies.append((head, self._head_holder, True))
         if self._holder and blocks:
             copies.append((file, self._holder, False))
+        head_unit = self._plan.course.head
+
+        def arrived() -> None:
+            digests: dict[int, str] = {}
+            for content, _, is_head in copies:
+                digests |= {head_unit: head_digest(content)} if is_head else block_digests(Pieces.of(content))
+            then(digests)
+
         for number, (content, holder, is_head) in enumerate(copies, start=1):
-            self._sender.put(_Copy(step, content, holder, is_head, then if number == len(copies) else _nothing))
+            self._sender.put(_Copy(step, content, holder, is_head, arrived if number == len(copies) else _nothing))
         if not copies:
-            then()
+            then({})
 
     def close(self) -> None:
         """Stop the thread that sends copies."""

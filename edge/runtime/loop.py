@@ -18,6 +18,7 @@ may run before this turn ends here.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -127,8 +128,11 @@ class TurnSnapshotSink(Protocol):
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Copy the head before its hand-over to the owner of turn ``index``; ``turns`` are open here."""
 
-    def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep the trained tensors of a turn's end; call ``then`` after the copies have arrived."""
+    def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
+        """Keep the trained tensors of a turn's end; call ``then`` after the copies have arrived.
+
+        ``then`` gets the digests of the units that other nodes keep now.
+        """
 
     def close(self) -> None:
         """Send no more copies."""
@@ -140,9 +144,9 @@ class NoTurnSnapshots:
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Do nothing."""
 
-    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+    def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
         """Call ``then`` at once."""
-        then()
+        then({})
 
     def close(self) -> None:
         """Do nothing."""
@@ -443,6 +447,11 @@ class AgentRun:
                 self._carry_out(command)
         return action
 
+    def _turn_done(self, turn: int, digests: Mapping[int, str]) -> None:
+        for unit, sha256 in digests.items():
+            self._reports.put(rp.KeptElsewhere(turn, unit, sha256))
+        self._reports.put(rp.TurnDone(turn))
+
     def _on_turn(self, turn: Turn) -> None:
         if turn.index <= self._granted:
             return
@@ -497,7 +506,7 @@ class AgentRun:
                     self._reports.put(entry)
                 done = self._turns[turn]
                 self._forget(turn)
-                self._keeper.end(done, lambda: self._reports.put(rp.TurnDone(turn)))
+                self._keeper.end(done, functools.partial(self._turn_done, turn))
             case ev.Fail(error, message):
                 self.fail(error_from_name(error, message))
 

@@ -93,6 +93,14 @@ class CopyCompared(NamedTuple):
     sha256: str
 
 
+class KeptElsewhere(NamedTuple):
+    """Digest of a unit that this node gave another one to keep at the end of a turn; put before ``TurnDone``."""
+
+    turn: int
+    unit: int
+    sha256: str
+
+
 class TechniqueFailed(NamedTuple):
     """This node continues without a technique; put before ``TurnDone`` of that turn."""
 
@@ -145,6 +153,7 @@ Entry = (
     | TurnDone
     | Scored
     | CopyCompared
+    | KeptElsewhere
     | TechniqueFailed
     | ShardSaved
     | Sent
@@ -309,6 +318,8 @@ class Reporter:
                 request.turns_done.append(turn)
             case CopyCompared(turn, unit, sha256):
                 request.copies.add(turn=turn, unit=unit, sha256=sha256)
+            case KeptElsewhere(turn, unit, sha256):
+                request.kept.add(turn=turn, unit=unit, sha256=sha256)
             case Arrived(source, num_bytes, seconds, at_unix_s):
                 request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
             case ShardSaved(turn, step, shard):

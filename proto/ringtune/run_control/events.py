@@ -147,6 +147,9 @@ class Move(NamedTuple):
         sources: the trained blocks that the node takes over, perhaps from itself.
         from_step: in a recovery: take blocks and head as kept after this step; None = as they are now.
         head_from: the node that serves the head as kept then; empty = no head is fetched.
+        digests: of the blocks as kept then, and of the head at its holder.
+        others: further nodes that keep the blocks, to be asked if a source keeps other ones.
+        other_head: a further node that keeps the head; empty = none.
     """
 
     node: str
@@ -156,6 +159,9 @@ class Move(NamedTuple):
     sources: tuple[Source, ...]
     from_step: int | None = None
     head_from: str = ""
+    digests: tuple[CopyDigest, ...] = ()
+    others: tuple[Source, ...] = ()
+    other_head: str = ""
 
 
 class LogPlan(NamedTuple):
@@ -336,13 +342,15 @@ class StepReported(NamedTuple):
 class TurnReported(NamedTuple):
     """A node has done all its actions of a turn.
 
-    ``scores`` are of its slice after a score turn, ``copies`` the digests of its copies of embedding and head.
+    ``scores`` are of its slice after a score turn, ``copies`` the digests of its copies of embedding and head, ``kept``
+    those of what it gave other nodes to keep.
     """
 
     node: str
     turn: int
     scores: tuple[BlockScores, ...] = ()
     copies: tuple[CopyDigest, ...] = ()
+    kept: tuple[CopyDigest, ...] = ()
 
 
 class TechniqueFailed(NamedTuple):

@@ -61,6 +61,7 @@ from ringtune.schedule.migration import CopyHolders, Source, wait_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.techniques.replicas import CopyDigest
 
 RESUME: Final = "start it again and --resume the run"
 
@@ -414,11 +415,24 @@ class Recovery:
         )
         self._moves, self._waiting, self.start = True, set(part.nodes), start
         self.sources = {node: kept.sources(part.placement, node) for node in part.nodes}
-        heads = {start.holder: kept.head_source(start.holder)}
-        return [
-            Move(node, part, start, self.placement_number, self.sources.get(node, ()), self.step, heads.get(node, ""))
-            for node in self._nodes
-        ]
+        return [self._move(node, part, start, kept) for node in self._nodes]
+
+    def _move(self, node: str, part: Plan, start: StartPoint, kept: CopyHolders) -> Move:
+        sources, has_head = self.sources.get(node, ()), node == start.holder
+        blocks = [block for source in sources for block in range(source.start, source.stop)]
+        units = [*blocks, *([part.course.head] if has_head else [])]
+        return Move(
+            node,
+            part,
+            start,
+            self.placement_number,
+            sources,
+            self.step,
+            kept.head_source(node) if has_head else "",
+            tuple(CopyDigest(unit, kept.digests[unit]) for unit in units if unit in kept.digests),
+            kept.other_sources(sources),
+            kept.other_head(node) if has_head else "",
+        )
 
     def log(self, plan: Plan, now_s: float) -> LogRecovery:
         """Make the log entry after all have moved."""

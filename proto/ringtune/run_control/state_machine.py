@@ -630,6 +630,8 @@ class RunStateMachine:
             return
         grants.tables.note(event.node, turn, event.scores)
         grants.copies.note(event.node, turn, event.copies)
+        if self._goes_back:
+            self._kept.note(event.node, turn.index, event.kept)
         self._set_deadline(now_s, commands)
         grants.open.node_done(event.node, turn)
         self._close_turns(now_s, commands)

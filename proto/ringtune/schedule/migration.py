@@ -257,6 +257,7 @@ class CopyHolders:
         owner: that had the head.
         holder: this owner, or if it is lost the one with the copy of the head.
         decided: unfreezing decisions of the run until then.
+        digests: of trained blocks, and of the head as unit ``Course.head``, then; as the nodes said that trained them.
     """
 
     def __init__(self) -> None:
@@ -264,7 +265,9 @@ class CopyHolders:
         self.owner = ""
         self._heads: tuple[str, ...] = ()
         self.decided: tuple[int, ...] = ()
+        self.digests: dict[int, str] = {}
         self._nodes: dict[int, tuple[str, ...]] = {}
+        self._said: dict[int, dict[tuple[str, int], str]] = {}  # turn -> node and unit -> digest
 
     def begin(self, holder: str) -> None:
         """Start at step 0: nothing was trained yet, so the run can begin again."""
@@ -274,8 +277,19 @@ class CopyHolders:
     def holder(self) -> str:  # noqa: D102 - an attribute of the class
         return self._heads[0] if self._heads else ""
 
+    def note(self, node: str, turn: int, digests: Iterable[tuple[int, str]]) -> None:
+        """Note the digests of units that a node has given others to keep at the end of a turn."""
+        self._said.setdefault(turn, {}).update(((node, unit), sha256) for unit, sha256 in digests)
+
     def commit(self, course: Course, placement: Placement, turn: Turn) -> None:
         """Note the end of a train turn that every node has finished and kept."""
+        said = self._said.get(turn.index, {})
+        self._said = {index: digests for index, digests in self._said.items() if index > turn.index}
+        self.digests = {
+            unit: sha256
+            for (node, unit), sha256 in said.items()
+            if node == (turn.owner if unit == course.head else placement.trainer_of(unit))
+        }
         self.step, self.decided = turn.end_step, turn.unfreeze_at
         self.owner = turn.owner
         self._heads = tuple(filter(None, (turn.owner, head_holder(course, turn.owner))))
@@ -299,6 +313,21 @@ class CopyHolders:
     def fetched_head(self, node: str) -> None:
         """Note that a node has fetched, and keeps, the head."""
         self._heads = (node, *(each for each in self._heads if each != node))
+
+    def other_sources(self, sources: Iterable[Source]) -> tuple[Source, ...]:
+        """Return further nodes that keep the blocks of ``sources``, a block each."""
+        return tuple(
+            Source(node, block, block + 1)
+            for source in sources
+            for block in range(source.start, source.stop)
+            for node in self._nodes[block]
+            if node != source.node
+        )
+
+    def other_head(self, node: str) -> str:
+        """Return a node that keeps the head besides ``node`` and its ``head_source``; empty if there is none."""
+        first = self.head_source(node) or node
+        return next((each for each in self._heads if each not in (node, first)), "") if self.step else ""
 
     def lose(self, node: str) -> None:
         """Note that a node is lost."""

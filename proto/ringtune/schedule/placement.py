@@ -277,6 +277,10 @@ class Placement:
         piece = self.slice_of(node)
         return tuple(helper for helper in self.helpers if piece.start <= helper.start < piece.stop)
 
+    def trainer_of(self, block: int) -> str:
+        """Return the node that updates a block's adapters: its helper, else its host."""
+        return next((helper.node for helper in self.helpers if helper.has_block(block)), self.host_of(block))
+
     def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
         """Return helpers, of ``node`` or all, with adjacent blocks of one host and helper joined, for messages."""
         found: list[Helper] = []

@@ -139,7 +139,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "cache_problem")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "kept", "cache_problem")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class ReportRequest(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     CACHE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
@@ -173,8 +174,9 @@ class ReportRequest(_message.Message):
     scores: _containers.RepeatedCompositeFieldContainer[SubnetScores]
     copies: _containers.RepeatedCompositeFieldContainer[CopyDigest]
     instance: str
+    kept: _containers.RepeatedCompositeFieldContainer[CopyDigest]
     cache_problem: str
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., cache_problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
 
 class CopyDigest(_message.Message):
     __slots__ = ("turn", "unit", "sha256")
@@ -628,7 +630,7 @@ class RestReply(_message.Message):
     def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_placement_number", "sources", "recovers", "repeats", "head_from")
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_placement_number", "sources", "recovers", "repeats", "head_from", "digests", "others", "other_head")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -639,6 +641,9 @@ class MoveRequest(_message.Message):
     RECOVERS_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FROM_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_HEAD_FIELD_NUMBER: _ClassVar[int]
     prepare: PrepareRequest
     step: int
     holder: str
@@ -649,7 +654,10 @@ class MoveRequest(_message.Message):
     recovers: bool
     repeats: _containers.RepeatedScalarFieldContainer[str]
     head_from: str
-    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_placement_number: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ...) -> None: ...
+    digests: _containers.RepeatedCompositeFieldContainer[CopyDigest]
+    others: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
+    other_head: str
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_placement_number: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ..., digests: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., other_head: _Optional[str] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("node", "start", "stop", "sha256")

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
+from ringtune.run_control.events import Move
+from ringtune.run_control.recovery import Recovery
 from ringtune.schedule.course import Course, Offload
 from ringtune.schedule.migration import (
+    CopyHolders,
     Source,
     all_owners,
     head_holder,
@@ -27,6 +30,7 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, steps_of_owners, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_cache import step_of
+from ringtune.techniques.replicas import CopyDigest
 from tests.support.cases import cases
 from tests.support.moves import moving
 from tests.support.plans import changed, make_plan
@@ -235,3 +239,28 @@ def test_replica_goes_on_with_its_own_copy() -> None:
     before, after = (both.at(placement_number).placement for placement_number in (1, 2))
     assert sources(PLAN.course, before, after, "b", 8) == (Source("b", 2, 4),)
     assert sources(PLAN.course, before, after, "c", 8) == (Source("a", 0, 2),)
+
+
+def test_kept_state_has_the_digests_of_those_who_trained_it() -> None:
+    """A node says what it trained itself, no more: not of others' blocks, another's head, or an older turn."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, every_steps=1)
+    first, second = (turn for turn in itertools.islice(train_turns(plan.course), 2))
+    kept = CopyHolders()
+    kept.note("a", first.index, [(0, "old")])
+    kept.note("b", second.index, [(2, "b2"), (3, "b3"), (1, "lie"), (plan.course.head, "head")])
+    kept.note("a", second.index, [(1, "a1"), (3, "lie"), (plan.course.head, "lie")])
+    kept.commit(plan.course, plan.placement, second)
+    assert second.owner == "b" and kept.digests == {1: "a1", 2: "b2", 3: "b3", plan.course.head: "head"}
+    (source,) = kept.sources(plan.at(0).placement, "b")
+    assert kept.other_sources([source]) == tuple(Source("a", block, block + 1) for block in range(2, 4))
+    assert (kept.head_source("b"), kept.other_head("b")) == ("", "a")
+    recovery = Recovery(placement_number=1, lost=("z",), nodes=("a", "b"), began_s=0.0, step=4)
+    recovery.place(plan, moving(plan, (2, [("a", 0, 3), ("b", 3, 4)])).at(1).placement)
+    to_a, to_b = (move for move in recovery.move(kept, second, ()) if isinstance(move, Move))
+    assert to_a.digests == (CopyDigest(1, "a1"), CopyDigest(2, "b2")) and to_a.sources == (Source("a", 0, 3),)
+    assert to_b.digests == (CopyDigest(3, "b3"), CopyDigest(plan.course.head, "head"))
+    assert (to_b.others, to_b.head_from, to_b.other_head) == ((Source("a", 3, 4),), "", "a")
+    kept.lose("b")
+    assert kept.other_sources([Source("a", 2, 4)]) == () and kept.other_head("a") == ""
+    kept.commit(plan.course, plan.placement, second)  # nothing was said since
+    assert kept.digests == {}

@@ -307,6 +307,11 @@ def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     assert done == rd.TurnReported("a", 0, (), (CopyDigest(-1, "-1"), CopyDigest(4, "04")))
     assert take(reports, number=3, turns_done=[1]) == [rd.TurnReported("a", 1, (), (CopyDigest(4, "04"),))]
     assert take(reports, number=4, turns_done=[2]) == [rd.TurnReported("a", 2)]
+    given = [copy(3, unit) for unit in range(5)]
+    (done,) = take(reports, number=5, kept=given, turns_done=[3])
+    assert done == rd.TurnReported("a", 3, kept=tuple(CopyDigest(unit, f"{unit:02}") for unit in range(5)))
+    with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):  # of four blocks and a head
+        take(reports, number=6, kept=[*given, copy(3, 4)])
     # An owner has two copies, of embedding and head
     reports = Reports(CheckpointManager("r", job(), None))
     with pytest.raises(IntegrityError, match="node a reports too many digests of copies"):

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
-from edge.agent.migration import NextPlacement, fetch_ahead, read_ahead
+from edge.agent.migration import AgentMigration, NextPlacement, fetch_ahead, read_ahead
+from edge.agent.servicer import _next_placement
 from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
-from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
+from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
 from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
 from edge.transport.access import RunAccess
 from edge.weights.weight_fetch import ModelFetcher
-from ringtune.errors import FrameError, InterruptedRunError, ModelError, PlanError, TrustError
-from ringtune.job.job import Job, Model
+from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError, PlanError, TrustError
+from ringtune.job.job import Job, Model, parse_job
 from ringtune.models.folder import read_headers
+from ringtune.run_control.events import Move
+from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile
+from ringtune.techniques.replicas import CopyDigest
 from ringtune.transport.channels import Server
-from ringtune.v1 import control_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.edge.checkpoint.test_snapshots import file_of
 from tests.support.fakes import WAIT_S
 from tests.support.moves import moving
 from tests.support.plans import make_plan
@@ -315,3 +324,113 @@ def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[S
     kept.put(TWO_AGENTS_RUN, 1, FakeSnapshot("b", {}))
     with pytest.raises(FrameError, match="node b keeps no snapshot of run"):
         fetch_from(address)
+
+
+GOOD, POISON = file_of(0, 1), file_of(0, 1).replace(bytes([0, 1]), bytes([0, 9]))
+HEAD_UNIT = TWO_AGENTS_PLAN.course.head
+
+
+class Keepers:
+    """Node b, which recovers, and node a, which has copies of what b trained: each in memory, a at an address.
+
+    All is after step 2, with the digests that b reported; ``own`` and ``copy`` are what b and a keep.
+    """
+
+    def __init__(self, own: bytes, copy: bytes) -> None:
+        self.plan = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
+        self.far, access = TurnSnapshots("a"), RunAccess("a", wait_s=0.0)
+        self.host = SimpleNamespace(options=AgentOptions(coordinator="127.0.0.1:1", name="b"), access=RunAccess("b"))
+        self.near = AgentMigration(self.host, "b")
+        for kept, file in ((self.near.kept, own), (self.far, copy)):
+            kept.begin(TWO_AGENTS_RUN)
+            kept.keep(TWO_AGENTS_RUN, 2, "b", file, b"head" if file == GOOD else b"evil")
+        access.move(TWO_AGENTS_RUN, self.plan, dataclasses.replace(START, holder="b"), 1, 2)
+
+        def add(server: grpc.Server) -> None:
+            servicer = SnapshotServicer(SnapshotShelf("a"), self.far, access)
+            control_pb2_grpc.add_SnapshotsServicer_to_server(servicer, server)
+
+        self.server = Server("127.0.0.1:0", add)
+
+    def recover(self, source: str, other: str) -> MigratedState:
+        """What node b goes on with."""
+        to = NextPlacement(
+            run_id=TWO_AGENTS_RUN,
+            placement_number=1,
+            plan_json=json.dumps(self.plan.to_json()),
+            job_toml=TWO_AGENTS_JOB,
+            addresses={"a": f"127.0.0.1:{self.server.port}"},
+            shards_run=TWO_AGENTS_RUN,
+            start=dataclasses.replace(START, holder="b"),
+            from_placement_number=1,
+            sources=[Source(source, 0, 2)],
+            from_step=2,
+            head_from="" if source == "b" else source,
+            digests={**block_digests(Pieces.of(GOOD)), HEAD_UNIT: head_digest(b"head")},
+            others=[Source(other, 0, 1), Source(other, 1, 2)] if other else [],
+            other_head=other,
+        )
+        return self.near._kept(to, 2, HEAD_UNIT, time.monotonic() + WAIT_S)[0]
+
+
+@pytest.mark.promise("2 right version")
+@pytest.mark.parametrize(
+    ("own", "copy", "source", "other"),
+    [(GOOD, POISON, "b", ""), (POISON, GOOD, "b", "a"), (GOOD, POISON, "a", "b"), (POISON, GOOD, "a", "")],
+)
+def test_recovery_takes_what_was_trained_wherever_it_is(own: bytes, copy: bytes, source: str, other: str) -> None:
+    """State that another node has changed is left for the next node's, blocks and head; the bits are those trained."""
+    keepers = Keepers(own, copy)
+    try:
+        taken = keepers.recover(source, other)
+    finally:
+        keepers.server.stop(0.0)
+    files = [TensorFile(one, where="it") for one in taken.files]
+    found = {name: bytes(file.tensor(name).data) for file in files for name in file.infos}
+    assert found == {"adapter/0.up": b"\0", "adapter/1.up": b"\1"}
+    assert taken.head is not None and bytes(taken.head) == b"head"
+
+
+@pytest.mark.parametrize(("source", "other"), [("b", "a"), ("a", "b"), ("b", ""), ("a", "")])
+def test_recovery_ends_where_nobody_has_what_was_trained(source: str, other: str) -> None:
+    """At once, with the node and the step: nothing else may be trained on."""
+    keepers = Keepers(POISON, POISON)
+    why = r"no node has block 1 after step 2 as it was trained: node [ab] keeps another state of block 1 after step 2"
+    try:
+        with pytest.raises(IntegrityError, match=why) as ended:
+            keepers.recover(source, other)
+    finally:
+        keepers.server.stop(0.0)
+    assert type(ended.value) is IntegrityError  # a FrameError would be waited out
+
+
+def test_move_arrives_as_the_coordinator_said_it() -> None:
+    """Sources, digests, other nodes and planned bytes: through the request, into what the node works with."""
+    told: list[control_pb2.MoveRequest] = []
+    part = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
+    call: Any = SimpleNamespace(place=lambda number: None, move=lambda request, **_: told.append(request))
+    calls = dict.fromkeys(part.nodes, call)
+    checkpoints: Any = SimpleNamespace(shards_run="first")
+    driver = MigrationDriver(
+        part, parse_job(TWO_AGENTS_JOB, source="it"), checkpoints, ADDRESSES, calls, print, CopyBytes(1000, 50)
+    )
+    digests = (CopyDigest(2, "22"), CopyDigest(HEAD_UNIT, "44"))
+    driver.tell(Move("b", part, START, 1, (Source("a", 0, 3),), 2, "a", digests, (Source("c", 1, 2),), "c"))
+    (request,) = told
+    assert _next_placement(request) == NextPlacement(
+        run_id="",
+        placement_number=1,
+        plan_json=part.to_wire(),
+        job_toml=TWO_AGENTS_JOB,
+        addresses=ADDRESSES,
+        shards_run="first",
+        start=START,
+        from_placement_number=1,
+        sources=(Source("a", 0, 3),),
+        from_step=2,
+        head_from="a",
+        digests={2: "22", HEAD_UNIT: "44"},
+        others=(Source("c", 1, 2),),
+        other_head="c",
+        sizes=CopyBytes(1000, 50),
+    )

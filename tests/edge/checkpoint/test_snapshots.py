@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
-from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots
+from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_digests
+from edge.checkpoint.turn_snapshots import TurnSnapshotter
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, StorageError, TrustError
 from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.methods.hift import Hift
-from ringtune.schedule.migration import TURNS_KEPT
+from ringtune.schedule.migration import TURNS_KEPT, trained_blocks
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
@@ -174,6 +179,32 @@ def has_head(kept: TurnSnapshots, step: int) -> bool:
         return False
 
 
+def test_digest_of_a_block_is_of_its_tensors_alone() -> None:
+    """It is the same in any file with the block, and changes with a name, a type, a shape or a byte of it."""
+
+    def digest(
+        name: str = "adapter/1.up", dtype: str = "U8", shape: tuple[int, ...] = (2,), data: bytes = b"12"
+    ) -> str:
+        tensors = {
+            name: TensorPieces(dtype, shape, Pieces.of(data)),
+            "adapter/1.a": TensorPieces("U8", (), Pieces.of(b"0")),
+        }
+        (alone,) = block_digests(write_tensors(tensors)).values()
+        others = {"adapter/0.up": TensorPieces("F32", (), Pieces.of(b"4444")), "moment/2.up": tensors[name]}
+        assert block_digests(write_tensors(tensors | others))[1] == alone
+        return alone
+
+    found = [
+        digest(),
+        digest(name="moment/1.up"),
+        digest(dtype="I8"),
+        digest(shape=(1, 2)),
+        digest(data=b"13"),
+        digest(name="adapter/1.b"),
+    ]
+    assert len(set(found)) == len(found) and digest() == found[0]
+
+
 def test_copies_of_a_checkpoint_are_saved_whenever_they_come(kept: TurnSnapshots) -> None:
     """What is here already at once, what comes later before its sender hears of it; this node's own has a shard."""
     saved: list[SnapshotFile] = []
@@ -222,3 +253,26 @@ def cut_once(content: bytes) -> control_pb2.FileChunk:
     """The only message of a short file."""
     (chunk,) = cut_pieces(FILE, [content])
     return chunk
+
+
+def test_what_others_keep_is_told_with_its_digests() -> None:
+    """Of the trained blocks and the head that went out, once they have arrived; of a turn without copies nothing."""
+    sent: list[Any] = []
+    sender: Any = SimpleNamespace(start=lambda: None, put=sent.append)
+    executor: Any = SimpleNamespace(head_blob=lambda: Pieces.of(b"a head"))
+    told: list[Mapping[int, str]] = []
+    for plan in (PLAN, make_plan([("a", 0, 4)], ["a"], num_steps=40, local_iterations=4).with_copies(True)):
+        turn = next(one for one in turn_sequence(plan.course) if one.owner == "a")
+        kept = TurnSnapshots("a")
+        made = TurnSnapshotter(
+            "run", "a", plan, executor, kept, make_file=lambda _, blocks, of: file_of(*blocks), sender=sender
+        )
+        made.end(turn, told.append)
+        for copy in sent:
+            assert told == []
+            copy.then()
+        sent.clear()
+    blocks = trained_blocks(PLAN.course, PLAN.placement, "a", next(turn_sequence(PLAN.course)))
+    assert blocks == (2,)
+    head = {PLAN.course.head: hashlib.sha256(b"a head").hexdigest()}
+    assert told == [{**head, **block_digests(Pieces.of(file_of(*blocks)))}, {}]
