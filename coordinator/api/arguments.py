@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from ringtune.errors import JobError, RingTuneError, UsageError
-from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths
+from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths, with_changes
 from ringtune.transport.speaker import speaker, speaking_as
 
 P = ParamSpec("P")
@@ -79,12 +79,12 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
     if job is None and not overrides:
         raise UsageError("give a job: a file, a mapping of its sections, or keywords such as model__path='DIR'")
     if job is None:
-        return with_absolute_paths(Job.from_tables(_nested(overrides)), Path.cwd())
+        job = {}
     if isinstance(job, Mapping):
-        job = Job.from_tables(_tables(job))
-    elif not isinstance(job, Job):
-        job = load_job(Path(job))
-    return with_absolute_paths(job.with_overrides(overrides), Path.cwd())
+        return with_absolute_paths(Job.from_tables(with_changes(_tables(job), overrides)), Path.cwd())
+    if isinstance(job, Job):
+        return with_absolute_paths(job.with_overrides(overrides), Path.cwd())
+    return load_job(Path(job), overrides)
 
 
 def _dotted(keyword: str) -> str:
@@ -119,15 +119,6 @@ def _tables(job: Mapping[str, Any]) -> dict[str, object]:
             raise JobError(f"{section} has to be a section, e.g. {{'train': {{'rounds': 5}}}}")
         found[str(section)] = {str(key): _plain(value) for key, value in keys.items()}
     return found
-
-
-def _nested(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Group values by the section of their dotted key."""
-    tables: dict[str, dict[str, object]] = {}
-    for name, value in values.items():
-        section, _, key = name.partition(".")
-        tables.setdefault(section, {})[key] = value
-    return tables
 
 
 def _plain(value: object) -> object:
