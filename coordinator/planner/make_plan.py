@@ -542,8 +542,15 @@ def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
-    """Estimate by terms the peak memory of each node of a plan."""
-    return fullest(parts_memory(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
+    """Estimate by terms the peak memory of each node of a plan.
+
+    Placements with nodes without facts are left out: a resumed run is past them, and such nodes may be gone.
+    """
+    known = tuple(part.placement for part in plan.parts if facts.keys() >= set(part.nodes))
+    if not known:
+        return {}
+    here = Plan(plan.course, known)
+    return fullest(parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:

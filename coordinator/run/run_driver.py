@@ -495,7 +495,7 @@ class RunDriver(Driver):
         if self.go_back is None:
             return None
         try:
-            self._note(f"{failed}; the run goes back to the checkpoint of step {step}")
+            self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
             self._finish_files()
             is_awaited = plan.owner(self._lost) is not None and not self._policy.leaves_out
             return self.go_back(self._instances[self._lost], self._policy.awaits_s if is_awaited else 0.0)

@@ -13,7 +13,7 @@ from coordinator.api.prediction_text import prediction_lines
 from coordinator.planner.draft import Draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.judge import simulated_job_s
-from coordinator.planner.make_plan import keep_plan, make_plan
+from coordinator.planner.make_plan import keep_plan, make_plan, plan_memory
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned
 from coordinator.planner.replan import placed_without
@@ -345,6 +345,11 @@ def test_placement_of_a_run_that_has_begun_needs_no_room_for_its_checkpoints() -
         return [piece.node for piece in found.hosts]
 
     assert placed(state_bytes, goes_on=True) == ["a", "b"]
+    alone = placed_without(plan, job, Profile(nodes=tuple(nodes.values()), links=()), {"c"}, QUICK)
+    after, here = plan.extended(alone, 1), {name: nodes[name] for name in "ab"}
+    assert plan_memory(job, after, here) == plan_memory(job, after.parts[-1], here), (
+        "c, of the first placement, is gone"
+    )
     for free_bytes, goes_on in [(state_bytes, False), (BLOCK, True)]:
         with pytest.raises((CapacityError, StorageError)):
             placed(free_bytes, goes_on=goes_on)
