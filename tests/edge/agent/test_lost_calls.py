@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,20 +152,19 @@ def test_copy_that_can_not_be_read_is_a_failure_of_its_own_node(
             raise IntegrityError("node a: the shard is damaged")
         return Pieces(len(file_of(0, 1)), broken)
 
-    failed, lost, told = list[Exception](), list[str](), threading.Event()
+    told: SimpleQueue[object] = SimpleQueue()
     sender = CopySender(
         RUN,
         "a",
         0,
         addresses={"b": address},
         patience_s=WAIT_S,
-        on_lost=lambda node, why: (lost.append(why), told.set()),
-        on_failed=lambda error: (failed.append(error), told.set()),
+        on_lost=lambda node, why: told.put(why),
+        on_failed=told.put,
     )
     sender.start()
     sender.put(_Copy(4, content, "b", False, lambda: None))
-    assert told.wait(WAIT_S) and not lost
+    assert isinstance(told.get(timeout=WAIT_S), IntegrityError if place == "opened" else StorageError)
     sender.close()
-    assert isinstance(failed[0], IntegrityError if place == "opened" else StorageError)
     with pytest.raises(FrameError):
         kept.part(RUN, 4, 0, 2)
