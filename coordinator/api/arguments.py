@@ -49,10 +49,11 @@ JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
 """A job file, its sections as a mapping, a ``Job``, or None if all keys are given as keywords."""
 
 
-def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
+def job_here(job: JobLike, keys: Mapping[str, object], run: Path | None = None) -> Job:
     """Read a job that will run, with arguments as for ``read_job``.
 
-    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in.
+    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in: where a run is
+    resumed, with its folder ``run``, that of the run's values.
 
     Raises:
         JobError, UsageError: as ``read_job`` and ``with_initial_digest``.
@@ -61,7 +62,7 @@ def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
     from coordinator.client.hub import with_local_model
     from coordinator.client.initial_values import with_initial_digest
 
-    return with_initial_digest(with_local_model(read_job(job, keys)))
+    return with_initial_digest(with_local_model(read_job(job, keys)), run)
 
 
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:

@@ -87,6 +87,15 @@ def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: 
         initial_file(pinned, tmp_path)
     (tmp_path / "initial.safetensors").write_bytes(bytes(initial_values(first, unpickled)))
     assert (kept := initial_file(pinned, tmp_path)) is not None and kept.sha256() == first.adapter.sha256
+    # The run's own values are those of its job, though the folder has others or is gone
+    (tmp_path / "job.toml").write_text(pinned.to_toml())
+    asked = dataclasses.replace(first, adapter=dataclasses.replace(pinned.adapter, sha256=""))
+    assert with_initial_digest(asked).adapter.sha256 == another.adapter.sha256
+    shutil.rmtree(changed)
+    assert (resumed := with_initial_digest(asked, tmp_path)) == pinned
+    assert (kept := initial_file(resumed, tmp_path)) is not None and kept.sha256() == first.adapter.sha256
+    with pytest.raises(JobError, match="is no folder"):
+        with_initial_digest(asked)
     # A run that is not resumed reads its source: an earlier run's file is moved aside before it is sent
     assert (new := initial_file(first, None)) is not None
     (tmp_path / "initial.safetensors").unlink()
