@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from ringtune.errors import JobError, RingTuneError, UsageError
-from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths
+from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths, with_changes
 from ringtune.transport.speaker import speaker, speaking_as
 
 P = ParamSpec("P")
@@ -49,10 +49,11 @@ JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
 """A job file, its sections as a mapping, a ``Job``, or None if all keys are given as keywords."""
 
 
-def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
+def job_here(job: JobLike, keys: Mapping[str, object], run: Path | None = None) -> Job:
     """Read a job that will run, with arguments as for ``read_job``.
 
-    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in.
+    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in: where a run is
+    resumed, with its folder ``run``, that of the run's values.
 
     Raises:
         JobError, UsageError: as ``read_job`` and ``with_initial_digest``.
@@ -61,7 +62,7 @@ def job_here(job: JobLike, keys: Mapping[str, object]) -> Job:
     from coordinator.client.hub import with_local_model
     from coordinator.client.initial_values import with_initial_digest
 
-    return with_initial_digest(with_local_model(read_job(job, keys)))
+    return with_initial_digest(with_local_model(read_job(job, keys)), run)
 
 
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
@@ -79,12 +80,12 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
     if job is None and not overrides:
         raise UsageError("give a job: a file, a mapping of its sections, or keywords such as model__path='DIR'")
     if job is None:
-        return with_absolute_paths(Job.from_tables(_nested(overrides)), Path.cwd())
+        job = {}
     if isinstance(job, Mapping):
-        job = Job.from_tables(_tables(job))
-    elif not isinstance(job, Job):
-        job = load_job(Path(job))
-    return with_absolute_paths(job.with_overrides(overrides), Path.cwd())
+        return with_absolute_paths(Job.from_tables(with_changes(_tables(job), overrides)), Path.cwd())
+    if isinstance(job, Job):
+        return with_absolute_paths(job.with_overrides(overrides), Path.cwd())
+    return load_job(Path(job), overrides)
 
 
 def _dotted(keyword: str) -> str:
@@ -119,15 +120,6 @@ def _tables(job: Mapping[str, Any]) -> dict[str, object]:
             raise JobError(f"{section} has to be a section, e.g. {{'train': {{'rounds': 5}}}}")
         found[str(section)] = {str(key): _plain(value) for key, value in keys.items()}
     return found
-
-
-def _nested(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Group values by the section of their dotted key."""
-    tables: dict[str, dict[str, object]] = {}
-    for name, value in values.items():
-        section, _, key = name.partition(".")
-        tables.setdefault(section, {})[key] = value
-    return tables
 
 
 def _plain(value: object) -> object:

@@ -48,11 +48,15 @@ _LOOK_S = 0.2
 class RowPrediction(NamedTuple):
     """A row and its prediction.
 
-    ``said`` has ``predicted`` and further fields of the task.
+    Attributes:
+        row: its columns.
+        said: ``predicted`` and further fields of the task.
+        columns: of all rows of the file together; empty = those of ``row``.
     """
 
     row: Mapping[str, Any]
     said: Mapping[str, Any]
+    columns: Sequence[str] = ()
 
 
 class Sampling(NamedTuple):
@@ -156,11 +160,20 @@ MAX_NEW_TOKENS: Final = 4096
 MAX_TEMPERATURE: Final = 100.0
 
 
-def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[str]:
-    """Refuse invalid arguments and rows before anything is started.
+class CheckedRows(NamedTuple):
+    """What was found in a file of rows.
 
-    Returns:
-        Sentences on how the file was read, and on rows left out.
+    Attributes:
+        notes: sentences on how it was read, and on rows left out.
+        columns: of all rows together, in the order in which the file has them; empty where it has none.
+    """
+
+    notes: Sequence[str]
+    columns: Sequence[str] = ()
+
+
+def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> CheckedRows:
+    """Refuse invalid arguments and rows before anything is started.
 
     Raises:
         UsageError: the run has no such user, or a number is out of range.
@@ -178,20 +191,20 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[s
     return _check_rows(data, run.job)
 
 
-def _check_rows(path: Path, job: Job) -> list[str]:
+def _check_rows(path: Path, job: Job) -> CheckedRows:
     """Read a file once as the predicting process will, so that all of its problems are reported first."""
     if job.model.task == IMAGE_CLASSIFICATION:
-        return list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else []
+        return CheckedRows(list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else ())
     if job.model.task == CAUSAL_LM and is_plain_text(path):
         text, note = read_text(path, job.data.encoding)
         blank = sum(not line.strip() for line in text.splitlines())
-        return [note] * bool(note) + [f"{blank:,} blank lines of {path} are left out"] * bool(blank)
+        return CheckedRows([note] * bool(note) + [f"{blank:,} blank lines of {path} are left out"] * bool(blank))
     account = account_of(path, job.data, is_own=True)
     usable = sum(1 for _ in task_rows(path, job.model.task, job.data, account, with_targets=False))
     account.check()
     if not usable:
         raise DataError(f"{path} has no rows; give it rows to predict for")
-    return [*account.notes, *account.lines_left_out()]
+    return CheckedRows([*account.notes, *account.lines_left_out()], account.columns)
 
 
 def predict_rows(
@@ -277,10 +290,15 @@ class CsvWriter:
         self._header: list[str] = []
 
     def add(self, found: RowPrediction) -> None:
-        """Write a row; each class has a column with its probability."""
+        """Write a row; it is empty in columns that other rows alone have. Each class has a column with its probability.
+
+        Raises:
+            DataError: also where its columns are not those of the first row.
+        """
         shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
         line = _joined(
-            found.row, {**{name: value for name, value in found.said.items() if name != _OF_CLASS}, **shares}
+            {**dict.fromkeys(found.columns), **found.row},
+            {**{name: value for name, value in found.said.items() if name != _OF_CLASS}, **shares},
         )
         if not self._header:
             self._header = list(line)
@@ -473,13 +491,14 @@ def predict(
     base = Path(model) if model is not None else None
     table: list[Mapping[str, Any]] = []
     with _file_of(data, saved.job) as rows:
-        for note in check_request(saved, rows, how, user):
+        checked = check_request(saved, rows, how, user)
+        for note in checked.notes:
             tell(note)
         with writer_to(Path(save), rows, tell) if save is not None else nullcontext() as writer:
             every = predict_rows(saved, rows, how, model=base, user=user, tell=tell)
             with WaitNotice(f"loading the model of {folder}"):
                 first = list(itertools.islice(every, 1))
-            for found in itertools.chain(first, every):
+            for found in (each._replace(columns=checked.columns) for each in itertools.chain(first, every)):
                 if writer is not None:
                     writer.add(found)
                 if take is not None:

@@ -359,7 +359,7 @@ def train(
     _require_extras(web, log, local=local, wait=wait)
     if resume and job is None and out is not None:
         job = Path(out) / "job.toml"
-    wanted = job_here(job, keys)
+    wanted = job_here(job, keys, Path(out) if resume and out is not None else None)
     choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
     with _folder(out) as folder, locked_for_resume(folder) if resume and wait else contextlib.nullcontext():
         given = plan.given if isinstance(plan, PlannedJob) else read_given_plan(Path(plan)) if plan else None

@@ -256,7 +256,7 @@ class FollowerState:
                     raise
                 continue
             if not self._is_over():
-                self._turn_to(resumed_by(records, self._run_id))
+                self._turn_to(records)
 
     def _is_over(self) -> bool:
         return self._outcome.is_done or self._outcome.error is not None
@@ -285,7 +285,9 @@ class FollowerState:
         self.is_left = True
         raise ConnectionFailedError(f"coordinator {self._client.address} has not begun the run; submit it again")
 
-    def _turn_to(self, after: RunRecord | None) -> None:
+    def _turn_to(self, records: Mapping[str, RunRecord]) -> None:
+        """Follow the run that took up the present one from now on."""
+        after, before = resumed_by(records, self._run_id), records.get(self._run_id)
         if after is None:
             self.is_left = True
             raise ConnectionFailedError(
@@ -294,7 +296,7 @@ class FollowerState:
             )
         is_anew = after.first_run == after.run_id
         self._say(
-            f"run {self._run_id} was interrupted when the coordinator ended; run {after.run_id} "
+            f"run {self._run_id} was interrupted{f': {before.message}' if before else ''}; run {after.run_id} "
             + (
                 "starts from the beginning, as there was no checkpoint"
                 if is_anew

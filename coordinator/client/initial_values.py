@@ -13,22 +13,26 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import InvalidInputError
-from ringtune.job.job import Job
+from ringtune.job.job import Job, load_job
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.techniques.initial_adapter import INITIAL_FILE, initial_values, with_digest
 
 _READ_S: Final = 300.0
 
 
-def with_initial_digest(job: Job) -> Job:
+def with_initial_digest(job: Job, run: Path | None = None) -> Job:
     """Fill in ``adapter.sha256`` of a job with ``adapter.from``; one that is given is checked when the run begins.
+
+    ``run`` is the folder of a run to resume: if that began from the same folder, its values count, as they were then.
 
     Raises:
         RingTuneError: as ``initial_values``.
     """
     if not job.adapter.from_ or job.adapter.sha256:
         return job
-    found: Job = with_digest(job, initial_values(job, unpickled).sha256())
+    began = load_job(run / "job.toml").adapter if run is not None and (run / "job.toml").is_file() else job.adapter
+    is_same = began.from_ == job.adapter.from_
+    found: Job = with_digest(job, (is_same and began.sha256) or initial_values(job, unpickled).sha256())
     return found
 
 

@@ -51,7 +51,11 @@ class Draft:
         may_project: whether ``auto`` may choose it.
         state_on_disk: whether the optimizer state of units that do not train now is in files.
         keeps_best: whether nodes keep the best result on their disks.
-        copies: whether hosts keep the state at the end of the last turns, and copies of another host's.
+        has_files: whether the run has begun, so that its checkpoints may be on the disks already.
+        copies: whether hosts keep the state at the end of the last turns, and copies of another host's; where all
+            parameters train, copies of another host's checkpoints.
+        has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
+            whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
         helper_settings: settings of helpers.
     """
@@ -63,7 +67,9 @@ class Draft:
     velora: Velora | None = None
     state_on_disk: bool = False
     keeps_best: bool = False
+    has_files: bool = False
     copies: bool = False
+    has_room_for_all: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
@@ -141,13 +147,13 @@ class Draft:
         return helped(plan, self.helper_of, self.helper_settings)
 
 
-def drafts_of(part: Plan) -> tuple[Draft, ...]:
-    """Return the drafts for another placement of the rest of a run.
+def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
+    """Return the drafts for another placement of the rest of a run; ``has_files`` as in ``Draft``.
 
     The first keeps all activations. If blocks of the present placement run again, a second draft recomputes all trained
     blocks of a slice, so that more may fit. The caller checks memory with the blocks that really run again.
     """
-    draft = Draft.of(part)
+    draft = dataclasses.replace(Draft.of(part), has_files=has_files)
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
 

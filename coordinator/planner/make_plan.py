@@ -48,9 +48,6 @@ from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
 from ringtune.costs.memory_estimate import (
-    BEST,
-    CHECKPOINT_COPIES,
-    CHECKPOINTS,
     DiskNeeds,
     fullest,
     parts_memory,
@@ -311,6 +308,7 @@ def make_plan(
 
     def place(course: Course) -> Planned:
         choices = [dataclasses.replace(draft, course=course).with_choices(*pair) for pair in pairs]
+        choices = [way for one in choices for way in _with_room_for_copies(job, one, facts)]
         is_last = course is ways[-1]  # only its refusal lists remedies
 
         def placed(drafts: Sequence[Draft]) -> Planned:
@@ -326,6 +324,19 @@ def make_plan(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
     )
     return with_copies(job, with_techniques(job, planned, check), facts, check)
+
+
+def _with_room_for_copies(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> tuple[Draft, ...]:
+    """Return a draft, and where a disk may be too small for copies of checkpoints the draft with room for all of them.
+
+    A search looks at one slice after the other, and does not know the host before, of which a host keeps copies.
+    """
+    if not (draft.copies and draft.course.method.full_parameters):
+        return (draft,)
+    other = dataclasses.replace(draft, has_room_for_all=True)
+    caps, first = _caps(job, other, facts), draft.private_blocks
+    is_tight = any(caps.lacking_disk(node, first, first + 1) for node in facts)
+    return (draft, other) if is_tight else (draft,)
 
 
 def _placed(
@@ -508,7 +519,7 @@ def _refuse_part_if_full(
     _check_blobs(job, plan.course, nodes)
     check_parcels(plan, Sizes.at(plan.course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
     memory = plan_memory(job, plan, facts)
-    caps = _caps(job, Draft.of(plan), facts)
+    caps = _caps(job, dataclasses.replace(Draft.of(plan), has_files=goes_on), facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
             if plan.placement.helped_by(node):
@@ -518,8 +529,7 @@ def _refuse_part_if_full(
     all_needs: dict[str, DiskNeeds] = {}
     for node in plan.nodes:
         piece, free_bytes = plan.slice_of(node), facts[node].state_free_bytes
-        needs = caps.disk_of(plan, node)
-        all_needs[node] = needs = needs.but(CHECKPOINTS, BEST, CHECKPOINT_COPIES) if goes_on else needs
+        all_needs[node] = needs = caps.disk_of(plan, node)
         if free_bytes is not None and needs.total_bytes > free_bytes:
             raise disk_refusal(facts[node], piece.start, piece.stop, needs)
     refuse_full_shared_disks(facts, all_needs)
@@ -532,8 +542,15 @@ def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
-    """Estimate by terms the peak memory of each node of a plan."""
-    return fullest(parts_memory(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
+    """Estimate by terms the peak memory of each node of a plan.
+
+    Placements with nodes without facts are left out: a resumed run is past them, and such nodes may be gone.
+    """
+    known = tuple(part.placement for part in plan.parts if facts.keys() >= set(part.nodes))
+    if not known:
+        return {}
+    here = Plan(plan.course, known)
+    return fullest(parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:

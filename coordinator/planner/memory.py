@@ -20,7 +20,14 @@ from typing import Final, NamedTuple
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain
 from ringtune.costs.links import takes_parcels
-from ringtune.costs.memory_estimate import DiskNeeds, disk_needs, memory_estimate
+from ringtune.costs.memory_estimate import (
+    BEST,
+    CHECKPOINT_COPIES,
+    CHECKPOINTS,
+    DiskNeeds,
+    disk_needs,
+    memory_estimate,
+)
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
 from ringtune.costs.profile import NodeFacts
@@ -204,14 +211,19 @@ class MemoryCaps:
             above=0,
             state_on_disk=self.draft.state_on_disk,
             helped=self._helped(node, start, stop),
+            copies=self._copies(start, stop) if self.draft.has_room_for_all else None,
         )
-        return disk_needs(self._course, share, self._sizes[node], keeps_best=self.draft.keeps_best)
+        return self._but_files(disk_needs(self._course, share, self._sizes[node], keeps_best=self.draft.keeps_best))
 
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
         """Estimate the bytes on the disk of ``node`` under ``plan``."""
         needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node], keeps_best=self.draft.keeps_best)
         more = (term for technique in TECHNIQUES for term in technique.disk_terms(plan, node))
-        return DiskNeeds((*needs.terms, *more))
+        return self._but_files(DiskNeeds((*needs.terms, *more)))
+
+    def _but_files(self, needs: DiskNeeds) -> DiskNeeds:
+        """Leave out what a run that has begun may have on the disk already."""
+        return needs.but(CHECKPOINTS, BEST, CHECKPOINT_COPIES) if self.draft.has_files else needs
 
     def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()

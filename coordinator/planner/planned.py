@@ -220,7 +220,7 @@ def with_copies(
         most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
         said = (
             f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of the next host, "
-            "so that the run can be resumed without a lost one; predictions leave this out"
+            "so that the run can go back there without a lost one; predictions leave this out"
         )
         return dataclasses.replace(found, told=(*planned.told, said))
     if why := stay_reason(plan.course, plan.placements):

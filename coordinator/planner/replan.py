@@ -48,7 +48,7 @@ def placed_without(
     error: CapacityError | StorageError = CapacityError(
         f"without it no ring of {', '.join(living.by_name)} has memory for the model"
     )
-    for draft in drafts_of(part):
+    for draft in drafts_of(part, has_files=goes_on):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
         if choice is None:
             continue
@@ -123,7 +123,7 @@ def replanned(
         None if no step remains, or no other placement fits.
     """
     placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
-    drafts = drafts_of(now)
+    drafts = drafts_of(now, has_files=True)
     costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
     if not costs.depths:
         return None
@@ -131,7 +131,7 @@ def replanned(
     def seconds(one: Plan) -> float:
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
-    drafts += () if now is part else drafts_of(part)
+    drafts += () if now is part else drafts_of(part, has_files=True)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
     others = {one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits) for one in found}
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]

@@ -325,8 +325,13 @@ class CheckpointManager:
 
         Example: ``stopped by the user, with a checkpoint of step 20``.
         """
-        step = self._newest_step if self._newest_step is not None else self._saved_before
+        step = self.saved_step
         return f"{reason}, with a checkpoint of step {step}" if step >= 0 else f"{reason}; there is no checkpoint"
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint of the run, or of the run that it resumes; -1 = there is none."""
+        return self._newest_step if self._newest_step is not None else self._saved_before
 
     @property
     def _saved_before(self) -> int:

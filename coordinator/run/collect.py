@@ -393,7 +393,7 @@ class ResultCollector:
         self._job, self._put, self._emit = job, put, emit
         self._model: ModelFacts | None = None
         self.last = Results()
-        self._number, self._best = 0, Results()
+        self._number, self._best, self._best_step = 0, Results(), 0
 
     def expect(self, model: ModelFacts) -> None:
         """Set the sizes of the model, for the check."""
@@ -424,6 +424,7 @@ class ResultCollector:
             return
         if command.number != self._number:
             raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
+        self._best_step = command.step
         if self._job.keeps_best_on_disk:
             return
         self._best.send(self._job, self._emit, part=part, below=f"{BEST_FOLDER}/{command.step}/")
@@ -448,7 +449,7 @@ class ResultCollector:
                 answer if isinstance(answer, rd.Progressed) else BestFiles(node, number, answer.files)
             ),
             goes_on=True,
-            needed_steps=needed_steps,
+            needed_steps={*needed_steps, self._best_step} - {0},  # a run that is stopped before all have sent keeps it
         )
 
     def take(self, came: Files | BestFiles) -> rd.Collected | rd.BestSent:

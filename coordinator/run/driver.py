@@ -195,10 +195,14 @@ class Driver(abc.ABC):
 
     Attributes:
         board: status of the work.
+        without: processes of nodes, by their random ``instance``, that take no part.
+        after: the work that goes on in place of this one, which has failed; None = there is none.
     """
 
     def __init__(self, run_id: str, members: Members, *, lease_s: float, on_end: Callable[[], None]) -> None:
         self.run_id = run_id
+        self.without: frozenset[str] = frozenset()
+        self.after: Driver | None = None
         self.board = StatusBoard(run_id)
         self._members = members
         self._lease_s = lease_s
@@ -223,7 +227,9 @@ class Driver(abc.ABC):
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Ask for the end of the work at once."""
+        """Ask for the end of the work, or of that which goes on in its place, at once."""
+        if self.after is not None:
+            self.after.stop(reason)
         self._queue.put(rd.RunStopRequested(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
@@ -276,7 +282,9 @@ class Driver(abc.ABC):
 
     def events(self) -> Iterator[control_pb2.RunEvent]:
         """Yield the events for the submitter until the end; none where a keeper takes them."""
-        return self._outbox.events()
+        yield from self._outbox.events()
+        if self.after is not None:
+            yield from self.after.events()
 
     # ---- its own thread ---------------------------------------------------------------------------
 
@@ -294,8 +302,11 @@ class Driver(abc.ABC):
             self._release_all(str(outcome or "the run is done"))
         finally:
             try:
+                if outcome is not None:
+                    self.after = self._begin_after(outcome)
                 self._on_end()  # before the last event: its reader may submit the next run
-                self._log_outcome(outcome)
+                if self.after is None:
+                    self._log_outcome(outcome)
             finally:
                 self._outbox.close()  # else the submitter would wait for ever
 
@@ -306,6 +317,10 @@ class Driver(abc.ABC):
     def _stopped(self, reason: str) -> str:
         """Add the saved state of the work to the reason of a stop."""
         return reason
+
+    def _begin_after(self, failed: RingTuneError) -> Driver | None:
+        """Begin the work that goes on in place of this one, which has failed; None = the failure is the end."""
+        return None
 
     def _finish_files(self) -> None:  # noqa: B027 - a measurement has none
         """Complete the growing files."""
@@ -399,7 +414,8 @@ class Driver(abc.ABC):
     ) -> tuple[Member, ...]:
         deadline_s, is_told = self._started_s + join_s, False
         while True:
-            living = invited(self._members.living(), evaluation)
+            here = (member for member in self._members.living() if member.instance not in self.without)
+            living = invited(tuple(here), evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
                 check_reachable(chosen)

@@ -185,7 +185,6 @@ def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunSt
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
         return RunStateMachine(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
-    recovery = request.job.recovery
     return RunStateMachine(
         None,
         plan_only=plan_only,
@@ -193,10 +192,16 @@ def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunSt
         wait_s=runtime.wait_s,
         patience_evals=request.job.train.patience_evals,
         keeps_best=request.job.train.keep_best,
-        recovery=RecoveryPolicy(
-            leaves_out=recovery.owners == SKIP_OWNER,
-            awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
-        ),
+        recovery=recovery_policy(request, awaits_nodes=awaits_nodes),
+    )
+
+
+def recovery_policy(request: RunRequest, *, awaits_nodes: bool) -> RecoveryPolicy:
+    """Make the policy of a run that loses nodes; ``awaits_nodes`` as for ``state_machine_of``."""
+    recovery = request.job.recovery
+    return RecoveryPolicy(
+        leaves_out=recovery.owners == SKIP_OWNER,
+        awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
     )
 
 

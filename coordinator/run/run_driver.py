@@ -49,7 +49,7 @@ from coordinator.run.node_client import (
 )
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.recovery import Reports, await_nodes, recover, state_machine_of, with_role
+from coordinator.run.recovery import Reports, await_nodes, recover, recovery_policy, state_machine_of, with_role
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
 from ringtune.costs.measurement import SKIPPED_ITEMS
@@ -65,6 +65,7 @@ from ringtune.errors import (
 )
 from ringtune.machine.resources import busy_text
 from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import checkpoint_reason
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.storage.tensor_files import TensorFile
@@ -109,6 +110,10 @@ class RunDriver(Driver):
         lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
         awaits_nodes: whether lost nodes may return.
+
+    Attributes:
+        go_back: begins the run that goes on from the last checkpoint of this one without a process, given by its
+            ``instance``, and waits so many seconds for its owners of rows; None = no run does.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class RunDriver(Driver):
         awaits_nodes: bool = True,
     ) -> None:
         super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
+        self.go_back: Callable[[str, float], Driver] | None = None
         self._job = request.job
         self._addresses: dict[str, str] = {}
         self._request = request
@@ -129,6 +135,8 @@ class RunDriver(Driver):
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
         self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
+        self._policy = recovery_policy(request, awaits_nodes=awaits_nodes)
+        self._lost, self._is_stopped = "", False
         self._checkpoints = CheckpointManager(run_id, request.job, request.resume)
         self._run_planner = RunPlanner(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
@@ -165,7 +173,13 @@ class RunDriver(Driver):
 
     def drain(self, reason: str) -> None:
         """Ask for the end of the run after the granted turns, with a checkpoint; a second call ends it at once."""
+        self._is_stopped = True
         self._queue.put(rd.DrainRequested(reason))
+
+    def stop(self, reason: str) -> None:
+        """Ask for the end of the run at once."""
+        self._is_stopped = True
+        super().stop(reason)
 
     def joined(self, member: Member) -> None:
         """Queue that a node has joined the coordinator."""
@@ -311,6 +325,8 @@ class RunDriver(Driver):
             self._feed(TimerFired(timer))
 
     def _feed(self, event: rd.Event) -> None:
+        if isinstance(event, rd.NodeFailed) and event.error == PeerLostError.__name__:
+            self._lost = event.lost or event.node
         for command in self._rounds.handle(event, self._now_s()):
             self._carry_out(command)
 
@@ -462,6 +478,31 @@ class RunDriver(Driver):
             wall_s=time.monotonic() - self._started_s,
             phases_s=self._phases_s,
         )
+
+    def _begin_after(self, failed: RingTuneError) -> Driver | None:
+        """Begin the run that goes back to the last checkpoint where all parameters train and a node is lost.
+
+        Otherwise the reason is added to the failure.
+        """
+        plan = self._planned.plan if self._planned else None
+        if plan is None or not plan.course.method.full_parameters or not isinstance(failed, PeerLostError):
+            return None
+        if self._is_stopped or not self._request.is_training or self._lost not in plan.nodes:
+            return None
+        step = self._checkpoints.saved_step
+        if why := checkpoint_reason(self._lost, plan, step, self._policy):
+            failed.args = (f"{failed}; {why}",)
+            return None
+        if self.go_back is None:
+            return None
+        try:
+            self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
+            self._finish_files()
+            is_awaited = plan.owner(self._lost) is not None and not self._policy.leaves_out
+            return self.go_back(self._instances[self._lost], self._policy.awaits_s if is_awaited else 0.0)
+        except RingTuneError as error:
+            failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {error}",)
+            return None
 
     def _stopped(self, reason: str) -> str:
         return self._checkpoints.stopped(reason) if self._request.is_training else reason

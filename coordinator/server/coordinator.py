@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import secrets
@@ -19,7 +20,7 @@ from coordinator.run.measurement import MeasureDriver
 from coordinator.run.members import LinkCache, Member, Registry, WakingClock
 from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto, with_initial
 from coordinator.run.run_driver import RunDriver
-from coordinator.server.restart import resume_request, run_to_resume
+from coordinator.server.restart import RunHistory, resume_request, run_to_resume
 from coordinator.server.run_record import RunRecord
 from coordinator.server.run_store import RunStore
 from ringtune.errors import (
@@ -258,10 +259,23 @@ class Coordinator:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def run(self, request: RunRequest, *, takes_up: str = "") -> RunDriver:
+    def run(
+        self,
+        request: RunRequest,
+        *,
+        takes_up: str = "",
+        replaces: RunDriver | None = None,
+        without: frozenset[str] = frozenset(),
+        num_in_vain: int = 0,
+    ) -> RunDriver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
-        ``takes_up`` is the interrupted run that the coordinator resumes by itself.
+        Args:
+            request: of the run.
+            takes_up: the interrupted run that the coordinator resumes by itself.
+            replaces: that run, while it ends.
+            without: processes of nodes that take no part.
+            num_in_vain: resumptions in a row, this one included, since the last checkpoint.
 
         Raises:
             BusyError: a run or measurement is driven already.
@@ -269,13 +283,46 @@ class Coordinator:
             PlanError: the checkpoint is of another job or plan.
         """
         lease_s = request.job.runtime.lease_s
+
+        def make(run_id: str, on_end: Callable[[], None]) -> RunDriver:
+            driver = self._stored_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end)
+            history = RunHistory(request, num_in_vain=num_in_vain)
+            driver.listen(history)
+            driver.without = without
+            driver.go_back = functools.partial(self._go_back, driver, request, history)
+            return driver
+
         return self._begin(
             request.job,
             request.kind,
             request.submitted_by,
-            lambda run_id, on_end: self._stored_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end),
+            make,
             initial=request.initial,
+            replaces=replaces,
         )
+
+    def _go_back(
+        self, driver: RunDriver, request: RunRequest, history: RunHistory, lost: str, join_s: float
+    ) -> RunDriver:
+        """Resume a run that ends with the loss of a node from its newest checkpoint.
+
+        Args:
+            driver: of the run.
+            request: began it.
+            history: its events.
+            lost: the process of the lost node.
+            join_s: seconds to wait for owners of rows.
+        """
+        run_id = driver.run_id
+        resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
+        if self.kept is not None:  # the received file went with its call
+            resumed = with_initial(resumed, self.kept.initial_file(run_id))
+        without, num_in_vain = driver.without | {lost}, history.num_in_vain + 1
+        after = self.run(resumed, takes_up=run_id, replaces=driver, without=without, num_in_vain=num_in_vain)
+        if self.kept is not None:
+            self.kept.interrupt(run_id, "a node was lost")
+        self.tell(f"run {run_id} has lost a node; {after.run_id} resumes it from its checkpoint")
+        return after
 
     def _stored_driver(
         self, run_id: str, request: RunRequest, takes_up: str, *, lease_s: float, on_end: Callable[[], None]
@@ -348,6 +395,7 @@ class Coordinator:
         make: Callable[[str, Callable[[], None]], AnyDriver],
         *,
         initial: Pieces | None = None,
+        replaces: Driver | None = None,
     ) -> AnyDriver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
@@ -355,7 +403,7 @@ class Coordinator:
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
         with self._lock:
-            if self._driver is not None:
+            if self._driver is not None and self._driver is not replaces:
                 raise BusyError(
                     f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
                 )
@@ -374,7 +422,8 @@ class Coordinator:
             for sink in self.onlookers:
                 driver.listen(sink, closely=True)
             driver.start()
-            self._drivers = [*(other for other in self._drivers if not other.join(0.0)), driver]
+            ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
+            self._drivers = [*ending, driver]
         return driver
 
     def run_status(self) -> control_pb2.RunStatus | None:
@@ -457,7 +506,7 @@ class Coordinator:
             if self._driver is driver:
                 self._driver = None
                 self._registry.lease_s = self.lease_s
-                self.offers.drop(driver.run_id)
+            self.offers.drop(driver.run_id)
         trim_heap()  # return memory of the run, and of refused callers, to the system
 
 

@@ -1,10 +1,13 @@
-"""The run that a restarted coordinator resumes, and the step that it resumes from. Pure functions.
+"""The run that a coordinator resumes by itself, and the step that it resumes from. No I/O.
 
 ::
 
     running --(the coordinator ends)--> interrupted --(it starts again)--> resumed by another run:
                                            from the end of the last turn that all nodes had done,
                                            else from the newest checkpoint, else from the beginning
+
+Where all parameters train, the run that has lost a node is resumed in the same way, from its newest checkpoint: by
+``RunHistory``.
 
 Meanwhile nodes have released the run, and have written shards and their copies of the last turns to disk. The resuming
 run has an id of its own, as with ``--resume``, so late messages of the former run are refused.
@@ -67,6 +70,42 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
     while (before := records.get(last.takes_up)) is not None and last.newest_step <= before.newest_step:
         count, last = count + 1, before
     return count
+
+
+class RunHistory:
+    """The events of a run from which it may be resumed; an event sink.
+
+    Args:
+        request: began the run.
+        num_in_vain: resumptions in a row, up to this run, without a new checkpoint.
+    """
+
+    def __init__(self, request: RunRequest, *, num_in_vain: int = 0) -> None:
+        self._request = request
+        self._events: list[control_pb2.RunEvent] = []
+        self.num_in_vain = num_in_vain
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Keep an event if the run may be resumed from it; of checkpoints the newest ``KEPT``."""
+        kind = event.WhichOneof("event")
+        if kind == "checkpoint_json":
+            saved = [one for one in self._events if one.WhichOneof("event") == kind]
+            self._events = [one for one in self._events if one not in saved[: 1 - KEPT]]
+            self.num_in_vain = 0
+        if kind in ("plan_json", "resumed_json", "operations_json", "checkpoint_json"):
+            self._events.append(event)
+
+    def resumption(self, record: RunRecord, join_s: float) -> RunRequest:
+        """Return the request that resumes the run; it waits for its nodes for ``join_s`` seconds.
+
+        Raises:
+            UsageError: the run was resumed in vain ``MAX_IN_VAIN`` times.
+        """
+        if self.num_in_vain >= MAX_IN_VAIN:
+            raise UsageError(
+                f"it was resumed {MAX_IN_VAIN} times without a new checkpoint; --resume it when all are back"
+            )
+        return resume_request(self._request, record, self._events)._replace(join_s=join_s)
 
 
 def resume_request(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:

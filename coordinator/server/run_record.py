@@ -123,11 +123,9 @@ class RunRecord:
                 return replace(self, state="done", ended_unix_s=now_unix_s)
         return self
 
-    def interrupted(self, ended_unix_s: float) -> RunRecord:
+    def interrupted(self, ended_unix_s: float, message: str = "the coordinator ended before the run did") -> RunRecord:
         """Return the record of a running run as one interrupted at ``ended_unix_s``."""
-        return replace(
-            self, state="interrupted", message="the coordinator ended before the run did", ended_unix_s=ended_unix_s
-        )
+        return replace(self, state="interrupted", message=message, ended_unix_s=ended_unix_s)
 
     def to_text(self) -> str:
         """Return the record as JSON."""

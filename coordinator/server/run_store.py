@@ -248,6 +248,13 @@ class StoredRun:
             self._is_full = True  # the next start marks it as interrupted
         self.close()
 
+    def interrupt(self, message: str) -> None:
+        """End the run without a last event; another run takes it up."""
+        with self._changed:
+            self.record = self.record.interrupted(time.time(), message)
+            self._end()
+            self._changed.notify_all()
+
     def fetched(self) -> None:
         """Note that a user has all events; ignored while the run is running."""
         with self._changed:
@@ -425,6 +432,14 @@ class RunStore:
             UsageError: there is no such run.
         """
         return self._run(run_id).record
+
+    def interrupt(self, run_id: str, message: str) -> None:
+        """End a run that another run takes up.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        self._run(run_id).interrupt(message)
 
     def fetched(self, run_id: str) -> None:
         """Note that a user has all events of a run and of those that it resumes.

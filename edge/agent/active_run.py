@@ -194,6 +194,12 @@ class ActiveRun:
         timer.daemon = True
         timer.start()
 
+    def fail(self, error: RingTuneError) -> None:
+        """Fail the run with an error of this node, unless it was released."""
+        run = self._wanted()
+        if run is not None:
+            run.fail(error)
+
     def _report_lost(self, peer: str, reason: str) -> None:
         run = self._wanted()
         if run is not None and not self.is_collected and not self.is_resting:
@@ -480,6 +486,7 @@ def collect(
         UsageError: this node has no folder to keep files in.
     """
     executor, reporter, saver = active.executor, active.reporter, active.saver
+    deadline_s = time.monotonic() + timeout_s
     if best_step and saver is None:
         raise UsageError(f"node {active.node} {NO_FOLDER_FOR_BEST}")
     active.is_collected = active.is_collected or not goes_on
@@ -497,7 +504,7 @@ def collect(
     if goes_on:
         if not best_step or saver is None:
             return files
-        saver.parts().keep_best(best_step, files, needed_steps=needed_steps)
+        saver.keep_best(best_step, files, needed_steps=needed_steps, timeout_s=deadline_s - time.monotonic())
         return {}
     files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
     if reporter is not None:

@@ -177,16 +177,16 @@ class AgentMigration:
             addresses=addresses,
             patience_s=job.runtime.lease_s,
             on_lost=active.on_link_lost,
+            on_failed=active.fail,
         )
         if not active.plan.goes_back:
             self.kept.begin(active.run_id)
-            parts, piece = (
-                self.saved(saver.place[0] if saver is not None else active.run_id),
-                active.plan.slice_of(self._node),
-            )
+            if saver is None:
+                return None
+            piece = active.plan.slice_of(self._node)
 
             def blocks(step: int) -> Pieces:
-                return _own_copies(parts, self._node).own_blocks(step, active.run_id, piece.start, piece.stop)
+                return saver.saved_blocks(step, active.run_id, piece.start, piece.stop)
 
             return CheckpointCopier(active.plan, self._node, blocks, sender)
         self._place = saver.place if saver is not None else ("", "")

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from edge.checkpoint.retention import KEPT, RetentionLimits
 from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, SavedParts, StateFolder
-from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
+from ringtune.errors import (
+    BusyError,
+    DataError,
+    DeadlineError,
+    DivergedError,
+    IntegrityError,
+    InterruptedRunError,
+    StorageError,
+    UsageError,
+)
 from ringtune.ids import check_run_id
 from ringtune.run_control.checkpoint import SavedPart, SavedSource, Shard
 from ringtune.schedule.plan import Plan
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.pieces import Piece, Pieces
 
 _LOG = logging.getLogger(__name__)
 _NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
@@ -57,6 +67,8 @@ class Saver:
         self._kept = kept
         self._rows = rows
         self._state: StateFolder | None = None
+        self._digests: dict[int, str] = {}
+        self._best_lock, self._best_step, self._is_over = threading.Lock(), 0, False
 
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
         """Lock the node's folder at the first call, and return the run's shards.
@@ -81,7 +93,53 @@ class Saver:
         content = executor.shard(self._metadata(step), with_head=with_head)
         shards = self.open()
         shards.keep_rows(self._rows)
-        return shards.write(step, content, node=self._node)
+        shard = shards.write(step, content, node=self._node)
+        self._digests[step] = shard.sha256
+        return shard
+
+    def saved_blocks(self, step: int, attempt: str, start: int, stop: int) -> Pieces:
+        """Return the blocks ``[start, stop)`` of the shard that was saved at ``step`` as a file of run ``attempt``.
+
+        Raises:
+            IntegrityError: the shard is damaged since.
+        """
+        return self.parts().part(step, attempt, start, stop, sha256=self._digests[step])
+
+    def keep_best(
+        self, step: int, files: Mapping[str, Pieces], *, needed_steps: Collection[int] = (), timeout_s: float
+    ) -> None:
+        """Keep the node's part of the best result so far, see ``SavedParts.keep_best``; from any thread.
+
+        A call that is repeated, or late, waits for the one under way and writes nothing: the tensors may be others by
+        then.
+
+        Raises:
+            DeadlineError: another call still writes after ``timeout_s`` seconds.
+            InterruptedRunError: the run has ended.
+            StorageError: the disk is full.
+        """
+        if not self._best_lock.acquire(timeout=max(0.0, timeout_s)):
+            raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for the best result of step {step}")
+        try:
+            self._check_open()
+            if step > self._best_step:
+                checked = {name: self._until_over(content) for name, content in files.items()}
+                self.parts().keep_best(step, checked, needed_steps=needed_steps)
+                self._best_step = step
+        finally:
+            self._best_lock.release()
+
+    def _until_over(self, content: Pieces) -> Pieces:
+        def read() -> Iterator[Piece]:
+            for piece in content:
+                self._check_open()
+                yield piece
+
+        return Pieces(content.size_bytes, read)
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise InterruptedRunError(f"the run ended before node {self._node} had kept its best result")
 
     def load(self, step: int, sha256: str, executor: ShardTarget, *, with_head: bool, plan_digest: str = "") -> None:
         """Load the shard of ``step`` with this hex digest into the executor.
@@ -148,10 +206,12 @@ class Saver:
         """
         if self._state is None:
             return
+        self._is_over = True
         try:
-            self._state.drop_moments()
-            if is_finished:
-                self._state.run(self._run_id).finish()
+            with self._best_lock:  # another run may use the folder after this
+                self._state.drop_moments()
+                if is_finished:
+                    self._state.run(self._run_id).finish()
         except StorageError as error:
             _LOG.warning("node %s keeps the shards of run %s for ever: %s", self._node, self._run_id, error)
         finally:

@@ -46,6 +46,7 @@ from ringtune.ids import check_run_id, is_run_id
 from ringtune.quantities import format_bytes
 from ringtune.run_control.checkpoint import SavedPart, Shard
 from ringtune.storage.durable import (
+    PARTIAL_SUFFIX,
     claim,
     drop_file,
     is_claimed,
@@ -373,7 +374,7 @@ def _write_with_digest(path: Path, content: Pieces) -> str:
     return digest.hexdigest()
 
 
-_BEST_NAME: Final = re.compile(r"best-(\d{1,18})(?:-.+|\.json)")
+_BEST_NAME: Final = re.compile(rf"best-(\d{{1,18}})(?:-.+(?<!{re.escape(PARTIAL_SUFFIX)})|\.json)")
 _PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
 _MAX_BLOCKS: Final = 1 << 16
 _MAX_STEPS: Final = 8
@@ -415,13 +416,6 @@ class SavedParts:
         for file in self._files():
             if file.step < step:
                 drop_file(file.path)
-
-    def own_blocks(self, step: int, attempt: str, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` of the shard that this node has just written, as a file."""
-        path = self._shards.path(step)
-        file = TensorFile(FilePieces(path), where=str(path))
-        found = {name: file.tensor(name) for name in file.infos if start <= block_of(name) < stop}
-        return write_tensors(found, metadata={METADATA: json.dumps(metadata(attempt, step), sort_keys=True)})
 
     # ---- best results -----------------------------------------------------------------------------
 

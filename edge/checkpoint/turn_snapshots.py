@@ -13,32 +13,34 @@ the last turn that every node had done, and only the coordinator's records say w
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.checkpoint.snapshot_servicer import push
 from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, head_digest, metadata
 from edge.checkpoint.state_folder import SavedParts, StateFolder
-from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, StorageError
+from ringtune.errors import BusyError, ConnectionFailedError, IntegrityError, RingTuneError, StorageError
 from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.pieces import Piece, Pieces
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
 
 
 class _Copy(NamedTuple):
-    """A file for ``holder``, and a function to call after its arrival."""
+    """A file for ``holder``, which ``content`` reads, and a function to call after its arrival."""
 
     step: int
-    file: bytes | Pieces
+    content: Callable[[], Pieces]
     holder: str
     is_head: bool
     then: Callable[[], None]
@@ -53,6 +55,7 @@ class CopySender:
         addresses: ``host:port`` by node.
         patience_s: seconds of retries before the holder of a copy counts as lost.
         on_lost: called with a node that takes no copy, and the reason.
+        on_failed: called with the error where this node can't read what it sends.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class CopySender:
         addresses: Mapping[str, str],
         patience_s: float,
         on_lost: Callable[[str, str], None],
+        on_failed: Callable[[RingTuneError], None],
     ) -> None:
         self._run_id, self._node, self._placement_number = run_id, node, placement_number
-        self._addresses, self._patience_s, self._on_lost = addresses, patience_s, on_lost
+        self._addresses, self._patience_s = addresses, patience_s
+        self._on_lost, self._on_failed = on_lost, on_failed
         self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
         self._closed = threading.Event()
 
@@ -87,15 +92,18 @@ class CopySender:
 
     def _send_all(self) -> None:
         while (copy := self._copies.get()) is not None and not self._closed.is_set():
+            unread: list[RingTuneError] = []
             try:
-                self._send(copy)
+                self._send(copy, _noting(copy, unread))
             except RingTuneError as error:
-                if not self._closed.is_set():
+                if unread:
+                    self._on_failed(unread[0])
+                elif not self._closed.is_set():
                     self._on_lost(copy.holder, f"it takes no copy of what was trained: {error}")
                 return
             copy.then()
 
-    def _send(self, copy: _Copy) -> None:
+    def _send(self, copy: _Copy, content: Pieces) -> None:
         """Send a copy; retry for ``patience_s`` while the holder can't be reached."""
         deadline_s = time.monotonic() + self._patience_s
         while True:
@@ -104,7 +112,7 @@ class CopySender:
                     self._run_id,
                     copy.step,
                     self._node,
-                    copy.file,
+                    content,
                     copy.holder,
                     self._addresses.get(copy.holder, ""),
                     self._patience_s,
@@ -121,6 +129,38 @@ class CopySender:
             self._closed.wait(_RETRY_S)
 
 
+def _noting(copy: _Copy, problems: list[RingTuneError]) -> Pieces:
+    """Return the content of a copy; an error of the disk that it is read from is noted before it is raised.
+
+    Raises:
+        IntegrityError: it is damaged.
+        StorageError: it can't be read.
+    """
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except (IntegrityError, OSError) as error:
+            found = (
+                error
+                if isinstance(error, IntegrityError)
+                else StorageError(
+                    f"the shard of step {copy.step} can't be read to copy it to {copy.holder}: {error}; check the disk"
+                )
+            )
+            problems.append(found)
+            raise found from error
+
+    def read() -> Iterator[Piece]:
+        with noted():
+            yield from content
+
+    with noted():
+        content = copy.content()
+    return Pieces(content.size_bytes, read)
+
+
 class CheckpointCopier:
     """Copies a host's blocks of each checkpoint to the disk of the next host, where all parameters train.
 
@@ -128,7 +168,7 @@ class CheckpointCopier:
     the copy is on the other disk.
 
     Args:
-        blocks: returns this node's blocks of the checkpoint of a step as a file.
+        blocks: returns this node's blocks of the checkpoint of a step as a file; called on the sender's thread.
         sender: of the run.
     """
 
@@ -146,7 +186,8 @@ class CheckpointCopier:
             then({})
             return
         step = turn.first_step
-        self._sender.put(_Copy(step, self._blocks(step), self._holder, False, lambda: then({}), is_saved=True))
+        read, last = functools.partial(self._blocks, step), functools.partial(then, {})
+        self._sender.put(_Copy(step, read, self._holder, is_head=False, then=last, is_saved=True))
 
     def close(self) -> None:
         """Send no more copies."""
@@ -224,7 +265,8 @@ class TurnSnapshotter:
             then(digests)
 
         for number, (content, holder, is_head) in enumerate(copies, start=1):
-            self._sender.put(_Copy(step, content, holder, is_head, arrived if number == len(copies) else _nothing))
+            read, last = functools.partial(Pieces.of, content), number == len(copies)
+            self._sender.put(_Copy(step, read, holder, is_head, arrived if last else _nothing))
         if not copies:
             then({})
 

@@ -122,6 +122,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         claims: blocks that it hands in instead of those that it hosts.
         without_user: that it hands in nothing of.
         damaged: steps of which its shard is damaged.
+        has_copies: whether it has copies of every block of each checkpoint that it is asked for.
         on_link: answers when it shall measure a link; 1 MB/s by default.
         host: of its address; another one is another machine.
 
@@ -144,6 +145,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         claims: tuple[int, ...] | None = None,
         without_user: str = "",
         damaged: Collection[int] = (),
+        has_copies: bool = False,
         on_link: Callable[[control_pb2.MeasureLinkRequest], control_pb2.MeasureLinkReply] | None = None,
         host: str = "127.0.0.1",
     ) -> None:
@@ -159,6 +161,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._claims = claims
         self._without_user = without_user
         self._damaged = frozenset(damaged)
+        self._has_copies = has_copies
         self.prepared = control_pb2.PrepareRequest()
         self.inspected = control_pb2.InspectRequest()
         self.on_inspect: Callable[[], object] = lambda: None
@@ -219,7 +222,13 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             )
             for shard in request.shards
         ]
-        return control_pb2.InspectReply(facts_json=json.dumps(made.to_message()), shards=states)
+        copies = [
+            control_pb2.SavedPart(
+                step=shard.step, attempt=request.checkpoint_run, blocks=range(made.model.num_blocks), has_head=True
+            )
+            for shard in (request.shards if self._has_copies else ())
+        ]
+        return control_pb2.InspectReply(facts_json=json.dumps(made.to_message()), shards=states, saved=copies)
 
     def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:
         """A made-up rate."""

@@ -513,8 +513,8 @@ class RecoverySettings:
         copies: which node keeps, at the end of each turn, a copy of a host's trained state, so that the run continues
             without the host: next = the next host in the ring; none = no node: a lost host ends the run, which can be
             resumed; auto = next, if the method may move and the nodes have memory for it. Where all parameters train,
-            next = the next host's disk has a copy of each checkpoint, from which the run can be resumed without the
-            host; auto = none.
+            next = the next host's disk has a copy of each checkpoint, from which the run goes on without the host; auto
+            = none.
         owners: when an owner of rows is lost: wait = the run waits for it, for at most ``wait_s``, and continues from
             copies when it is back; skip = the run continues from copies without the owner's remaining turns.
         wait_s: longest time that the run waits for a node that it can't do without, in seconds: an owner of rows, or a

@@ -23,7 +23,7 @@ import functools
 import re
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -318,34 +318,7 @@ class Job:
         Raises:
             JobError: unknown key, wrong type, out of range; the rules are those of the file.
         """
-        tables = self.to_tables()
-        wanted = overrides.get("train.method", self.train.method)
-        section = method_class(wanted).section if isinstance(wanted, str) and wanted in method_names() else ""
-        for name in METHOD_SECTIONS.keys() - {section}:
-            tables.pop(name, None)
-        tables["adapter"] = without_default(tables["adapter"], self.train.method)
-        for name in overrides.keys() & _CLEARS.keys():
-            for other in _CLEARS[name]:
-                tables.get(name.partition(".")[0], {}).pop(other, None)
-        if overrides.get("train.optimizer", "momentum") != "momentum":
-            tables["train"].pop("momentum", None)
-        if overrides.get("memory.activations") in (NONE, RECOMPUTE):
-            tables.pop("velora", None)
-        if overrides.get("offload.pairs", VELORA) != VELORA:
-            tables["offload"].pop("projected", None)
-        if overrides.get("offload.mode") == OFF:
-            tables.pop("offload")
-        if overrides.get("offload.mode") == OFF or overrides.get("offload.users") == JOINT:
-            tables["data"].pop("user")
-        if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
-            tables["operations"] = {}
-        if "train.microbatches" in overrides:
-            tables["placement"].pop("microbatches")
-        for name, value in overrides.items():
-            section, _, key = name.partition(".")
-            check_keys([section], [entry.name for entry in dataclasses.fields(Job)], where="", error=JobError)
-            tables.setdefault(section, {})[key] = value
-        return Job.from_tables(tables)
+        return Job.from_tables(with_changes(self.to_tables(), overrides))
 
     @staticmethod
     def from_tables(tables: Mapping[str, object]) -> Job:
@@ -356,14 +329,72 @@ class Job:
         return read_dataclass(Job, with_adapter(tables), where="", error=JobError)
 
 
-def load_job(path: str | Path) -> Job:
-    """Read a job file; paths in it are relative to its folder and become absolute.
+def with_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Replace values in the tables of a job as ``Job.with_overrides`` says; the new tables are not checked.
 
     Raises:
-        JobError: the file is missing, not TOML, or breaks a rule; names file and key.
+        JobError: an override is of an unknown section.
     """
-    path = Path(path)
-    return with_absolute_paths(parse_job(read_job_text(path), source=str(path)), path.parent)
+    names = [entry.name for entry in dataclasses.fields(Job)]
+    for name in overrides:
+        check_keys([name.partition(".")[0]], names, where="", error=JobError)
+    found = {name: dict(keys) if isinstance(keys, Mapping) else keys for name, keys in tables.items()}
+    sections = {name: found.setdefault(name, {}) for name in names if isinstance(found.get(name, {}), dict)}
+    clears = [(name.partition(".")[0], other) for name in overrides.keys() & _CLEARS.keys() for other in _CLEARS[name]]
+    if overrides.get("train.optimizer", "momentum") != "momentum":
+        clears.append(("train", "momentum"))
+    if overrides.get("offload.pairs", VELORA) != VELORA:
+        clears.append(("offload", "projected"))
+    if overrides.get("offload.mode") == OFF or overrides.get("offload.users") == JOINT:
+        clears.append(("data", "user"))
+    if "train.microbatches" in overrides:
+        clears.append(("placement", "microbatches"))
+    for section, key in clears:
+        sections.get(section, {}).pop(key, None)
+    method = sections.get("train", {}).get("method", Train().method)
+    dropped = {_section_of(method)} - {_section_of(overrides.get("train.method", method))}
+    if overrides.get("memory.activations") in (NONE, RECOMPUTE):
+        dropped.add("velora")
+    if overrides.get("offload.mode") == OFF:
+        dropped.add("offload")
+    if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
+        dropped.add("operations")
+    for section in dropped & sections.keys():
+        sections[section].clear()
+    if "adapter" in sections:
+        found["adapter"] = sections["adapter"] = without_default(sections["adapter"], method)
+    for name, value in overrides.items():
+        section, _, key = name.partition(".")
+        if section in sections:
+            sections[section][key] = value
+    return {name: keys for name, keys in found.items() if keys or name in tables.keys() - dropped}
+
+
+def _section_of(method: object) -> str:
+    """Name of the section of a method's own settings; empty if it has none, or there is no such method."""
+    return method_class(method).section if isinstance(method, str) and method in method_names() else ""
+
+
+def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) -> Job:
+    """Read a job file; paths in it are relative to its folder and become absolute.
+
+    Args:
+        path: of the file.
+        overrides: replace values of the file before it is checked, as for ``Job.with_overrides``; their paths are
+            relative to the current folder.
+
+    Raises:
+        JobError: the file is missing, not TOML, or breaks a rule; names the key, and the file if no override has it.
+    """
+    path, overrides = Path(path), overrides or {}
+    tables = with_changes(parse_tables(read_job_text(path), source=str(path)), overrides)
+    try:
+        job = Job.from_tables(tables)
+    except JobError as error:
+        if any(name in str(error) for name in overrides):
+            raise
+        raise JobError(f"{path}: {error}") from error
+    return with_absolute_paths(job, path.parent, here=overrides)
 
 
 def parse_job(text: str, *, source: str) -> Job:
@@ -379,18 +410,23 @@ def parse_job(text: str, *, source: str) -> Job:
         raise JobError(f"{source}: {error}") from error
 
 
-def with_absolute_paths(job: Job, folder: Path) -> Job:
+def with_absolute_paths(job: Job, folder: Path, *, here: Collection[str] = ()) -> Job:
     """Make the paths of model and data absolute, relative to ``folder``, and load ``operations.table``.
 
-    The id of a model on a hub stays. The table is loaded because nodes do not have its file.
+    The id of a model on a hub stays. The table is loaded because nodes do not have its file. Paths of the dotted keys
+    ``here`` are relative to the current folder.
     """
-    path = _absolute(job.model.path, folder)
+
+    def at(key: str) -> Path:
+        return Path.cwd() if key in here else folder
+
+    path = _absolute(job.model.path, at("model.path"))
     is_id = hub_id(job.model.path) is not None and not Path(path).exists()  # a folder that is called so wins
     model = job.model if is_id else dataclasses.replace(job.model, path=path)
-    train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
+    train, evaluate = _absolute(job.data.train, at("data.train")), _absolute(job.data.eval, at("data.eval"))
     data = dataclasses.replace(job.data, train=train, eval=evaluate)
-    adapter = dataclasses.replace(job.adapter, from_=_absolute(job.adapter.from_, folder))
-    operations = with_table_read(job.operations, folder)
+    adapter = dataclasses.replace(job.adapter, from_=_absolute(job.adapter.from_, at("adapter.from")))
+    operations = with_table_read(job.operations, at("operations.table"))
     return dataclasses.replace(job, model=model, data=data, adapter=adapter, operations=operations)
 
 

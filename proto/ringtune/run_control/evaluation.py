@@ -94,7 +94,12 @@ def matthews(table: Table) -> float:
     true, said = [sum(row) for row in table], [sum(column) for column in zip(*table, strict=True)]
     rows, right = sum(true), sum(table[index][index] for index in range(len(table)))
     spread = math.sqrt(rows**2 - sum(count**2 for count in true)) * math.sqrt(rows**2 - sum(count**2 for count in said))
-    return share_of(right * rows - sum(map(operator.mul, true, said)), spread)
+    return _correlation(right * rows - sum(map(operator.mul, true, said)), spread) if spread else 0.0
+
+
+def _correlation(covariance: float, spread: float) -> float:
+    """Divide a covariance by the product of both deviations; rounding leads to no more than 1 and no less than -1."""
+    return min(1.0, max(-1.0, covariance / spread))
 
 
 def share_of(part: float, whole: float) -> float:
@@ -267,7 +272,7 @@ def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
     error = (values[_TRUE_SQUARES] - 2 * values[_PRODUCTS] + values[_SAID_SQUARES]) / count
     both = math.sqrt(true_variance) * math.sqrt(said_variance)
     found: dict[str, Any] = {
-        "pearson": min(1.0, max(-1.0, covariance / both)) if both else None,
+        "pearson": _correlation(covariance, both) if both else None,
         "r2": 1 - max(0.0, error) / true_variance if true_variance else None,
         "counted_rows": round(count),
     }
@@ -283,7 +288,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     """
     ranks = [_centred(_ranks(values)) for values in (first, second)]
     both = math.prod(math.sqrt(math.fsum(rank * rank for rank in centred)) for centred in ranks)
-    return math.fsum(a * b for a, b in zip(*ranks, strict=True)) / both if both else None
+    return _correlation(math.fsum(a * b for a, b in zip(*ranks, strict=True)), both) if both else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -81,16 +81,35 @@ class RecoveryPolicy:
     awaits_s: float = 0.0
 
 
+def _rows_reason(lost: str, course: Course, policy: RecoveryPolicy) -> str:
+    """Say why the run ends with the loss of an owner of rows; empty if it waits for it, or leaves its rows out."""
+    if course.owner(lost) is None or policy.awaits_s:
+        return ""
+    if not policy.leaves_out:
+        return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
+    why = wait_reason(course, lost)
+    return f"the run can't leave out the rows of {lost}: {why}; {RESUME}" if why else ""
+
+
+def checkpoint_reason(lost: str, plan: Plan, saved_step: int, policy: RecoveryPolicy) -> str:
+    """Say why a run of all parameters does not go back to its last checkpoint when it loses a node; empty if it does.
+
+    ``saved_step`` is the step of that checkpoint; -1 = there is none.
+    """
+    if saved_step < 0:
+        return "there is no checkpoint yet to go back to; start it again and train anew"
+    if not plan.placement.copies and plan.slice_of(lost).num_blocks:
+        return f"no other disk has copies of its checkpoints (recovery.copies = 'next' keeps them); {RESUME}"
+    return _rows_reason(lost, plan.course, policy)
+
+
 def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPolicy) -> str:
     """Say why the run ends with the loss of a node; empty if it can continue.
 
     ``kept`` must already be without the tensors of the lost node.
     """
-    if course.owner(lost) is not None and not policy.awaits_s:
-        if not policy.leaves_out:
-            return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
-        if why := wait_reason(course, lost):
-            return f"the run can't leave out the rows of {lost}: {why}; {RESUME}"
+    if why := _rows_reason(lost, course, policy):
+        return why
     if kept.step is None:
         return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"
     if missing := kept.missing:

@@ -13,7 +13,8 @@ folder                                tensors
 AdapterHub's, also pickled            the adapter's name becomes ``ringtune``
 PEFT's with LoRA                      ``X.lora_A.weight`` becomes ``X.loras.ringtune.lora_A``, and so ``lora_B``; the
                                       factor of the product is alpha / r in both. Where query, key and value are one
-                                      matrix, AdapterHub has three A, which begin as PEFT's one
+                                      matrix, AdapterHub has three A, which begin as PEFT's one;
+                                      blocks without LoRA are ``leave_out`` of ``adapter.config``
 ====================================  ==================================================================================
 
 The head is taken over if it is of the job's task and of the run's classes in their order. Otherwise it begins anew.
@@ -338,7 +339,6 @@ _NOT_LORA: Final = {
     "trainable_token_indices": "it trains tokens",
     "target_parameters": "it has LoRA of single parameters",
     "layer_replication": "it has other blocks than its base",
-    "layers_to_transform": "it has LoRA in some blocks only",
     "alora_invocation_tokens": "it acts on some tokens only",
     "use_qalora": "it groups inputs",
 }
@@ -361,23 +361,28 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
         raise _refused(folder, f"can't be taken over from PEFT: {reasons[0]}; merge it into its model and give that")
     if not (model / CONFIG_FILE).is_file():
         raise _refused(folder, f"is of PEFT and is read with the model's config, but {model} is not on this machine")
-    family = FAMILIES[read_config(model)["model_type"]]
+    base = read_config(model)
+    family = FAMILIES[base["model_type"]]
     pattern = re.compile(
         rf"(?:.*?\.)?{re.escape(family.block_prefix)}(?P<block>\d+)\.(?P<module>.+)"
         r"\.lora_(?P<half>[AB])\.(?:default\.)?weight"
     )
-    tensors, modules = {}, set[str]()
+    tensors, modules, blocks = {}, set[str](), set[int]()
     file = _file(folder, _PEFT_FILES, unpickle)
     for key in file.infos:
         if (match := pattern.fullmatch(key)) is None:
             raise _refused(folder, f"has {key}, which is no LoRA of a block; train it again without, or merge it")
         block, module, half = match.groups()
         modules.add(module)
+        blocks.add(int(block))
         tensor, name = file.tensor(key), f"{family.prefix}{family.block_prefix}{block}.{module}"
         if (whole := f"{name}.loras.{_NAME}.lora_{half}") in tensors:
             raise _refused(folder, f"has {key} and another one for the same matrix; it has several adapters, save one")
         tensors[whole] = _thrice(tensor) if half == "A" and module.endswith(_FUSED) else tensor
-    return Folder(_peft_config(folder, content, family, modules), tensors, {})
+    if len(tensors) != 2 * len(modules) * len(blocks):
+        raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
+    left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
+    return Folder(_peft_config(folder, content, family, modules, left_out), tensors, {})
 
 
 def _thrice(tensor: TensorPieces) -> TensorPieces:
@@ -388,8 +393,10 @@ def _thrice(tensor: TensorPieces) -> TensorPieces:
     return TensorPieces(tensor.dtype, (3 * rows, *rest), whole)
 
 
-def _peft_config(folder: Path, content: Mapping[str, Any], family: Family, modules: Iterable[str]) -> str:
-    """Write PEFT's configuration as an ``adapter.config``."""
+def _peft_config(
+    folder: Path, content: Mapping[str, Any], family: Family, modules: Iterable[str], left_out: Sequence[int]
+) -> str:
+    """Write PEFT's configuration, without the blocks ``left_out``, as an ``adapter.config``."""
     rank, alpha = content.get("r"), content.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise _refused(folder, f"has r = {rank!r} and lora_alpha = {alpha!r} in {ADAPTER_CONFIG_FILE}; copy it again")
@@ -413,6 +420,7 @@ def _peft_config(folder: Path, content: Mapping[str, Any], family: Family, modul
     scale = alpha * math.sqrt(rank) if content.get("use_rslora") else alpha
     described = {"architecture": "lora", "r": rank, "alpha": int(scale) if scale == int(scale) else scale}
     described |= {"attn_matrices": sorted(letters, key="qkv".index)} if letters else {"selfattn_lora": False}
+    described |= {"leave_out": list(left_out)} if left_out else {}
     return config_of_library(described | dict.fromkeys(places, True))
 
 

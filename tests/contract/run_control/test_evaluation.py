@@ -20,6 +20,7 @@ from ringtune.run_control.evaluation import (
     entity_figures,
     entity_types,
     is_entity_count,
+    matthews,
     name_of,
     number_figures,
     number_sums,
@@ -87,6 +88,12 @@ def test_number_figures_without_spread_are_none() -> None:
     assert flat["pearson"] is None and flat["r2"] <= 0
     perfect = number_figures({**dict(number_sums(true, true)), "count": 12.0})
     assert perfect["pearson"] == pytest.approx(1.0) and perfect["r2"] == pytest.approx(1.0)
+
+
+def test_correlations_of_equal_sides_are_one_and_no_more() -> None:
+    """Rounding alone gives these three 1 + 2e-16."""
+    assert matthews(((1, 0), (0, 3))) == matthews(((1, 0, 0), (0, 1, 0), (0, 0, 1))) == 1.0
+    assert spearman([2, 1, 2], [2, 1, 2]) == 1.0
 
 
 TRUTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)

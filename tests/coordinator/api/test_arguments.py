@@ -52,6 +52,23 @@ def test_job_is_read_from_a_file_a_mapping_and_keywords(here: Path) -> None:
         assert made.data.train == str(here / "rows.csv")
 
 
+def test_job_is_checked_once_its_values_are_replaced(here: Path) -> None:
+    """A refused key of the file is repaired by another value; what is left names the file, what is given does not."""
+    file = here / "jobs/job.toml"
+    file.write_text('[model]\npath = "m"\n[train]\nmethod = "all"\nrounds = 0\n[unfreeze]\nevery_steps = 4\n')
+    with pytest.raises(JobError, match=r"job\.toml: train\.rounds is 0"):
+        read_job(file, {"train.seed": 1})
+    with pytest.raises(JobError, match=r"job\.toml: \[unfreeze\] has settings of"):
+        read_job(file, {"train.rounds": 2})
+    with pytest.raises(JobError, match=r"^train\.seed is -1"):
+        read_job(file, {"train.seed": -1, "train.rounds": 2, "train.method": "ringada"})
+    repaired = read_job(file, {"train.method": "ringada", "train.max_steps": 7, "data.train": "rows.csv"})
+    assert repaired.unfreeze is not None and (repaired.unfreeze.every_steps, repaired.train.max_steps) == (4, 7)
+    assert repaired.model.path == str(here / "jobs/m") and repaired.data.train == str(here / "rows.csv")
+    with pytest.raises(JobError, match="train has to be a section"):
+        read_job({"model": {"path": "m"}, "train": 3}, {"train.rounds": 2})
+
+
 def test_job_that_is_wrong_is_refused_by_name() -> None:
     """Errors are those of the tree, and name the key or the nearest one."""
     rows: list[tuple[object, dict[str, object], type[Exception], str]] = [

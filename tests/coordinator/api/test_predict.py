@@ -305,6 +305,10 @@ def test_predict_gives_rows_with_what_is_predicted(
     assert not Path(words[2]).exists(), "nothing of the rows stays"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert run.predict(tmp_path / "rows.jsonl") == found
+    run.predict(tmp_path / "rows.jsonl", save=tmp_path / "out.csv")
+    written = list(csv.reader((tmp_path / "out.csv").read_text().splitlines()))
+    assert written[0][:3] == ["text", "label", "predicted"], "the second row alone has a label"
+    assert [row[:3] for row in written[1:]] == [["good", "", "pos"], ["bad", "neg", "pos"]]
     assert run.predict(["good", "bad"])["text"] == ["good", "bad"], "texts alone are rows of the job's one column"
     assert run.predict([{"body": "good"}], columns={"text": "body"})[0]["predicted"] == "pos"
     with caplog.at_level("WARNING"):
@@ -338,7 +342,7 @@ def ways_to_read_pictures(folder: Path, tmp_path: Path) -> dict[str, Callable[[]
         "init": lambda: [line.removesuffix(".") for line in begin(wishes, DefaultAnswers()).saw],
         "init --eval-data": lambda: [line.removesuffix(".") for line in begin(judged, DefaultAnswers()).saw],
         "plan": lambda: plan(pictures, assume=1, memory="1GiB").rows,
-        "predict": lambda: predict.check_request(run, folder, Sampling(), ""),
+        "predict": lambda: predict.check_request(run, folder, Sampling(), "").notes,
     }
 
 

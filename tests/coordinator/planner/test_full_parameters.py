@@ -13,8 +13,10 @@ from coordinator.api.prediction_text import prediction_lines
 from coordinator.planner.draft import Draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.judge import simulated_job_s
-from coordinator.planner.make_plan import keep_plan, make_plan
+from coordinator.planner.make_plan import keep_plan, make_plan, plan_memory
+from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned
+from coordinator.planner.replan import placed_without
 from coordinator.planner.ring_costs import ring_costs
 from coordinator.planner.search import plan_of
 from coordinator.planner.step_time import Ring, job_s
@@ -315,6 +317,42 @@ def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:
     plan = made(wanted(hift__state="disk", train__checkpoint_every=0), board("a"), small).plan
     assert plan.slice_of("b").num_blocks <= 3
     assert made(wanted(train__checkpoint_every=0), board("a"), small).plan.slice_of("b").num_blocks > 3
+
+
+def test_copies_of_checkpoints_are_placed_by_the_room_of_the_disks() -> None:
+    """The even ring has more copies than b has room for: b hosts nothing, and the others still share the blocks out."""
+    job = wanted(train__checkpoint_every=10, recovery__copies="next")
+    nodes = {name: board(name) for name in "abc"}
+    even = made(job, *nodes.values()).plan
+    caps = MemoryCaps(Draft.of(even), nodes, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    room_bytes = caps.disk_of(even, "b").total_bytes - 1
+    small = made(job, nodes["a"], dataclasses.replace(nodes["b"], state_free_bytes=room_bytes), nodes["c"]).plan
+    assert [piece.num_blocks for piece in even.placement.hosts] == [4, 4, 4]
+    assert [(piece.node, piece.num_blocks) for piece in small.placement.hosts] == [("a", 6), ("c", 6)]
+
+
+def test_placement_of_a_run_that_has_begun_needs_no_room_for_its_checkpoints() -> None:
+    """They may be on the disks already; state that is on the disk only while the run trains has to fit in any case."""
+    job = wanted(hift__state="disk", train__checkpoint_every=10)
+    nodes = {name: board(name, rows=rows) for name, rows in (("a", 100), ("b", 100), ("c", 0))}
+    plan = made(job, *nodes.values()).plan
+    caps = MemoryCaps(Draft.of(plan), nodes, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    state_bytes = caps.disk_of(plan, "a").parts()["optimizer state"] + 4 * BLOCK
+
+    def placed(free_bytes: int, *, goes_on: bool) -> list[str]:
+        tight = tuple(dataclasses.replace(node, state_free_bytes=free_bytes) for node in nodes.values())
+        found = placed_without(plan, job, Profile(nodes=tight, links=()), {"c"}, QUICK, goes_on=goes_on)
+        return [piece.node for piece in found.hosts]
+
+    assert placed(state_bytes, goes_on=True) == ["a", "b"]
+    alone = placed_without(plan, job, Profile(nodes=tuple(nodes.values()), links=()), {"c"}, QUICK)
+    after, here = plan.extended(alone, 1), {name: nodes[name] for name in "ab"}
+    assert plan_memory(job, after, here) == plan_memory(job, after.parts[-1], here), (
+        "c, of the first placement, is gone"
+    )
+    for free_bytes, goes_on in [(state_bytes, False), (BLOCK, True)]:
+        with pytest.raises((CapacityError, StorageError)):
+            placed(free_bytes, goes_on=goes_on)
 
 
 def test_nodes_that_share_a_disk_share_its_room() -> None:

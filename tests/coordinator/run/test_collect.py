@@ -9,6 +9,7 @@ import struct
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -17,11 +18,12 @@ from safetensors import deserialize
 from safetensors.numpy import load, save
 
 from coordinator.run import collect, result_files
-from coordinator.run.collect import ExpectedResult, Results, check_parts
+from coordinator.run.collect import ExpectedResult, ResultCollector, Results, check_parts
 from coordinator.run.result_files import result_folder, same_everywhere, saved_files, saved_part
 from ringtune.costs.profile import KindFacts
 from ringtune.errors import IntegrityError
 from ringtune.models.result_files import adapter_result, model_result
+from ringtune.run_control import events as rd
 from ringtune.schedule.placement import Slice
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import is_finite
@@ -391,3 +393,19 @@ def test_model_goes_back_to_nodes_in_parts(tmp_path: Path, shard_bytes: int) -> 
         piece = Slice(node="n", start=start, stop=stop)
         part = saved_part(tmp_path / "came", model_result(), piece, is_owner=is_owner)
         assert names_in(part["model.safetensors"]) == names
+
+
+def test_best_result_before_stays_until_all_have_sent_the_next() -> None:
+    """A run that is stopped meanwhile goes on from the one before: its last checkpoint names that."""
+    asked: list[set[int]] = []
+    node = SimpleNamespace(collect=lambda *_, needed_steps, **__: asked.append(set(needed_steps)))
+    wanted = job(train__method="hift", train__keep_best=True, train__eval_every=2, adapter__config="full")
+    collector = ResultCollector(wanted, lambda answer: None, lambda event: None)
+    part = make_plan([("a", 0, 4)], ["a"])
+    for number, step in enumerate((4, 8), start=1):
+        command = rd.CollectBest("a", step, number, with_head=True, with_private=False)
+        collector.carry_out(command, {"a": node}, part, needed_steps=(2,))  # type: ignore[dict-item]
+        if step == 4:
+            collector.carry_out(rd.LogBest(step, number), {}, part)
+    collector.drop()
+    assert asked == [{2}, {2, 4}]

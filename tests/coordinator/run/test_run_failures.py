@@ -7,6 +7,8 @@ import errno
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from coordinator.run.node_client import Reported
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
+from coordinator.server.run_store import RunStore
 from ringtune.errors import (
     CapacityError,
     DataError,
@@ -31,6 +34,7 @@ from ringtune.errors import (
     RingTuneError,
     StorageError,
 )
+from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
@@ -284,3 +288,62 @@ def test_run_ends_with_an_error_that_says_why(why: str) -> None:
     lease_s = 2.0 if "lease" in why else 60.0
     with FakeCluster(*agents, lease_s=lease_s, agents=agents) as cluster, pytest.raises(error, match=message):
         run(cluster, **{"num_nodes": len(agents), **changes})
+
+
+@contextmanager
+def losing_host(**changes: Any) -> Iterator[tuple[FakeCluster, Job]]:
+    """Owners a and b, and host c, which stops at step 4 and is lost after the checkpoint there, or without one."""
+
+    def stop(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Report(agent.report([turn for turn in turns if turn.end_step <= 4]), timeout=CALL_S)
+        if any(turn.end_step > 4 for turn in turns):
+            stopped.set()
+
+    def lose(event: control_pb2.RunEvent) -> None:
+        if event.WhichOneof("event") == "checkpoint_json" or (stopped.is_set() and not wanted.train.checkpoint_every):
+            cluster.server.coordinator.node_failed("c", PeerLostError("node c is lost"))
+
+    stopped, wanted = threading.Event(), of_all_parameters(**changes)
+    stays = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
+    agents = {"a": stays, "b": stays, "c": {"rows": 0, "on_grant": stop}}
+    with FakeCluster(*agents, agents=agents) as cluster:
+        cluster.server.coordinator.sinks.append(lose)
+        yield cluster, wanted
+
+
+def of_all_parameters(**changes: Any) -> Job:
+    """Checkpoints at steps 4 and 8, of which the next host keeps copies."""
+    return job(**{"train__method": "hift", "train__max_steps": 8, "train__checkpoint_every": 4, **changes})
+
+
+def follow(cluster: FakeCluster, wanted: Job) -> None:
+    """Submit a run on all nodes, and follow it to its end."""
+    with Client(cluster.server.address) as client:
+        client.run(RunRequest(wanted), progress=Progress(), folder=None, coordinator_wait_s=CALL_S)
+
+
+def test_run_of_all_parameters_goes_back_by_itself_where_it_is_stored_too(tmp_path: Path) -> None:
+    """Its submitter follows the run that takes it up; the records say which one that is, and where it began."""
+    with losing_host(recovery__copies="next") as (cluster, wanted):
+        cluster.server.coordinator.kept = kept = RunStore(tmp_path)
+        with pytest.raises(ModelError, match="collected"):
+            follow(cluster, wanted)
+        first, second = kept.records().values()
+        kept.close()
+        began = {name: cluster.agents[name].prepared.saved.step for name in "ab"}
+    assert (first.state, first.message, first.saved_step) == ("interrupted", "a node was lost", 4)
+    assert (second.takes_up, second.first_run, second.saved_step) == (first.run_id, first.run_id, 8)
+    assert began == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"node c is lost; no other disk has copies of its checkpoints \(recovery.copies = 'next' keeps them\)"),
+        ({"train__checkpoint_every": 0}, "node c is lost; there is no checkpoint yet to go back to"),
+    ],
+)
+def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, Any], message: str) -> None:
+    """With the remedy."""
+    with losing_host(**changes) as (cluster, wanted), pytest.raises(PeerLostError, match=message):
+        follow(cluster, wanted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +21,10 @@ from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.turn_snapshots import CopySender, _Copy
 from edge.transport.access import RunAccess
 from ringtune import __version__
+from ringtune.errors import FrameError, IntegrityError, StorageError
 from ringtune.schedule.migration import Source
 from ringtune.schedule.turns import StartPoint
+from ringtune.storage.pieces import Piece, Pieces
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -122,11 +126,51 @@ def test_copy_is_given_again_and_kept_once(
     _, kept, address = other
     lost, done = list[str](), threading.Event()
     sender = CopySender(
-        RUN, "a", 0, addresses={"b": address}, patience_s=WAIT_S, on_lost=lambda node, why: lost.append(why)
+        RUN,
+        "a",
+        0,
+        addresses={"b": address},
+        patience_s=WAIT_S,
+        on_lost=lambda node, why: lost.append(why),
+        on_failed=lambda error: lost.append(str(error)),
     )
     sender.start()
     lose("Keep", failure)
-    sender.put(_Copy(4, file_of(0, 1), "b", False, done.set))
+    sender.put(_Copy(4, lambda: Pieces.of(file_of(0, 1)), "b", False, done.set))
     assert done.wait(WAIT_S) and not lost
     sender.close()
     assert sorted(TensorFile(kept.part(RUN, 4, 0, 2), where="it").infos) == ["adapter/0.up", "adapter/1.up"]
+
+
+@pytest.mark.parametrize("place", ["opened", "read"])
+def test_copy_that_can_not_be_read_is_a_failure_of_its_own_node(
+    other: tuple[SnapshotShelf, TurnSnapshots, str], place: str
+) -> None:
+    """The holder is not lost, and keeps nothing of it."""
+    _, kept, address = other
+
+    def broken() -> Iterator[Piece]:
+        yield file_of(0, 1)[:9]
+        raise OSError(errno.EIO, "Input/output error")
+
+    def content() -> Pieces:
+        if place == "opened":
+            raise IntegrityError("node a: the shard is damaged")
+        return Pieces(len(file_of(0, 1)), broken)
+
+    told: SimpleQueue[object] = SimpleQueue()
+    sender = CopySender(
+        RUN,
+        "a",
+        0,
+        addresses={"b": address},
+        patience_s=WAIT_S,
+        on_lost=lambda node, why: told.put(why),
+        on_failed=told.put,
+    )
+    sender.start()
+    sender.put(_Copy(4, content, "b", False, lambda: None))
+    assert isinstance(told.get(timeout=WAIT_S), IntegrityError if place == "opened" else StorageError)
+    sender.close()
+    with pytest.raises(FrameError):
+        kept.part(RUN, 4, 0, 2)

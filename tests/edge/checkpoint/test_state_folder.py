@@ -6,6 +6,9 @@ import errno
 import multiprocessing
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -25,10 +28,19 @@ from edge.checkpoint.state_folder import (
 )
 from edge.checkpoint.turn_snapshots import save_turns
 from edge.options import default_state
-from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
+from ringtune.errors import (
+    BusyError,
+    DataError,
+    DeadlineError,
+    DivergedError,
+    IntegrityError,
+    InterruptedRunError,
+    StorageError,
+    UsageError,
+)
 from ringtune.run_control.checkpoint import SavedPart
 from ringtune.schedule.plan import Plan
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.pieces import Piece, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from tests.support.plans import make_plan
 
@@ -455,13 +467,54 @@ def test_damaged_part_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCa
         assert names(parts.part(8, RUN_OF_PARTS, 0, 2)) == ["adapter/0.up", "adapter/1.up"]
 
 
-def test_blocks_of_a_shard_are_copied_to_another_disk(parts: SavedParts, tmp_path: Path) -> None:
-    """As a file of this attempt, without the head; there they are a part like any other."""
-    RunShards(tmp_path / RUN_OF_PARTS).write(8, Pieces.of(file_of(0, 1, 2, head=b"head")), node="c")
+def test_blocks_of_a_shard_are_copied_to_another_disk(tmp_path: Path) -> None:
+    """As a file of this attempt, without the head; there they are a part like any other. Damage is not copied."""
+    saver = Saver(tmp_path, RUN, PLAN, "c")
+    model = FakeModel()
+    model.shard = lambda metadata, *, with_head: Pieces.of(file_of(0, 1, 2, head=b"head"))  # type: ignore[method-assign]
+    saver.save(8, model, with_head=True)
     other = SavedParts(RunShards(tmp_path / "d" / RUN_OF_PARTS), "d")
-    other.write(8, LATER, parts.own_blocks(8, LATER, 0, 2), is_head=False)
+    other.write(8, LATER, saver.saved_blocks(8, LATER, 0, 2), is_head=False)
     assert other.found() == (SavedPart(8, LATER, (0, 1)),)
     assert names(other.part(8, LATER, 1, 2)) == ["adapter/1.up"]
+    path = RunShards(tmp_path / RUN).path(8)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(IntegrityError, match="is damaged"):
+        saver.saved_blocks(8, LATER, 0, 2)
+    saver.close()
+
+
+def test_best_result_is_written_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    """Calls overlap where one is repeated, or comes after the run trains on: weights of two steps are never mixed."""
+    saver = Saver(tmp_path, RUN, PLAN, "c")
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[Piece]:
+        reached.set()
+        assert goes_on.wait(10.0)
+        yield b"of 8"
+
+    def keep(step: int, content: Pieces, timeout_s: float = 10.0) -> None:
+        saver.keep_best(step, {"blocks": content, "head": Pieces.of(b"h")}, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(keep, 8, Pieces(4, slow))
+        assert reached.wait(10.0)
+        with pytest.raises(DeadlineError, match="node c: waited 0 s for the best result of step 8"):
+            keep(8, Pieces.of(b"trained on"), 0.0)
+        assert best_steps(saver.parts()) == [], "a half file is none"
+        again = threads.submit(keep, 8, Pieces.of(b"trained on"))
+        goes_on.set()
+        first.result(10.0)
+        again.result(10.0)
+    assert bytes(saver.parts().best(8)["blocks"]) == b"of 8"
+    keep(12, Pieces.of(b"of 12"))
+    keep(8, Pieces.of(b"late"))
+    assert best_steps(saver.parts()) == [12]
+    saver.close()
+    with pytest.raises(InterruptedRunError):
+        keep(16, Pieces.of(b"of 16"))
+    assert best_steps(saver.parts()) == [12]
 
 
 def best_steps(parts: SavedParts) -> list[int]:

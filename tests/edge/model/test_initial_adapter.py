@@ -87,6 +87,15 @@ def test_values_of_the_library_keep_their_bytes_and_decide_the_digest(tmp_path: 
         initial_file(pinned, tmp_path)
     (tmp_path / "initial.safetensors").write_bytes(bytes(initial_values(first, unpickled)))
     assert (kept := initial_file(pinned, tmp_path)) is not None and kept.sha256() == first.adapter.sha256
+    # The run's own values are those of its job, though the folder has others or is gone
+    (tmp_path / "job.toml").write_text(pinned.to_toml())
+    asked = dataclasses.replace(first, adapter=dataclasses.replace(pinned.adapter, sha256=""))
+    assert with_initial_digest(asked).adapter.sha256 == another.adapter.sha256
+    shutil.rmtree(changed)
+    assert (resumed := with_initial_digest(asked, tmp_path)) == pinned
+    assert (kept := initial_file(resumed, tmp_path)) is not None and kept.sha256() == first.adapter.sha256
+    with pytest.raises(JobError, match="is no folder"):
+        with_initial_digest(asked)
     # A run that is not resumed reads its source: an earlier run's file is moved aside before it is sent
     assert (new := initial_file(first, None)) is not None
     (tmp_path / "initial.safetensors").unlink()
@@ -111,7 +120,7 @@ def write_peft(folder: Path, model_type: str, changes: dict[str, Any], *, dtype:
     scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
     prefix, places = PLACES[model_type]
     inside = prefix.partition(".")[2]
-    for block in range(model.config.num_hidden_layers):
+    for block in changes.get("layers_to_transform", range(model.config.num_hidden_layers)):
         for place in places:
             weight = model.get_submodule(f"{inside}{block}.{place}").weight
             outputs, inputs = reversed(weight.shape) if model_type == "gpt2" else weight.shape
@@ -131,6 +140,7 @@ def write_peft(folder: Path, model_type: str, changes: dict[str, Any], *, dtype:
     [
         ("bert", "lora[r=4, output_lora=True]", {}),
         ("bert", "lora[r=4, alpha=16, output_lora=True]", {"use_rslora": True}),
+        ("bert", "lora[r=4, output_lora=True, leave_out=[0]]", {"layers_to_transform": [1, 2, 3]}),
         ("llama", "lora[r=4, attn_matrices=['q','k'], output_lora=True]", {}),
         ("gpt2", "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True]", {}),
     ],
@@ -152,6 +162,18 @@ def test_lora_of_peft_computes_the_same(tmp_path: Path, model_type: str, config:
         own = ours.base_model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         theirs = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
     assert float((own - theirs).norm() / theirs.norm()) < 1e-12
+
+
+def test_lora_of_peft_in_some_blocks_is_an_adapter_that_leaves_out_the_others(tmp_path: Path) -> None:
+    """A job with all blocks is told the configuration; other matrices in some blocks have none."""
+    write_peft(tmp_path, "bert", {"layers_to_transform": [1]})
+    with pytest.raises(JobError, match=r"set adapter\.config = 'lora\[.*leave_out=\[0, 2, 3\].*\]'"):
+        tensors_of(job_from(tmp_path, tmp_path / "peft", "lora[r=4, alpha=8, output_lora=True]"))
+    file = tmp_path / "peft" / "adapter_model.safetensors"
+    others = {name.replace("layer.1.", "layer.0."): value for name, value in load_file(file).items() if "query" in name}
+    save_file(load_file(file) | others, file)
+    with pytest.raises(JobError, match="has LoRA beside other matrices in some blocks than in others"):
+        tensors_of(job_from(tmp_path, tmp_path / "peft", "lora[r=4, alpha=8, output_lora=True]"))
 
 
 def _write(folder: Path, name: str, value: object) -> None:
@@ -224,7 +246,6 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
     (_tensors(_twice), {}, "two tensors have one name; the folder has several adapters"),
     (lambda folder: (folder / "users").mkdir(), {}, r"is damaged \(IndexError: .*copy the folder again"),
     (_edit("head_config.json", label2id={"a": 0, "b": "1"}), {}, r"is damaged \(TypeError: "),
-    (_edit(ADAPTER_CONFIG, peft_type="LORA", layers_to_transform=[0]), {}, "it has LoRA in some blocks only; merge it"),
     (_expanded, {}, "its tensors are larger than the file"),
     (_with_code, {}, "has more than tensors, or is damaged .*use_safetensors=True"),
     (lambda folder: None, {"adapter.config": "full"}, "model's own weights train; give the folder of a trained model"),
