@@ -277,7 +277,7 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
     Raises:
         PlanError: unknown node, no sizes of pairs in the profile, or users and a host without a helper.
     """
-    helper_of = parse_helpers(text, profile.by_name, where="--change offload")
+    helper_of = parse_helpers(text, profile.by_name)
     if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
         raise PlanError(
             f"--change offload={text}: the profile says nothing of pairs; no helper can fit these adapters, or measure "

@@ -14,13 +14,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from coordinator.api.arguments import JobLike, for_python, job_here
 from coordinator.api.estimates import estimate
 from coordinator.api.output import choose_progress
 from coordinator.api.plan import PlannedJob
-from coordinator.api.predict import show_sample
 from coordinator.api.run import Run
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.connection import Connection
@@ -46,8 +45,6 @@ from coordinator.planner.limits import read_choices
 from coordinator.run.events import EventSink
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from coordinator.server.coordinator import Coordinator
-from coordinator.server.server import CoordinatorServer
 from ringtune.errors import DivergedError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import check_rows
@@ -56,6 +53,9 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_durably
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
+
+if TYPE_CHECKING:
+    from coordinator.server.coordinator import Coordinator
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 8.0
@@ -81,6 +81,8 @@ def local_ring(
     Raises:
         RingTuneError: it can't be started here.
     """
+    from coordinator.server.server import CoordinatorServer
+
     progress.state(f"starting {num_nodes} local node{'s' if num_nodes > 1 else ''}")
     setup = LocalSetup.of(job, num_nodes)
     if goes_on is not None:
@@ -184,6 +186,8 @@ def _follow(
                     progress.note(_ONLY_A_FAULT)
                 progress.note(face.resume_hint(RunCheckpoints(out).steps()[0]))
             raise
+        from coordinator.api.predict import show_sample
+
         show_sample(request.job, out, progress)
         progress.note(f"the run's files are in {out}")
 

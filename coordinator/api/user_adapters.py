@@ -96,7 +96,7 @@ def require_user(run: SavedRun, user: str) -> None:
         return
     if user and user not in run.users:
         raise UsageError(f"{run.folder} has no user {user!r}; give --user with one of {listed(run.users, _MAX_NAMED)}")
-    if not user and not _adds_up(run):
+    if not user and run.plan.course.helper_settings.users != COLLABORATION:
         raise UsageError(
             f"in {run.folder} each user's adapters were trained alone, for that user's rows; give --user with one of "
             f"{listed(run.users, _MAX_NAMED)}"
@@ -134,7 +134,3 @@ def adapter_of(run: SavedRun, user: str) -> Iterator[SavedRun]:
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
         sum_into(run, Path(name))
         yield dataclasses.replace(as_of(run, user), saved=Path(name))
-
-
-def _adds_up(run: SavedRun) -> bool:
-    return run.plan.course.helper_settings.users == COLLABORATION

@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import typer
 
 from coordinator.client.connection import Connection
 from coordinator.client.run_folder import LOG, RunFolder
@@ -347,7 +346,8 @@ def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
         while True:
             goes_on = follow and is_running(place.pid)
             while piece := file.read(_PIECE_BYTES):
-                typer.echo(piece, nl=False)
+                sys.stdout.write(piece)
+                sys.stdout.flush()
             if not goes_on:
                 return
             time.sleep(_POLL_S)

@@ -267,7 +267,7 @@ def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], flo
     if hand_over_s is None or len(names) < 3:
         return tuple(names)
     tours = [_tour(start, names, hand_over_s) for start in names]
-    return min(tours, key=lambda tour: (_length_s(tour, hand_over_s), tour))
+    return min(tours, key=lambda tour: (sum(map(hand_over_s, (tour[-1], *tour), tour)), tour))
 
 
 def _tour(start: str, names: Sequence[str], hand_over_s: Callable[[str, str], float]) -> tuple[str, ...]:
@@ -278,10 +278,6 @@ def _tour(start: str, names: Sequence[str], hand_over_s: Callable[[str, str], fl
         tour.append(best)
         left.remove(best)
     return tuple(tour)
-
-
-def _length_s(tour: Sequence[str], hand_over_s: Callable[[str, str], float]) -> float:
-    return sum(hand_over_s(tour[index - 1], tour[index]) for index in range(len(tour)))
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:

@@ -389,7 +389,8 @@ def _second(choice: SearchChoice) -> Runner | None:
     Simulated plans precede all others.
     """
     best, costs = choice.best, choice.costs
-    others = [other for other in choice.others if _differs(other, best)]
+    kind = best.ring, best.draft.course.microbatches
+    others = [other for other in choice.others if (other.ring, other.draft.course.microbatches) != kind]
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
     near: list[tuple[float, Ring]] = []
     free = [node for node in range(costs.num_nodes) if node not in best.ring.nodes]
@@ -402,11 +403,9 @@ def _second(choice: SearchChoice) -> Runner | None:
     if not others:
         return None
     judged = [other for other in others if other.simulated_s is not None]
-    return _runner(costs, min(judged or others, key=_by_best_time))
-
-
-def _by_best_time(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-    return one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts
+    return _runner(
+        costs, min(judged or others, key=lambda one: (one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts))
+    )
 
 
 def _runner(costs: RingCosts, found: Candidate) -> Runner:
@@ -416,10 +415,6 @@ def _runner(costs: RingCosts, found: Candidate) -> Runner:
         job_s=found.job_s,
         simulated_s=found.simulated_s,
     )
-
-
-def _differs(one: Candidate, other: Candidate) -> bool:
-    return (one.ring, one.draft.course.microbatches) != (other.ring, other.draft.course.microbatches)
 
 
 def explanation_text(found: Explanation) -> list[str]:

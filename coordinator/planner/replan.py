@@ -186,13 +186,13 @@ def _of_the_rest(costs: RingCosts, course: Course, step: int) -> RingCosts:
 
 def _fetching_s(part: Plan, other: Placement, job: Job, profile: Profile, step: int) -> float:
     """Seconds in which the slowest node fetches trained blocks from others."""
-    nodes = profile.by_name
+    links = profile.link_by_pair
     sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
     longest_s = 0.0
-    for node in nodes:
+    for node in profile.by_name:
         found_s = 0.0
         for source in sources(part.course, part.placement, other, node, step):
-            link = profile.link_by_pair.get((source.node, node))
+            link = links.get((source.node, node))
             found_s += link.seconds((source.stop - source.start) * sizes.snapshot_bytes) if link is not None else 0.0
         longest_s = max(longest_s, found_s)
     return longest_s

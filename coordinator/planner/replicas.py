@@ -8,9 +8,10 @@ of about equal speed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.ring_costs import RingCosts, ring_costs
 from coordinator.planner.step_time import Exchange, Layout, Stage, layout_step_s, shares_of
 from ringtune.costs.measurement import numeric_class
-from ringtune.costs.profile import Profile
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
@@ -339,13 +340,15 @@ def _options(
     drafts: Sequence[Draft], profile: Profile, optimizer: str, dtype: str, is_over: Callable[[], bool]
 ) -> Iterator[_Option]:
     """Yield up to ``_JUDGED`` layouts of each draft that fit the nodes' memory, in the order of ``_of_interest``."""
+    links = profile.link_by_pair
     for draft in drafts:
         costs = ring_costs(draft, profile, optimizer=optimizer)
         tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype))
         block_bytes = profile.nodes[0].model.adapter_block_bytes
 
+        @functools.cache
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
-            return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
+            return _exchange_s(links, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
 
         rooms = [tables.caps.max_blocks(name) for name in costs.names]
         classes = [numeric_class(profile.by_name[name]) for name in costs.names]
@@ -402,10 +405,10 @@ def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> st
     return ""
 
 
-def _exchange_s(profile: Profile, names: Sequence[str], num_bytes: float) -> float:
+def _exchange_s(known: Mapping[tuple[str, str], LinkFacts], names: Sequence[str], num_bytes: float) -> float:
     """Seconds in which the slowest node sends ``num_bytes`` to every other one, one after the other."""
     longest_s = 0.0
     for source in names:
-        links = (profile.link_by_pair.get((source, target)) for target in names if target != source)
+        links = (known.get((source, target)) for target in names if target != source)
         longest_s = max(longest_s, sum(link.seconds(num_bytes) for link in links if link is not None))
     return longest_s

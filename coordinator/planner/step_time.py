@@ -46,8 +46,7 @@ from ringtune.costs.activation_costs import VELORA_EXTRA
 Rows = list[list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedStages:
+class PlacedStages(NamedTuple):
     """The stages placed so far, from the top down, all of them trained whole.
 
     Attributes:

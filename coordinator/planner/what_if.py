@@ -308,7 +308,7 @@ class WhatIf:
                 continue
             number = plan_value(key, value)
             if key == "offload" and value not in _WORDS_OF_MODE:
-                of_job[JOB_KEYS[key]] = parse_helpers(value, profile.by_name, where="--change offload")
+                of_job[JOB_KEYS[key]] = parse_helpers(value, profile.by_name)
             elif key in JOB_KEYS:
                 of_job[JOB_KEYS[key]] = number
             else:

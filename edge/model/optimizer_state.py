@@ -34,7 +34,7 @@ from pathlib import Path
 
 import torch
 
-from edge.model.optimizers import NoStateStore, UnitOptimizers, state_dtype
+from edge.model.optimizers import StateStore, UnitOptimizers, state_dtype
 from edge.model.tensor_files import DTYPE_NAMES, torch_dtype
 from ringtune.config.optimizers import STATE_GIVEN_BACK_BYTES, state_shapes
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -51,7 +51,7 @@ from ringtune.storage.tensor_files import DTYPE_BYTES, TensorInfo, TensorPieces,
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
-class DiskStateStore:
+class DiskStateStore(StateStore):
     """The state of units, in ``FOLDER/<unit>.safetensors``.
 
     Args:
@@ -450,7 +450,7 @@ class InactiveState:
         self._step = -1
         if course.method.drops_state:
             for each in self._optimizers:
-                each.keep_in(NoStateStore())
+                each.keep_in(StateStore())
 
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
         """Keep the state of inactive units in files from now on; no unit may have state yet.

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,76 +37,48 @@ State = dict[str, torch.Tensor]
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
-class StateStore(Protocol):
-    """Keeps the optimizer state of inactive units."""
+class StateStore:
+    """Keeps the optimizer state of inactive units. This one keeps none: their moments and counts start anew."""
 
     def load_state(self, unit: int, updated: Parameters) -> State | None:
         """Return the state of a unit before an update of these parameters.
 
         None if the optimizer has the state, or has to make it anew.
         """
+        return None
 
     def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
         """Yield the parameters of an update in parts; a part is updated before the next is requested."""
+        yield updated
 
     def evict_state(self, unit: int) -> bool:
         """Keep the state of an updated unit; True if the optimizer has to drop it."""
+        return True
 
     def prefetch(self, units: Iterable[int]) -> None:
         """Start to read the state of units before their update."""
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
         """Return the state of a unit; None if this store keeps none."""
+        return None
 
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
         """Make room for the state of a unit, in place of the kept state; False if this store keeps none."""
+        return False
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
-        """Fill a tensor of a unit's room."""
+        """Fill a tensor of a unit's room.
+
+        Raises:
+            PlanError: it has no room, because ``make_room`` returned False.
+        """
+        raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
 
     def close(self) -> None:
         """Drop all state."""
 
 
-class NoStateStore:
-    """Keeps nothing: an inactive unit's moments and counts start anew at its next update."""
-
-    def load_state(self, unit: int, updated: Parameters) -> State | None:
-        """Return None: the optimizer makes the state anew, or has it if the unit stayed active."""
-        return None
-
-    def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
-        """Yield all parameters at once."""
-        yield updated
-
-    def evict_state(self, unit: int) -> bool:
-        """Return True: the optimizer drops the state."""
-        return True
-
-    def prefetch(self, units: Iterable[int]) -> None:
-        """Do nothing."""
-
-    def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
-        """Return None: only the optimizer has state, of active units."""
-        return None
-
-    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
-        """Return False: only active units have state."""
-        return False
-
-    def fill(self, unit: int, name: str, source: TensorPieces) -> None:
-        """Refuse: there is no room.
-
-        Raises:
-            PlanError: always, because ``make_room`` returned False.
-        """
-        raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class MemoryStateStore(NoStateStore):
+class MemoryStateStore(StateStore):
     """Leaves all state with the optimizers, in memory."""
 
     def evict_state(self, unit: int) -> bool:

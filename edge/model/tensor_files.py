@@ -304,7 +304,8 @@ def require_finite_grads(parameters: Mapping[str, torch.nn.Parameter], unit: str
     Raises:
         DivergedError: names the first gradient that is not finite.
     """
-    grads = {name: _dense_values(value.grad) for name, value in parameters.items() if value.grad is not None}
+    found = ((name, value.grad) for name, value in parameters.items() if value.grad is not None)
+    grads = {name: grad._values() if grad.is_sparse else grad for name, grad in found}
     name = first_not_finite(grads)
     if name:
         raise DivergedError(f"the gradient of {unit} is not finite, first that of {name}")
@@ -329,7 +330,3 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
     if math.isfinite(sums.sum().item()):
         return ""
     return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), "")
-
-
-def _dense_values(grad: torch.Tensor) -> torch.Tensor:
-    return grad._values() if grad.is_sparse else grad

@@ -335,7 +335,7 @@ class KnownTurns:
         """Return the turn of an item; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
-            at = bisect.bisect_right(self._known, seq, key=_first_seq) - 1
+            at = bisect.bisect_right(self._known, seq, key=lambda known: known.turn.first_seq) - 1
             return self._known[at] if at >= 0 and seq < self._known[at].turn.end_seq else None
 
     def holder_before(self, turn: Turn) -> str:
@@ -358,7 +358,3 @@ class KnownTurns:
                 break
             is_open = self._plan.course.choice is not None and turn.kind is StepKind.TRAIN
             self._known.append(KnownTurn(turn, self._soonest, is_open))
-
-
-def _first_seq(known: KnownTurn) -> int:
-    return known.turn.first_seq

@@ -66,16 +66,6 @@ class Sink(Protocol):
         """Handle a refused and dropped frame of ``source``, which also gets the refusal."""
 
 
-class Admission(Protocol):
-    """The run of an accepted link."""
-
-    expectation: RunExpectation
-    sink: Sink
-
-    def check_of(self, source: str) -> FrameCheck:
-        """Return the check of the frames of ``source``, one for all its links in a run."""
-
-
 class InLink:
     """The receiving end of one link.
 
@@ -96,7 +86,7 @@ class InLink:
         self,
         messages: Iterator[bytes],
         *,
-        join: Callable[[InLink, ring_pb2.FrameHeader | None], tuple[str, Admission]],
+        join: Callable[[InLink, ring_pb2.FrameHeader | None], tuple[str, _Run]],
         changed: Callable[[InLink], None],
         hello_wait_s: float = HELLO_WAIT_S,
     ) -> None:
@@ -196,7 +186,7 @@ class InLink:
             _log.debug("the link from node %s ended with an error", source)
         self._lost(source, admission)
 
-    def _deliver(self, source: str, admission: Admission, check: FrameCheck, received: Received) -> None:
+    def _deliver(self, source: str, admission: _Run, check: FrameCheck, received: Received) -> None:
         header, payload, blob = received
         kind = NAMES[header.kind]
         if header.sent_unix_s:
@@ -221,13 +211,13 @@ class InLink:
             check.revoke(header)
             self._refuse(source, admission, check.explained(header, error))
 
-    def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
+    def _refuse(self, source: str, admission: _Run, error: RingTuneError) -> None:
         _log.debug("node %s: %s", source, error)  # the sink logs it, once for many
         self._acks.put(refusal(error))
         if not self._is_forgotten:
             admission.sink.on_refused(source, error)
 
-    def _lost(self, source: str, admission: Admission) -> None:
+    def _lost(self, source: str, admission: _Run) -> None:
         if not self._is_forgotten:
             admission.sink.on_link_lost(source, f"the link from node {source} broke; see that node's log")
 

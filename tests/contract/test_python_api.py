@@ -61,13 +61,17 @@ def test_dir_lists_what_a_user_may_want() -> None:
 
 
 def test_import_alone_loads_nothing() -> None:
-    """Neither the coordinator nor grpc; the first verb loads both, and no torch."""
+    """Neither the coordinator nor grpc; the first verb loads both, and nothing that only a node or a server needs.
+
+    Its modules are counted, because seconds depend on the machine: under 520.
+    """
     done = subprocess.run(  # noqa: S603 - our own modules
         [sys.executable, "-c", LOADS], capture_output=True, text=True, check=True, env=source_environment(), timeout=60
     )
     before, after, kind = json.loads(done.stdout)
     assert not {"coordinator", "grpc", "typer", "tomllib"} & set(before)
-    assert "coordinator.api.train" in after and "torch" not in after and "IPython" not in after
+    assert "coordinator.api.train" in after and len(after) < 520
+    assert not {"torch", "IPython", "typer", "rich", "cryptography", "coordinator.server.server"} & set(after)
     assert kind == "JobError"
 
 

@@ -28,7 +28,6 @@ from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
-from ringtune.schedule.saved_activations import RANDOM
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
 from ringtune.techniques.operations import choosers_of, limits_of
@@ -541,12 +540,4 @@ def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -
     velora = course.velora
     if velora is None:
         return 0
-    return sum(
-        kept.saved_values(
-            velora.layers,
-            velora.num_subtokens(kept.width),
-            own_vectors=velora.init == RANDOM,
-            has_dropout=has_dropout,
-        )
-        for kept in model.kept_inputs
-    )
+    return sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in model.kept_inputs)

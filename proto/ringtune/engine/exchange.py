@@ -160,13 +160,11 @@ class ReplicaSums:
 
     def leaving(self) -> list[ev.Command]:
         """Send the gradients of the oldest item, once all its micro-batches here have gone backward."""
-        while self._queue and not self._updates(self._queue[0]):
+        while self._queue and not self._queue[0].backwards and not self._updates(self._queue[0]):
             self._queue.popleft()
-        if not self._queue:
+        if not self._queue or self._queue[0].backwards or self._sent == self._queue[0].item.seq:
             return []
         state = self._queue[0]
-        if state.backwards or self._sent == state.item.seq:
-            return []
         self._sent = state.item.seq
         keys = [replica_grad_key(update, self._rank) for update in self._updates(state)]
         return [ev.SendParcel(key, name) for key in keys for name in self._names if name != self._node]

@@ -185,16 +185,12 @@ def job_template(
     for section in describe_job():
         keys = [key for key in section.keys if key.name in wanted]
         if keys:
-            lines += ["", *_section_lines(section)]
+            lines += ["", f"[{section.name}]  # {section.meaning[:1].lower()}{section.meaning[1:].rstrip('.')}"]
             lines += [line for key in keys for line in _key_lines(key, given, reasons.get(key.name, ""))]
         others = [key for key in section.keys if key.name in _OF_ANOTHER_METHOD]
         if others:
             lines += ["", *_commented(section, others)]
     return "\n".join(lines) + "\n"
-
-
-def _section_lines(section: SectionFacts) -> list[str]:
-    return [f"[{section.name}]  # {section.meaning[:1].lower()}{section.meaning[1:].rstrip('.')}"]
 
 
 def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:

@@ -20,7 +20,7 @@ from ringtune.models.adapter_config import (
 )
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, places_beside
 from ringtune.models.family import Config, Family, Widths
-from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, SITES, has_layer, is_adapter
+from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, RANDOM, SITES, Velora, has_layer, is_adapter
 
 _ATTENTION_KEEPS: Final = ("gpt2",)
 _NORM_FIRST: Final = ("gpt2", "llama", "mistral", "vit")
@@ -62,24 +62,24 @@ class KeptInput:
         found += [has_layer(layers, layer) for layer in self.layers[self.merged :]]
         return found + found[-1:] * (self.readers - len(found))
 
-    def saved_values(self, layers: Collection[str], num_kept: int, *, own_vectors: bool, has_dropout: bool) -> int:
-        """Values per token that VeLoRA in some layers saves; negative where others keep the tensor nevertheless.
+    def groups(self, layers: Collection[str], *, has_dropout: bool) -> list[list[bool]]:
+        """Say of each reader whether some words name it, by the tensor that it reads; empty if these are kept anyway.
 
         With dropout each LoRA reads a tensor of its own, which only it keeps.
-
-        Args:
-            layers: with VeLoRA.
-            num_kept: values of a projection.
-            own_vectors: whether each reader has a vector of its own, and so a projection.
-            has_dropout: whether LoRA has dropout.
         """
-        chosen = self.chosen(layers)
         if self.kept_anyway or self.always_kept:
-            return 0
-        alone = self.lora if has_dropout else 0
-        groups = [[one] for one in chosen[:alone]] + ([chosen[alone:]] if chosen[alone:] else [])
-        kept = sum((sum(group) if own_vectors else any(group)) * num_kept for group in groups)
-        return sum(self.width for group in groups if all(group)) - kept
+            return []
+        chosen, alone = self.chosen(layers), self.lora if has_dropout else 0
+        return [[one] for one in chosen[:alone]] + ([chosen[alone:]] if chosen[alone:] else [])
+
+    def saved_values(self, velora: Velora, *, has_dropout: bool) -> int:
+        """Values per token that VeLoRA saves; negative where readers without it keep the tensor nevertheless.
+
+        A tensor has one projection, or with random vectors one for each reader. ``has_dropout`` is LoRA's.
+        """
+        groups = self.groups(velora.layers, has_dropout=has_dropout)
+        projections = sum(sum(group) if velora.init == RANDOM else any(group) for group in groups)
+        return self.width * sum(map(all, groups)) - projections * velora.num_subtokens(self.width)
 
 
 def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput, ...]:
@@ -233,10 +233,6 @@ def paper_layers(inputs: Sequence[KeptInput], *, has_dropout: bool) -> tuple[str
     if not beside or len(beside) < len(inputs):
         return with_shared_inputs(("value", "down", ADAPTER_DOWN), inputs)
     down, value = f"{ADAPTER_DOWN}:down", f"{ADAPTER_DOWN}:value"
-    alone = [
-        kept
-        for kept in beside
-        if value in kept.layers and kept.saved_values([value], 0, own_vectors=False, has_dropout=has_dropout) > 0
-    ]
+    alone = [kept for kept in beside if any(map(all, kept.groups([value], has_dropout=has_dropout)))]
     values = (value,) if alone and not any(kept.merged > 1 for kept in alone) else ()
     return with_shared_inputs((*values, down), inputs)

@@ -35,9 +35,9 @@ import operator
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.config.sections import AUTO, Model
+from ringtune.config.sections import AUTO
 from ringtune.errors import JobError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.batches import num_batches
@@ -59,7 +59,6 @@ from ringtune.schedule.stages import hosts_of_lane, lane_of
 from ringtune.schedule.turns import (
     ITEMS_AHEAD,
     Item,
-    StartPoint,
     StepKind,
     Turn,
     evaluation_is_due,
@@ -404,7 +403,7 @@ class ExpectedCacheUse:
     kept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def expected_cache_use(plan: Plan, *, start: StartPoint | None = None) -> ExpectedCacheUse:
+def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
     """Decide the turns of a run from its beginning, up to ``MAX_ITEMS`` items, and count the savings.
 
     Where losses decide the depth, the depth is assumed not to grow.
@@ -412,7 +411,7 @@ def expected_cache_use(plan: Plan, *, start: StartPoint | None = None) -> Expect
     found, part = ExpectedCacheUse(), plan.at(plan.placement.placement_number)
     prefixes = CachedBatches.of(part, ITEMS_AHEAD)
     under_way: list[Turn] = []
-    for turn in itertools.takewhile(lambda turn: turn.first_seq < MAX_ITEMS, turn_sequence(plan.course, start=start)):
+    for turn in itertools.takewhile(lambda turn: turn.first_seq < MAX_ITEMS, turn_sequence(plan.course)):
         if (placement_number := due(plan.course, plan.placements, turn)) != part.placement.placement_number:
             part, under_way = plan.at(placement_number), []
             prefixes = CachedBatches.of(part, ITEMS_AHEAD)
@@ -433,19 +432,7 @@ def expected_cache_use(plan: Plan, *, start: StartPoint | None = None) -> Expect
     return found
 
 
-class JobSections(Protocol):
-    """Sections of a job that the cache depends on."""
-
-    @property
-    def model(self) -> Model:
-        """``[model]``."""
-
-    @property
-    def cache(self) -> CacheSettings:
-        """``[cache]``."""
-
-
-def with_prefix_cache(job: JobSections, plan: Plan) -> Plan:
+def with_prefix_cache(job: Any, plan: Plan) -> Plan:
     """Add to a plan the cache for which its job asks.
 
     Raises:
@@ -470,7 +457,7 @@ def cache_terms(plan: Plan, node: str) -> list[DiskTerm]:
     return [DiskTerm("hidden states", max_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")]
 
 
-def check_given_cache(job: JobSections, plan: Plan) -> None:
+def check_given_cache(job: Any, plan: Plan) -> None:
     """Refuse a given plan with another cache than the job's.
 
     Raises:

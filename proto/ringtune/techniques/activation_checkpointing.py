@@ -14,7 +14,6 @@ from ringtune.schedule.saved_activations import (
     DEFAULT_PARTS,
     INITS,
     LAYERS,
-    RANDOM,
     check_named_once,
     has_layer,
     is_adapter,
@@ -185,9 +184,7 @@ def sites_that_save_nothing(plan: Plan, nodes: Sequence[Any]) -> list[str]:
     if velora is None or not nodes:
         return found
     for kept in nodes[0].model.kept_inputs:
-        count = velora.num_subtokens(kept.width)
-        has_dropout = nodes[0].shape.dropout > 0
-        saved = kept.saved_values(velora.layers, count, own_vectors=velora.init == RANDOM, has_dropout=has_dropout)
+        saved = kept.saved_values(velora, has_dropout=nodes[0].shape.dropout > 0)
         named = [layer for layer in kept.layers if has_layer(velora.layers, layer)]
         others = [layer for layer in kept.layers if layer not in named]
         if saved < 0 and others:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Any, Final
 
-from ringtune.config.sections import AUTO, Adapter, Model, Runtime, Train
+from ringtune.config.sections import AUTO
 from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import (
@@ -31,55 +31,7 @@ from ringtune.techniques.base import Technique
 from ringtune.techniques.operations import OperationsSettings
 
 
-class JobSections(Protocol):
-    """Sections of a job that frozen weights depend on."""
-
-    @property
-    def model(self) -> Model:
-        """``[model]``."""
-
-    @property
-    def adapter(self) -> Adapter:
-        """``[adapter]``."""
-
-    @property
-    def train(self) -> Train:
-        """``[train]``."""
-
-    @property
-    def operations(self) -> OperationsSettings:
-        """``[operations]``."""
-
-    @property
-    def runtime(self) -> Runtime:
-        """``[runtime]``."""
-
-
-class Shape(Protocol):
-    """The settings with which a node was timed."""
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the node was timed."""
-
-    @property
-    def frozen(self) -> str:
-        """The type of frozen weights, as written by ``name_of``."""
-
-
-class Node(Protocol):
-    """Facts of a node that frozen weights depend on."""
-
-    @property
-    def fast_bfloat16(self) -> bool:
-        """Whether the node multiplies bfloat16 fast."""
-
-    @property
-    def shape(self) -> Shape:
-        """The settings with which the node was timed."""
-
-
-def check_frozen(job: JobSections) -> None:
+def check_frozen(job: Any) -> None:
     """Refuse small frozen weights where the other sections of a job exclude them.
 
     Raises:
@@ -90,7 +42,7 @@ def check_frozen(job: JobSections) -> None:
         raise JobError(f"runtime.frozen = {job.runtime.frozen!r} {problem}")
 
 
-def not_small_reason(job: JobSections) -> str:
+def not_small_reason(job: Any) -> str:
     """Say why a job can't have frozen weights in a small type, and the remedy; empty if it can."""
     if job.model.dtype != AS_COMPUTED:
         return f"rounds weights that model.dtype = {job.model.dtype!r} wants exact; remove one of them"
@@ -106,7 +58,7 @@ def not_small_reason(job: JobSections) -> str:
     return ""
 
 
-def frozen_choices(job: JobSections, *, is_native: bool) -> tuple[FrozenWeights | None, ...]:
+def frozen_choices(job: Any, *, is_native: bool) -> tuple[FrozenWeights | None, ...]:
     """List the types of frozen weights that a planner tries in order; None for float32.
 
     ``is_native`` says whether every node multiplies bfloat16 fast. Example: ``auto`` gives None, bfloat16, int8.
@@ -135,18 +87,18 @@ def _score_by_gradient(operations: OperationsSettings) -> str:
     return ""
 
 
-def frozen_of(job: JobSections, nodes: Iterable[Node]) -> tuple[FrozenWeights | None, ...]:
+def frozen_of(job: Any, nodes: Iterable[Any]) -> tuple[FrozenWeights | None, ...]:
     """List the types of frozen weights to try on these nodes, in order; None for float32."""
     is_native = all(node.fast_bfloat16 for node in nodes)
     return frozen_choices(job, is_native=is_native)
 
 
-def courses(job: JobSections, course: Course, nodes: Sequence[Node]) -> tuple[Course, ...]:
+def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course, ...]:
     """Copy the course once for each type of frozen weights."""
     return tuple(dataclasses.replace(course, frozen=frozen) for frozen in frozen_of(job, nodes))
 
 
-def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
+def smaller_settings(job: Any) -> Iterator[tuple[str, object]]:
     """Yield the types smaller than the job's."""
     if job.runtime.frozen == AS_COMPUTED and not not_small_reason(job):
         yield "runtime.frozen", BFLOAT16
@@ -154,7 +106,7 @@ def smaller_settings(job: JobSections) -> Iterator[tuple[str, object]]:
         yield "runtime.frozen", INT8
 
 
-def check_given_frozen(job: JobSections, plan: Plan) -> None:
+def check_given_frozen(job: Any, plan: Plan) -> None:
     """Refuse a given plan with another type of frozen weights than the job's.
 
     Native or widened products are not compared: every node can do both.
@@ -170,13 +122,13 @@ def check_given_frozen(job: JobSections, plan: Plan) -> None:
         )
 
 
-def timing_mismatch(course: Course, node: Node) -> str:
+def timing_mismatch(course: Course, node: Any) -> str:
     """Say that a node was timed with another type of frozen weights; empty if it was not."""
     timed, wanted = node.shape.frozen, name_of(course.frozen)
     return "" if timed == wanted else f"frozen weights in {timed}, the run has them in {wanted} (runtime.frozen)"
 
 
-def rough_times(plan: Plan, nodes: Iterable[Node]) -> list[str]:
+def rough_times(plan: Plan, nodes: Iterable[Any]) -> list[str]:
     """Warn that nodes were timed with another type of frozen weights; empty if they were not."""
     timed = {node.shape.frozen for node in nodes if node.shape.is_measured} - {name_of(plan.course.frozen)}
     if not timed:

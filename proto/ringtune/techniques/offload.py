@@ -343,10 +343,10 @@ def helpers_by_host(plan: Plan) -> dict[str, str]:
     return {placement.host_of(one.start): one.node for one in reversed(placement.helpers)}
 
 
-def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str, str]:
-    """Parse ``pi-1=laptop+pi-2=laptop`` (host = helper), or ``off`` for none.
+def parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
+    """Parse ``pi-1=laptop+pi-2=laptop`` of ``--change offload`` (host = helper), or ``off`` for none.
 
-    ``known`` are the names of all nodes, ``where`` is the option for messages.
+    ``known`` are the names of all nodes.
 
     Raises:
         PlanError: another form, a host twice, or an unknown name; suggests the nearest.
@@ -358,11 +358,11 @@ def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str,
         host, equals, helper = (word.strip() for word in part.partition("="))
         if not (host and equals and helper) or host in found:
             raise PlanError(
-                f"{where}={text}: write '{NOBODY}', or HOST=HELPER with each host once, several with + between"
+                f"--change offload={text}: write '{NOBODY}', or HOST=HELPER with each host once, several with + between"
             )
         for name in (host, helper):
             if name not in known:
-                raise PlanError(f"{where}={text}: there is no node {name!r}; {nearest(name, known)}")
+                raise PlanError(f"--change offload={text}: there is no node {name!r}; {nearest(name, known)}")
         found[host] = helper
     return found
 

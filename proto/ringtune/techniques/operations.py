@@ -619,7 +619,7 @@ class TurnOperations:
         if self._open or self._asked_for == turn.first_step:
             return None
         self._asked_for = turn.first_step
-        scores, self._scores = tuple(sorted(self._scores, key=_position)), []
+        scores, self._scores = tuple(sorted(self._scores, key=lambda entry: entry[:4])), []
         return scores
 
     def chosen(self, step: int, operations: Operations) -> bool:
@@ -681,10 +681,6 @@ def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None
         raise PlanError(f"the checkpoint of step {step} has no table of operations; it is of another run")
     if operations is not None:
         plan.decided((), operations)
-
-
-def _position(entry: BlockScores) -> tuple[str, int, int, int]:
-    return entry[:4]
 
 
 _FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}

@@ -15,7 +15,7 @@ Source: HiFT trains on one machine and has no copies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError
 from ringtune.schedule.course import Course
@@ -145,15 +145,7 @@ def _check(node: str, turn: Turn, digests: Sequence[CopyDigest], *, owed: tuple[
         )
 
 
-class Sizes(Protocol):
-    """Sizes of a course at a node that replicas depend on."""
-
-    @property
-    def adapter_bytes(self) -> int:
-        """Bytes of the trained weights of a block."""
-
-
-def parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
+def parcels(plan: Plan, sizes: Any) -> Iterator[Parcel]:
     """Yield the gradients of each stage with several hosts."""
     for stage in _shared_stages(plan.placement):
         nodes = tuple(piece.node for piece in stage)

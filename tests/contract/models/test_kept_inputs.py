@@ -12,7 +12,8 @@ from ringtune.models.kept_inputs import (
     trained_layers,
     with_shared_inputs,
 )
-from ringtune.schedule.saved_activations import LAYERS
+from ringtune.schedule.saved_activations import LAYERS, Velora
+from ringtune.schedule.units import Range
 from tests.support.cases import cases
 
 
@@ -104,9 +105,10 @@ def test_values_that_single_layers_save(
     name: str, adapter: str, layers: str, without: int, with_dropout: int | None
 ) -> None:
     """A tensor is freed when all its readers project it; the dropout of a LoRA gives it a tensor of its own."""
-    inputs, words = inputs_of(name, adapter), layers.split()
+    inputs = inputs_of(name, adapter)
+    velora = Velora(blocks=(Range(0, 1),), layers=tuple(layers.split()), parts=8)
     for has_dropout, values in ((False, without), (True, with_dropout)):
-        found = [kept.saved_values(words, 8, own_vectors=False, has_dropout=has_dropout) for kept in inputs]
+        found = [kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs]
         assert values is None or sum(found) == values, has_dropout
 
 

@@ -393,11 +393,8 @@ def test_graph_keeps_what_planning_counts(build: Any, model_type: str, adapter: 
                 found = storage_bytes(saved_tensors(graph_of(skeleton, one, dropout)))
                 kept.append(sum(size for address, size in found.items() if address not in weights))
             vectors = sum(-(-place.inputs // 8) for place in projections_of(skeleton, velora).layers[0]) * 2 * 4
-            inputs = (
-                one.saved_values(layers, velora.num_subtokens(one.width), own_vectors=init == "random",
-                                 has_dropout=dropout > 0)
-                for one in model_inputs(family, skeleton.model.config.to_dict(), adapter)
-            )  # fmt: skip
+            of_model = model_inputs(family, skeleton.model.config.to_dict(), adapter)
+            inputs = (one.saved_values(velora, has_dropout=dropout > 0) for one in of_model)
             counted = 2 * 4 * ROWS * TOKENS * sum(inputs)
             assert kept[0] - kept[1] == pytest.approx(counted, abs=vectors), (init, dropout)
 

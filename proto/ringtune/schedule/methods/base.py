@@ -16,7 +16,7 @@ from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
-from ringtune.errors import JobError, PlanError
+from ringtune.errors import PlanError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units
@@ -177,9 +177,9 @@ def method_names() -> KeysView[str]:
     return _METHODS.keys()
 
 
-def method_class(name: str, *, where: str = "method", error: type[PlanError | JobError] = PlanError) -> type[Method]:
-    """Return the method class of a name; raises ``error`` with the nearest name if there is none."""
-    OneOf(method_names()).check(where, name, error)
+def method_class(name: str, *, where: str = "method") -> type[Method]:
+    """Return the method class of a name; raises ``PlanError`` with the nearest name if there is none."""
+    OneOf(method_names()).check(where, name, PlanError)
     return _METHODS[name]
 
 
