@@ -233,6 +233,7 @@ def train(
     blocks = [block for _, block in model.iter_layers()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
+    invertible = [value for name, value in model.named_parameters() if ".invertible_adapters." in name]
     optimizer = plain_optimizer(job, trainable)
     for holding, turn in turns or [(plan, turn) for turn in turn_sequence(plan.course)]:
         plan = holding
@@ -246,6 +247,9 @@ def train(
             rate = learning_rate(job.train, *plan.course.method.rate_at(plan.course, item.step))
             model.eval()
             model.heads[model.active_head].train()
+            first_drawing(model).train(units.has_embedding)
+            for parameter in invertible:
+                parameter.requires_grad_(units.has_embedding)
             for index, parameters in enumerate(adapters):
                 blocks[index].train(index >= units.lowest)
                 for parameter in parameters:
