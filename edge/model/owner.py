@@ -30,13 +30,14 @@ from torch import nn
 from edge.data.tokens import Batch, check_ids
 from edge.model.heads import HEAD, Task
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
-from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, INVERTIBLE, Skeleton, owner_modules, seed_unit
+from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
 from edge.model.tensor_files import digest_of, first_not_finite, is_finite, require_finite_values
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, ModelError
 from ringtune.job.job import Train
+from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.family import LM_HEAD
 from ringtune.schedule.units import EMBEDDING, Units, head_of
 from ringtune.storage.pieces import Pieces

@@ -50,10 +50,11 @@ import torch
 from edge.model.auxiliary import deltas_of
 from edge.model.families.plugged import adapter_interface
 from edge.model.heads import HEAD
-from edge.model.skeleton import ADAPTER, INVERTIBLE, Skeleton
+from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError
+from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.auxiliary_models import describe
 from ringtune.models.family import (
     CAUSAL_LM,

@@ -38,15 +38,13 @@ from edge.model.families.plugged import plugged_model
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
-from ringtune.models.adapter_config import auxiliary_of, library_config, trains_own_weights
+from ringtune.models.adapter_config import INVERTIBLE, auxiliary_of, library_config, trains_own_weights
 from ringtune.models.auxiliary_models import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
 from ringtune.models.folder import name_of_folder, read_config
 
 ADAPTER = "ringtune"
-INVERTIBLE = "invertible_adapters"
-"""Name of the base model's module with invertible adapters."""
 _register_lock = threading.Lock()
 
 

@@ -20,9 +20,10 @@ from torch import nn
 from edge.model.auxiliary import start_auxiliary
 from edge.model.frozen_weights import FrozenMatrix
 from edge.model.head_groups import HeadGroups
-from edge.model.skeleton import ADAPTER, INVERTIBLE, Skeleton, block_unit, owner_modules, seed_unit
+from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, seed_unit
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
+from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

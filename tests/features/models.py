@@ -241,10 +241,7 @@ ADAPTER = [
 def invertible(name: str, model_type: str = "bert", config: str = "seq_bn_inv", **changes: Any) -> Feature:
     """The embedding's adapter trains in the last three of six steps, of two owners."""
     values = {"adapter": config, "num_steps": 6, "checkpoint_every": 4, "owners": ("a", "b"), **changes}
-    arguments = of_family(f"invertible/{name}", model_type, **values)
-    if values.get("private_blocks"):
-        arguments["splits"] = PRIVATE
-    return Feature(**arguments, load=loaded_plainly)
+    return Feature(**of_family(f"invertible/{name}", model_type, **values), load=loaded_plainly)
 
 
 INVERTIBLE = [
@@ -257,7 +254,9 @@ INVERTIBLE = [
     invertible("sgd-dropout", "gpt2", optimizer="sgd", dropout=0.2),
     invertible("union", config="lora[r=2]|par_bn[inv_adapter='nice',inv_adapter_reduction_factor=3]", turns="rows"),
     invertible("three-owners", "llama", owners=("a", "c", "b"), num_steps=12, local_iterations=1, eval_every=3),
-    invertible("private-blocks", private_blocks=1),
+]
+INVERTIBLE_ON_SOME_RINGS = [
+    dataclasses.replace(invertible("private-blocks", private_blocks=1), splits=PRIVATE),
     dataclasses.replace(
         invertible("single", method="single", owners=("a",), microbatches=2), splits={"one": (("a", 0, 4),)}
     ),
@@ -287,4 +286,4 @@ OWN_WEIGHTS = [
         load=loaded_own_weights,
     ),
 ]
-MODELS = [*FAMILY, *FAMILY_DROPOUT, *FAMILY_PRIVATE, *ADAPTER, *INVERTIBLE, *OWN_WEIGHTS]
+MODELS = [*FAMILY, *FAMILY_DROPOUT, *FAMILY_PRIVATE, *ADAPTER, *INVERTIBLE, *INVERTIBLE_ON_SOME_RINGS, *OWN_WEIGHTS]

@@ -92,8 +92,10 @@ def _load(model: Any, folder: Path) -> None:
     name = json.loads((own_kind if own_kind.exists() else folder / "adapter_config.json").read_text())["name"]
     values: dict[str, torch.Tensor] = {}
     for stem in ("adapter", "model_head"):
-        path = folder / f"{stem}.safetensors"
-        values |= load_file(path) if path.exists() else torch.load(folder / f"pytorch_{stem}.bin", weights_only=True)
+        path, pickled = folder / f"{stem}.safetensors", folder / f"pytorch_{stem}.bin"
+        values |= (
+            load_file(path) if path.exists() else torch.load(pickled, weights_only=True) if pickled.exists() else {}
+        )
     own = {key.replace(f".{name}.", f".{NAME}."): value for key, value in values.items()}
     odd = model.load_state_dict(own, strict=False)
     assert not odd.unexpected_keys and not any(f".{NAME}." in key for key in odd.missing_keys)

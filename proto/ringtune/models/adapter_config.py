@@ -374,6 +374,10 @@ def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
     return tuple(AuxiliaryConfig.of(part.name, part.options) for part in parts if part.name in AUXILIARY_KINDS)
 
 
+INVERTIBLE: Final = "invertible_adapters"
+"""Name of the library's module with invertible adapters, in the base model."""
+
+
 class Invertible(NamedTuple):
     """An invertible adapter at the embedding, of NICE's kind: two coupled bottlenecks, each of half of the channels.
 
