@@ -15,7 +15,7 @@ from typing import Any
 
 from coordinator.client.saved_run import SavedRun
 from coordinator.run.run_text import rows_of
-from ringtune.models.adapter_config import auxiliary_of, library_config
+from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_config
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
 from ringtune.models.folder import CONFIG_FILE, with_old_rope
@@ -40,6 +40,10 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 ```
 
 The head is the base model's own: it did not train, so it is not in this folder."""
+_INVERSE = (
+    "The head is the base model's own: it did not train, so it is not in this folder. It gets the last hidden state "
+    "through the inverse of the invertible adapter, which `AutoModelForCausalLM` with `adapters.init` leaves out."
+)
 _LOADING_PLUGGED = """```python
 import json
 
@@ -106,6 +110,8 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     """
     has_head = has_trained_head(run.job.model.task)
     loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
+    if not has_head and invertible_of(run.job.adapter.config) is not None:
+        loading = f"{_LOADING}\n\n{_INVERSE}"
     what = _AUXILIARY + (_WITH_LIBRARY if library_config(run.job.adapter.config) else "")
     if auxiliary_of(run.job.adapter.config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD

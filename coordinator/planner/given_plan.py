@@ -120,6 +120,7 @@ _JOB_KEYS = {
     "method": "train.method, [unfreeze]",
     "frozen_blocks": "privacy.private_blocks",
     "initial": "adapter.from",
+    "invertible": "adapter.config",
 }
 _ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 

@@ -54,7 +54,7 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
                 work_times=(),
                 block_forward_s=1.0,
                 block_graph_s=1.0,
-                block_backward_s=2.0 if node.model.embedding_train_bytes else 1.0,
+                block_backward_s=1.0 if node.model.block_bytes else 2.0,
                 train_tokens=0.0,
             )
             for node in nodes

@@ -110,6 +110,11 @@ class ExpectedResult(NamedTuple):
         """Whether the job leaves adapters out of some blocks."""
         return any(option in self.job.adapter.config for option in _LEFT_OUT)
 
+    @property
+    def sends_invertible(self) -> str:
+        """The node that sends an invertible adapter: the holder of the head; empty without one."""
+        return self.holder if self.part.course.invertible else ""
+
     def sets(self) -> tuple[str, ...]:
         """Files of users with adapters of their own; hosts and helpers send parts of them."""
         return tuple(of_user(user, ADAPTER_FILE) for user in self.part.course.user_sets)
@@ -147,8 +152,10 @@ class ExpectedResult(NamedTuple):
         size = self.model.head_bytes + len(self.part.course.labels) * self.model.head_class_bytes
         return size // DTYPE_BYTES[self.job.model.dtype]
 
-    def whole_numbers(self) -> tuple[int, int]:
-        """Bounds of a whole model's numbers outside of blocks; the upper one includes untrained tensors."""
+    def outside_numbers(self, path: str) -> tuple[int, int]:
+        """Bounds of a file's numbers outside of blocks; the upper one of a whole model includes untrained tensors."""
+        if path != WEIGHTS_FILE:
+            return (self._outside()[0] if path == ADAPTER_FILE else self.head_numbers(),) * 2
         least = sum(self._outside())
         return least, least + 2 * self.model.hidden_size * (self.model.hidden_size + 1)
 
@@ -169,7 +176,8 @@ def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResul
     totals: dict[str, Counter[int | None]] = {path: Counter() for path in wanted.sets()}
     for node, own in sorted(files.items()):
         missing = [path for path in wanted.paths() if path not in own]
-        if missing and wanted.blocks(node) and not wanted.may_lack:
+        sends = (wanted.blocks(node) and not wanted.may_lack) or node == wanted.sends_invertible
+        if missing and sends:
             raise _refused(f"node {node} sent no {missing[0]}")
         for path, content in sorted(own.items()):
             name, where = path.rpartition("/")[2], f"{path} of node {node}"
@@ -195,10 +203,12 @@ def _counted(
     dtype, blocks = _DTYPES[wanted.job.model.dtype], wanted.may_send(node)
     is_holder, is_whole = node == wanted.holder, path == WEIGHTS_FILE
     found: dict[int | None, int] = dict.fromkeys(wanted.blocks(node), 0)
+    if path == ADAPTER_FILE and node == wanted.sends_invertible:
+        found[None] = 0
     for name, info in tensors.infos.items():
         block = None if path == HEAD_FILE else block_of(name)
         where = f"node {node} sent {path} with tensor {shown(name)}"
-        if block is None and not (is_holder and (is_whole or path == HEAD_FILE)):
+        if block is None and not (is_holder and (is_whole or path == HEAD_FILE)) and None not in found:
             raise _refused(f"{where}, which it may not send")
         if block is not None and block not in blocks:
             raise _refused(f"{where} of a block that it may not send")
@@ -223,7 +233,7 @@ def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: 
     least = 0 if wanted.may_lack else counted
     for block, count in found.items():
         if block is None:
-            lowest, highest = wanted.whole_numbers() if path == WEIGHTS_FILE else (wanted.head_numbers(),) * 2
+            lowest, highest = wanted.outside_numbers(path)
         elif path == HEAD_FILE:
             continue
         else:

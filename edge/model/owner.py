@@ -1,14 +1,16 @@
 """Embedding and head of an owner, and the names of their trained tensors.
 
 With adapters, a trained head travels with its optimizer state at a hand-over, so that the result is that of one
-process. Where all parameters train, every owner keeps copies of embedding and head, and gets the gradients of the other
-owners instead (``edge.model.unit_grads``). The units are then::
+process, and so does an invertible adapter, which is the embedding's unit then. Where all parameters train, every owner
+keeps copies of embedding and head, and gets the gradients of the other owners instead (``edge.model.unit_grads``). The
+units are then::
 
     embedding   token table, positions, their norm                    wte.weight, embeddings.LayerNorm.bias, ...
     head        last norm, decoder of its own, or a new head          ln_f.weight, lm_head.weight, heads.ringtune.1.bias
 
 A tied tensor belongs to the embedding. The head computes with a stand-in, another parameter on the same memory, so that
-the two gradients are separate: their sum has the same bits in whatever order the backwards run.
+the two gradients are separate: their sum has the same bits in whatever order the backwards run. So does the inverse of
+an invertible adapter, before a language model's decoder.
 
 B rows of a micro-batch, T tokens, D model width.
 
@@ -17,9 +19,10 @@ Source: HiFT, section III-A (the embedding is the bottom unit, the head the top 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,13 +30,14 @@ from torch import nn
 from edge.data.tokens import Batch, check_ids
 from edge.model.heads import HEAD, Task
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
-from edge.model.skeleton import EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
+from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
 from edge.model.tensor_files import digest_of, first_not_finite, is_finite, require_finite_values
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, ModelError
 from ringtune.job.job import Train
+from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.family import LM_HEAD
 from ringtune.schedule.units import EMBEDDING, Units, head_of
 from ringtune.storage.pieces import Pieces
@@ -78,9 +82,10 @@ class OwnerParts:
         self.parameters = {name: value for unit in self.units.values() for name, value in unit.items()}
         self._head_unit = head_of(len(skeleton.blocks))
         self._embedding = embedding_modules(skeleton)
-        self._tied = tied_table(skeleton, head)
+        self._inverse = inverse_of(skeleton, head)
+        self._tied = (*tied_table(skeleton, head), *_stand_ins(skeleton, self._inverse))
         self.optimizers = UnitOptimizers(train, self.units)
-        if self.units[EMBEDDING]:
+        if skeleton.full_parameters:
             collect_sparse(module for _, module in owner_modules(skeleton))
 
     def embed(self, batch: Batch) -> torch.Tensor:
@@ -157,7 +162,7 @@ class OwnerParts:
             batch: the rows of this micro-batch.
             num_targets: valid targets of all micro-batches of the step, the divisor of the loss.
             at: (step, micro-batch), for dropout; None = without.
-            weights: units that collect gradients: the head, and with tied weights the embedding.
+            weights: units that collect gradients: the head, and with stand-ins the embedding.
             goes_down: whether the hidden state gets a gradient.
         """
         set_mode(self.head, train=at is not None)
@@ -171,8 +176,8 @@ class OwnerParts:
     def _collecting(self, weights: Units) -> Iterator[None]:
         """Let only these units of the head's weights collect gradients inside the context."""
         resting = [] if weights.has_head else list(self.units[self._head_unit].values())
-        if self._tied is not None and not weights.has_embedding:
-            resting.append(self._tied[1])
+        if not weights.has_embedding:
+            resting += [stand_in for _, stand_in in self._tied]
         for parameter in resting:
             parameter.requires_grad_(False)
         try:
@@ -188,7 +193,7 @@ class OwnerParts:
         leaf: torch.Tensor | None,
         num_targets: int,
     ) -> HeadResult:
-        last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)
+        last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
         counts = self._task.run(self.head, last_BTD, batch, more)
         if counts.loss_sum.requires_grad:
             torch.autograd.backward(counts.loss_sum / num_targets)
@@ -229,8 +234,8 @@ class OwnerParts:
         """
         load_grads(data, self.units[unit], where=where)
 
-    def _tied_in(self, unit: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter] | None:
-        return self._tied if unit == EMBEDDING else None
+    def _tied_in(self, unit: int) -> tuple[Pair, ...]:
+        return self._tied if unit == EMBEDDING else ()
 
     def to_blob(self) -> Pieces:
         """Return parameters and optimizer state as one safetensors file, without frozen tensors.
@@ -277,26 +282,30 @@ class OwnerParts:
 
     def _travelling(self) -> dict[str, torch.Tensor]:
         """Return the tensors of ``to_blob``: of the head without frozen ones, or of all that an owner trains."""
-        if self.units[EMBEDDING]:
+        if self._skeleton.full_parameters:
             return dict(self.parameters)
         # a head that trains later in the run travels too
         frozen = {name for name, _ in self.head.named_parameters()} - self.parameters.keys()
-        return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
+        own = {name: value for name, value in self.head.state_dict().items() if name not in frozen}
+        return {**own, **self.units[EMBEDDING]}
 
 
 Parameters = dict[str, nn.Parameter]
+Pair = tuple[nn.Parameter, nn.Parameter]
+"""A trained parameter of the embedding, and its stand-in at the head."""
 
 
 def owner_units(skeleton: Skeleton, head: nn.Module) -> dict[int, Parameters]:
     """Return the trained parameters of the embedding and of the head, each by name.
 
     Names are those in the base model, of a decoder ``lm_head.weight``, of a new head ``heads.ringtune.<name>``. Where
-    only the head trains, they are those inside the head.
+    adapters train, those of the head are names inside it, and those of an invertible adapter begin with its path.
     """
     top = head_of(len(skeleton.blocks))
     own = {name: value for name, value in head.named_parameters() if value.requires_grad}
     if not skeleton.full_parameters:
-        return {EMBEDDING: {}, top: own}
+        named = () if skeleton.invertible is None else skeleton.invertible.named_parameters()
+        return {EMBEDDING: {f"{INVERTIBLE}.{ADAPTER}.{name}": value for name, value in named}, top: own}
     units: dict[int, Parameters] = {EMBEDDING: {}, top: {}}
     for path, part in owner_modules(skeleton):
         unit = top if path in skeleton.layout.head_paths else EMBEDDING
@@ -311,23 +320,48 @@ def embedding_modules(skeleton: Skeleton) -> tuple[nn.Module, ...]:
     return tuple(child for name, child in skeleton.base.named_children() if name != top)
 
 
-def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """Return the token table that is also the decoder, and the head's stand-in; None unless a tied table trains."""
+def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[Pair, ...]:
+    """Return the token table that is also the decoder, with the head's stand-in; none unless a tied table trains."""
     table = skeleton.model.get_input_embeddings() if skeleton.full_parameters else None
     if not isinstance(table, nn.Embedding):
-        return None
+        return ()
     weight = table.get_parameter("weight")
-    stand_ins = (value for value in head.parameters() if value.data_ptr() == weight.data_ptr())
-    return next(((weight, value) for value in stand_ins), None)
+    return tuple((weight, value) for value in head.parameters() if value.data_ptr() == weight.data_ptr())
+
+
+def inverse_of(skeleton: Skeleton, head: nn.Module) -> nn.Module | None:
+    """Copy the invertible adapter, on the same memory, for its inverse before a decoder; None before other heads.
+
+    Source: adapters 1.3.0, ``CausalLMHead.forward``.
+    """
+    from adapters.heads import CausalLMHead
+
+    if skeleton.invertible is None or not isinstance(head, CausalLMHead):
+        return None
+    shared = {id(value): nn.Parameter(value.detach()) for value in skeleton.invertible.parameters()}
+    return copy.deepcopy(skeleton.invertible, shared)
+
+
+def _stand_ins(skeleton: Skeleton, inverse: nn.Module | None) -> Iterator[Pair]:
+    if inverse is not None and skeleton.invertible is not None:
+        yield from zip(skeleton.invertible.parameters(), inverse.parameters(), strict=True)
+
+
+def head_input(
+    skeleton: Skeleton, inverse: nn.Module | None, hidden_BTD: torch.Tensor, batch: Batch
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Return the arguments of the head as ``FamilyForward.finish``; the last hidden state goes through an inverse."""
+    last_BTD, more = skeleton.family.finish(skeleton.base, hidden_BTD, batch)
+    return (last_BTD if inverse is None else inverse(last_BTD, rev=True)), more
 
 
 def _head(skeleton: Skeleton, head: nn.Module, own: Mapping[str, nn.Parameter]) -> Parameters:
     """Return the head's parameters without a tied one, by their names in the whole model."""
-    tied = tied_table(skeleton, head)
+    tied = [stand_in for _, stand_in in tied_table(skeleton, head)]
     decoder = getattr(head, "get_output_embeddings", lambda: None)()
     found: Parameters = {}
     for name, value in own.items():
-        if tied is not None and value is tied[1]:
+        if any(value is stand_in for stand_in in tied):
             continue
         is_decoder = decoder is not None and value is decoder.weight
         found[LM_HEAD if is_decoder else f"heads.{HEAD}.{name}"] = value

@@ -54,6 +54,7 @@ from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError
+from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.auxiliary_models import describe
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -221,6 +222,17 @@ def _blocks_prefix(skeleton: Skeleton) -> str:
     return f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
 
 
+def _invertible_prefix(skeleton: Skeleton) -> str:
+    return f"{skeleton.model.base_model_prefix}.{INVERTIBLE}."
+
+
+def _hosted_prefixes(skeleton: Skeleton, *, is_owner: bool) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of hosted blocks, and at an owner of an invertible adapter."""
+    prefix = _blocks_prefix(skeleton)
+    hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
+    return (*hosted, _invertible_prefix(skeleton)) if is_owner else hosted
+
+
 def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head: bool) -> dict[str, Pieces]:
     """Write these tensors to files, and with the head the configs."""
     files = {name: _written(tensors) for name, tensors in found.items()}
@@ -252,11 +264,12 @@ def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
-    """Return the tensors of each file, by name; see ``adapter_files``."""
+    """Return the tensors of each file, by name; see ``adapter_files``. An invertible adapter is with the head."""
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
     whole |= _adapter(skeleton)[0] if skeleton.has_library else {}
+    unwanted += () if with_head else (_invertible_prefix(skeleton),)
     own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
     files = {
         BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: own,
@@ -542,32 +555,33 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
     Raises:
         IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.
     """
-    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
-    hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
     if skeleton.full_parameters:
         _load_model(folder / WEIGHTS_FILE, model_tensors(skeleton, task, without_blocks=(), with_owner=with_head))
         return
+    anywhere = (_blocks_prefix(skeleton), _invertible_prefix(skeleton))
+    hosted = _hosted_prefixes(skeleton, is_owner=with_head)
     own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
     for name, targets in sorted(own.items()):
-        _load(folder / name, targets, elsewhere="" if name == HEAD_FILE else prefix, hosted=hosted)
+        _load(folder / name, targets, elsewhere=() if name == HEAD_FILE else anywhere, hosted=hosted)
 
 
 def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence[str]] | None = None) -> None:
     """Replace the initial values of the adapters of hosted blocks by those of ``initial.safetensors``.
 
-    ``head_of`` is task and classes of a run: then also of the head, if the file has one for them.
+    ``head_of`` is task and classes of a run, at an owner: then also of an invertible adapter, and of the head if the
+    file has one for them.
 
     Raises:
         IntegrityError: the file is damaged, or a tensor is missing, unknown, of another shape, or not finite here.
     """
-    prefix = _blocks_prefix(skeleton)
-    hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
+    anywhere = (_blocks_prefix(skeleton), _invertible_prefix(skeleton))
+    hosted = _hosted_prefixes(skeleton, is_owner=head_of is not None)
     file = TensorFile(FilePieces(path), where="adapter.from")
     with_head = head_of is not None and not head_problem(file.metadata, *head_of)
-    own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
-    heads = {name for name in file.infos if not name.startswith(prefix)}
+    own = saved_tensors(skeleton, without_blocks=(), with_head=head_of is not None)
+    heads = {name for name in file.infos if not name.startswith(anywhere)}
     names = {name for name in file.infos if name.startswith(hosted)} | (heads if with_head else set())
-    targets = own.get(ADAPTER_FILE, {}) | own.get(HEAD_FILE, {})
+    targets = own.get(ADAPTER_FILE, {}) | (own.get(HEAD_FILE, {}) if with_head else {})
     _check_names("adapter.from", names, targets)
     _fill_all("adapter.from", file, targets)
     for name in sorted(targets):
@@ -585,18 +599,20 @@ def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
         raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
 
 
-def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, hosted: tuple[str, ...]) -> None:
+def _load(
+    path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: tuple[str, ...], hosted: tuple[str, ...]
+) -> None:
     """Read every target from a file.
 
     Args:
         path: of the file.
         targets: tensors that this node would save, by name.
-        elsewhere: name prefix of other nodes' tensors; empty if there are none.
+        elsewhere: name prefixes of other nodes' tensors; empty if there are none.
         hosted: name prefixes of this node's tensors.
     """
     try:
         file = TensorFile(FilePieces(path), where=path.name)
-        others = {name for name in file.infos if elsewhere and name.startswith(elsewhere)}
+        others = {name for name in file.infos if name.startswith(elsewhere)}
         others -= {name for name in others if name.startswith(hosted)}
         _check_names(path.name, file.infos.keys() - others, targets)
         _fill_all(path.name, file, targets)

@@ -4,6 +4,9 @@ Every node builds the skeleton of the *whole* model with the same seed, so the i
 one process, and none is sent. ``edge.model.slice`` then makes the hosted modules real, auxiliary models
 (``edge.model.auxiliary``) included, and drops the rest. A skeleton takes a few megabytes.
 
+An invertible adapter is a module of the base model, which an owner has with the embedding: a hook of the library
+computes it after the embedding.
+
 With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train. Under a method that
 trains all parameters, those of the embedding and of the head are marked too.
 
@@ -35,7 +38,7 @@ from edge.model.families.plugged import plugged_model
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
-from ringtune.models.adapter_config import auxiliary_of, library_config, trains_own_weights
+from ringtune.models.adapter_config import INVERTIBLE, auxiliary_of, library_config, trains_own_weights
 from ringtune.models.auxiliary_models import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
@@ -81,6 +84,12 @@ class Skeleton(NamedTuple):
         if not isinstance(blocks, nn.ModuleList):
             raise ModelError(f"{self.layout.blocks_path} of {type(self.base).__name__} is not a list of blocks")
         return blocks
+
+    @property
+    def invertible(self) -> nn.Module | None:
+        """The invertible adapter; None without one, and at a node without the embedding."""
+        found = getattr(self.base, INVERTIBLE, None)
+        return found[ADAPTER] if isinstance(found, nn.ModuleDict) and ADAPTER in found else None
 
 
 def build_skeleton(folder: Path, job: Job) -> Skeleton:
@@ -264,11 +273,12 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> None:
-    """Refuse adapters with tensors outside the blocks, or shared by two blocks."""
+    """Refuse adapters with tensors outside the blocks, but for an invertible one, or shared by two blocks."""
     prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+    invertible = f"{skeleton.model.base_model_prefix}.{INVERTIBLE}."
     homes: dict[int, set[str]] = {}
     for name, tensor in _tensors(skeleton.model).items():
-        if name in before:
+        if name in before or name.startswith(invertible):
             continue
         if not name.startswith(prefix):
             raise JobError(f"adapter.config = {text!r} has {name} outside the blocks, which can't be split; use seq_bn")

@@ -23,6 +23,7 @@ from edge.model.head_groups import HeadGroups
 from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, seed_unit
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
+from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -66,6 +67,10 @@ def materialise(
         _read_module(skeleton, weights, path, dtype, private=private, device=device)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
+    if skeleton.invertible is not None and with_embedding:
+        skeleton.invertible.to(device=device, dtype=dtype)
+    elif skeleton.invertible is not None:
+        setattr(base, INVERTIBLE, Empty())
     for name, child in list(base.named_children()):
         if any(_is_unread(parameter) for parameter in child.parameters()):
             setattr(base, name, Empty())

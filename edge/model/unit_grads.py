@@ -45,7 +45,7 @@ class TensorSpec(NamedTuple):
 
 
 Parameters = Mapping[str, nn.Parameter]
-Tied = tuple[nn.Parameter, nn.Parameter] | None
+Tied = Iterable[tuple[nn.Parameter, nn.Parameter]]
 
 
 def collect_sparse(modules: Iterable[nn.Module]) -> None:
@@ -71,7 +71,7 @@ def add_up_rows(parameters: Parameters) -> None:
 def complete(parameters: Parameters, tied: Tied) -> None:
     """Make the gradients of a unit dense and complete for an optimizer.
 
-    ``tied`` is a table of the unit and its stand-in in the head; their gradients are summed.
+    ``tied`` are tensors of the unit, each with its stand-in at the head; their gradients are summed.
     """
     _add_tied(tied)
     for parameter in parameters.values():
@@ -131,13 +131,13 @@ def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str,
 
 
 def _add_tied(tied: Tied) -> None:
-    """Move the gradient of a stand-in to its table, and add the table's own."""
-    if tied is None or tied[1].grad is None:
-        return
-    table, stand_in = tied
-    own, table.grad, stand_in.grad = table.grad, stand_in.grad, None
-    if own is not None:
-        table.grad.add_(own.coalesce() if own.is_sparse else own)  # type: ignore[union-attr]
+    """Move the gradient of each stand-in to its tensor, and add the tensor's own."""
+    for value, stand_in in tied:
+        if stand_in.grad is None:
+            continue
+        own, value.grad, stand_in.grad = value.grad, stand_in.grad, None
+        if own is not None:
+            value.grad.add_(own.coalesce() if own.is_sparse else own)  # type: ignore[union-attr]
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:

@@ -29,6 +29,7 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, Text, check_ids, load_tokenizer
 from edge.machine.libraries import load_libraries
 from edge.model.heads import head_output, task_of
+from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise
@@ -134,6 +135,7 @@ class WholeModel:
         self._head.to(device=self._device, dtype=dtype).eval()
         load_saved(skeleton, job.model.task, saved, with_head=True)
         skeleton.model.eval()
+        self._inverse = inverse_of(skeleton, self._head)
         self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
         self.longest = model_dimensions(read_config(folder)).longest
 
@@ -169,7 +171,7 @@ class WholeModel:
             hidden_BTD = family.embed(base, batch)
         context = self._blocks.context(hidden_BTD, batch.mask)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))
-        last_BTD, more = family.finish(base, hidden_BTD, batch)
+        last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
         return last_BTD, batch, more
 
 

@@ -39,7 +39,7 @@ class Replica:
 
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
         """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged."""
-        return grad_blob(self._parameters(key, entry), None)
+        return grad_blob(self._parameters(key, entry), ())
 
     def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
         """Keep the gradients of another host.

@@ -227,8 +227,7 @@ def units_with_gradients(executor: NodeExecutor) -> set[int]:
     }
     if hosted.owner is not None:
         units |= {unit: list(values.values()) for unit, values in hosted.owner.units.items()}
-        if hosted.owner._tied:
-            units[EMBEDDING] += hosted.owner._tied[1:]
+        units[EMBEDDING] += [stand_in for _, stand_in in hosted.owner._tied]
     return {unit for unit, values in units.items() if any(value.grad is not None for value in values)}
 
 

@@ -10,13 +10,13 @@ import torch
 
 from coordinator.run.result_files import result_folder
 from ringtune.job.job import result_of
-from ringtune.models.family import CLASSIFICATION
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
 from ringtune.schedule.course import FrozenWeights
 from ringtune.storage.pieces import Pieces
 from tests.features.feature import PRIVATE, Feature, inputs, on_one_node, planned, run_of
 from tests.features.memory import ADAPTER_DOWN, EXACT, literally, rounded_once
 from tests.features.methods import IN_FLIGHT, STALE_SPLITS, stale
-from tests.features.models import LORA_LINEAR
+from tests.features.models import LORA_LINEAR, loaded_plainly
 from tests.features.offload import ON_THEIR_OWN, users, with_helpers
 from tests.support.operation_masks import mixed_table
 from tests.support.tiny_data import labels_of
@@ -25,11 +25,13 @@ NAME = "last-month"
 
 
 @functools.cache
-def folder_with_adapter(adapter: str, model_type: str = "", *, pickled: bool = False) -> Path:
+def folder_with_adapter(
+    adapter: str, model_type: str = "", task: str = CLASSIFICATION, *, pickled: bool = False
+) -> Path:
     """The inputs of a run, and in ``from.adapter`` an adapter with a head of random values, saved by the library."""
     import adapters
 
-    plain = inputs(model_type, CLASSIFICATION if model_type else "")
+    plain = inputs(model_type, task if model_type else "")
     folder = plain.with_name(f"{plain.name}-from-{adapter.replace('|', '-')}-{pickled}")
     folder.mkdir()
     for path in plain.iterdir():
@@ -38,11 +40,14 @@ def folder_with_adapter(adapter: str, model_type: str = "", *, pickled: bool = F
         torch.manual_seed(3)
         model = adapters.AutoAdapterModel.from_pretrained(str(plain / "model"))
         model.add_adapter(NAME, config=adapter)
-        model.add_classification_head(NAME, num_labels=2, id2label=dict(enumerate(labels_of(CLASSIFICATION))))
+        if task == CLASSIFICATION:
+            model.add_classification_head(NAME, num_labels=2, id2label=dict(enumerate(labels_of(CLASSIFICATION))))
         for name, value in model.named_parameters():
             if f".{NAME}." in name:
                 value.normal_(std=0.2)
-    model.save_adapter(str(folder / "from.adapter"), NAME, with_head=True, use_safetensors=not pickled)
+    model.save_adapter(
+        str(folder / "from.adapter"), NAME, with_head=task == CLASSIFICATION, use_safetensors=not pickled
+    )
     return folder
 
 
@@ -75,6 +80,16 @@ INITIAL = [
     Feature(**initial("initial/unfreezing")),
     Feature(**initial("initial/all", LORA, changes={"method": "all"}, inputs={"pickled": True})),
     Feature(**initial("initial/gpt2", "ia3", inputs={"model_type": "gpt2"})),
+    Feature(**initial("initial/invertible", "double_seq_bn_inv", inputs={"model_type": "electra"})),
+    Feature(
+        **initial(
+            "initial/invertible-of-a-decoder",
+            "seq_bn_inv",
+            changes={"task": CAUSAL_LM, "num_steps": 6},
+            inputs={"model_type": "llama", "task": CAUSAL_LM},
+            load=loaded_plainly,
+        )
+    ),
     *(
         Feature(
             name=f"initial/of-a-run-{model_type or adapter}",

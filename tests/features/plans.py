@@ -204,7 +204,19 @@ def moving_plan(rng: random.Random) -> Plan:
         plan = changed(plan, method=Everything())
     if plan.course.operations is None and rng.random() < 0.3:
         plan = changed(plan, choice=random_choice(rng))
+    if not plan.course.may_skip and rng.random() < 0.4:
+        plan = changed(plan, invertible=True)
     return moving_at_random(rng, plan)
+
+
+def invertible_plan(seed: int) -> Plan:
+    """Any ring with an adapter at the embedding; every third one lets the losses decide when block 0 trains."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    method: Method = RingAda(every_steps=rng.randint(1, 3)) if rng.random() < 0.5 else Everything()
+    if seed % 3 == 0:
+        method = RingAda(every_steps=0, auto=Patience(patience_steps=rng.randint(1, 4)))
+    return changed(plan, method=method, num_steps=rng.randint(15, 40), invertible=True)
 
 
 # ---- kinds and their runs --------------------------------------------------------------------------------
@@ -296,6 +308,7 @@ KINDS: Final = [
         ring=lambda plan, seed: {"chooser": DrawnTables(plan, seed), "choose_s": random.Random(seed).random},
     ),
     PlanKind(name="unfreezing", plan=unfreezing_plan, ring=lambda plan, seed: {"carrier": Losses(plan, seed)}),
+    PlanKind(name="invertible", plan=invertible_plan, ring=lambda plan, seed: {"carrier": Losses(plan, seed)}),
     PlanKind(name="moves", plan=lambda seed: moving_plan(random.Random(seed))),
 ]
 """Every kind of plan; all laws hold for each."""

@@ -12,14 +12,14 @@ from ringtune.schedule.stages import no_replicas
 from tests.features.feature import Feature, carry_out, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import PLAIN
-from tests.features.models import OWN_WEIGHTS
+from tests.features.models import INVERTIBLE, OWN_WEIGHTS
 from tests.features.operations import CHOICES, TABLES
 from tests.support.moves import moving, random_slices
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import distance
 
 NODES = ("a", "b", "c", "d", "e")
-MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA, *TABLES[:-1], *CHOICES]
+MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE]
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 
 

@@ -17,6 +17,7 @@ from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
+from tests.features.models import INVERTIBLE
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support import reference
@@ -37,6 +38,11 @@ OWNER_CASES: dict[str, dict[str, Any]] = {
     "constant-rate": {"lr_schedule": "constant", "checkpoint_every": 0},
 }
 OWNERS = [Feature(name=f"owner/{name}", changes=THREE_OWNERS | changes) for name, changes in OWNER_CASES.items()]
+
+OWNERS_OF_INVERTIBLE = [
+    Feature(name="invertible-owner/all", changes=THREE_OWNERS | {"adapter": "seq_bn_inv", "method": "all"}),
+    Feature(name="invertible-owner/ringada", changes=THREE_OWNERS | {"adapter": "seq_bn_inv"}),
+]
 
 
 class Loss(NamedTuple):
@@ -74,7 +80,7 @@ def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **
 
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
-@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES])
+@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE])
 def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
     """Any host at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)
@@ -113,7 +119,7 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(featu
 
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
-@each_technique(OWNERS)
+@each_technique([*OWNERS, *OWNERS_OF_INVERTIBLE])
 def test_run_that_waits_for_an_owner_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
     """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
     policy = RecoveryPolicy(awaits_s=100.0)

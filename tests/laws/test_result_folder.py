@@ -18,6 +18,7 @@ from tests.features.models import (
     AUXILIARY,
     CONFIGS,
     FAMILY,
+    INVERTIBLE,
     LORA_LINEAR,
     OWN_WEIGHTS,
     loaded_merged,
@@ -56,7 +57,7 @@ def require_loads(feature: Feature, tmp_path: Path, load: Callable[[Case, Path],
 
 
 @pytest.mark.promise("8 adapterhub folder")
-@each([*FAMILY, *ADAPTER, *OWN_WEIGHTS], COUNTS)
+@each([*FAMILY, *ADAPTER, *OWN_WEIGHTS, *INVERTIBLE], COUNTS)
 def test_result_loads_with_nothing_of_ours(feature: Feature, tmp_path: Path) -> None:
     """By the documented lines, with the names of the classes."""
     assert feature.load is not None

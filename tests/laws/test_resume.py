@@ -20,6 +20,7 @@ from tests.features.catalog import ALL
 from tests.features.feature import Feature, Run, carry_out, each, each_technique, run_of
 from tests.features.full_parameters import HIFT
 from tests.features.methods import DRAWN, PIPEADAPTER, SHAPE
+from tests.features.models import INVERTIBLE
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import TorchCarrier, distance
 
@@ -86,7 +87,7 @@ def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
 
 
 @pytest.mark.promise("1 partition invariance")
-@each_technique([*SHAPE, *HIFT])
+@each_technique([*SHAPE, *HIFT, *INVERTIBLE])
 def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> None:
     """Blocks come from the shards of the nodes that had them, embedding and head from those of an owner."""
     run = run_of(feature, feature.split)
@@ -107,7 +108,7 @@ def test_comparison_of_a_resumed_run_can_fail() -> None:
 
 
 @pytest.mark.parametrize("drain_at_s", [5.0, pytest.param(2.0, marks=pytest.mark.thorough)])
-@each_technique([*SHAPE, *HIFT, *PIPEADAPTER])
+@each_technique([*SHAPE, *HIFT, *PIPEADAPTER, *INVERTIBLE])
 def test_drained_run_goes_on_with_the_same_bits(feature: Feature, drain_at_s: float) -> None:
     """Ctrl-C at any moment: the rest gives what the whole run gives; before the first turn is through, it is all."""
     run = run_of(feature, feature.split)

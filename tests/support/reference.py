@@ -92,8 +92,10 @@ def _load(model: Any, folder: Path) -> None:
     name = json.loads((own_kind if own_kind.exists() else folder / "adapter_config.json").read_text())["name"]
     values: dict[str, torch.Tensor] = {}
     for stem in ("adapter", "model_head"):
-        path = folder / f"{stem}.safetensors"
-        values |= load_file(path) if path.exists() else torch.load(folder / f"pytorch_{stem}.bin", weights_only=True)
+        path, pickled = folder / f"{stem}.safetensors", folder / f"pytorch_{stem}.bin"
+        values |= (
+            load_file(path) if path.exists() else torch.load(pickled, weights_only=True) if pickled.exists() else {}
+        )
     own = {key.replace(f".{name}.", f".{NAME}."): value for key, value in values.items()}
     odd = model.load_state_dict(own, strict=False)
     assert not odd.unexpected_keys and not any(f".{NAME}." in key for key in odd.missing_keys)
@@ -233,6 +235,7 @@ def train(
     blocks = [block for _, block in model.iter_layers()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
+    invertible = [value for name, value in model.named_parameters() if ".invertible_adapters." in name]
     optimizer = plain_optimizer(job, trainable)
     for holding, turn in turns or [(plan, turn) for turn in turn_sequence(plan.course)]:
         plan = holding
@@ -246,6 +249,9 @@ def train(
             rate = learning_rate(job.train, *plan.course.method.rate_at(plan.course, item.step))
             model.eval()
             model.heads[model.active_head].train()
+            first_drawing(model).train(units.has_embedding)
+            for parameter in invertible:
+                parameter.requires_grad_(units.has_embedding)
             for index, parameters in enumerate(adapters):
                 blocks[index].train(index >= units.lowest)
                 for parameter in parameters:

@@ -18,6 +18,7 @@ from edge.checkpoint.snapshots import TurnSnapshots, metadata
 from edge.data.dataset import OwnerDataset
 from edge.runtime.executor import NodeExecutor
 from ringtune.job.job import Job, parse_job
+from ringtune.models.adapter_config import invertible_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.folder import read_config
@@ -140,6 +141,7 @@ class Case:
             frozen=self.frozen,
             turns=self.turns,
             initial=self.initial_values.sha256() if self.initial else "",
+            invertible=invertible_of(self.job.adapter.config) is not None,
             head_tokens=head_tokens,
             trims=self.trims
             and bool(head_tokens)

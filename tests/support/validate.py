@@ -87,7 +87,7 @@ class _Column:
         self._has_copies = course.method.full_parameters and course.owner(node) is not None
         has_head = node == holder or self._has_copies
         self._head: int | None = weight_version(course, course.head, step) if has_head else None
-        self._embedding = weight_version(course, EMBEDDING, step)
+        self._embedding = weight_version(course, EMBEDDING, step) if has_head or not course.invertible else 0
         helped = (unit for one in plan.placement.helped_by(node) for unit in range(one.start, one.stop))
         self._helped = {unit: weight_version(course, unit, step) for unit in helped}
         self._went_back: set[tuple[int, int, int]] = set()
@@ -104,6 +104,7 @@ class _Column:
         if action.op is Op.RECEIVE:
             course, step = self._first_steps[action.start]
             self._head = weight_version(course, course.head, step)
+            self._embedding = weight_version(course, EMBEDDING, step)
 
     def problem(self, plan: Plan, item: Item, action: Action) -> str:
         """What is wrong with an action of ``item``; empty if nothing is.

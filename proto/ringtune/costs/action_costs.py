@@ -259,7 +259,7 @@ class CourseCosts:
         optimizer: of the job; the head is sent with its optimizer state.
 
     Attributes:
-        head_bytes: of the head with its optimizer state.
+        head_bytes: of the head, and of an invertible adapter, with their optimizer state.
 
     Raises:
         PlanError: a node is missing, or was never measured; names it.
@@ -296,6 +296,9 @@ class CourseCosts:
         weights = model.head_bytes + model.head_class_bytes * len(course.labels)
         factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_bytes = weights + state_bytes(optimizer, weights, factors)
+        if course.invertible:
+            own = model.embedding_train_bytes
+            self.head_bytes += own + state_bytes(optimizer, own, model.embedding_factor_bytes)
         self._head_weight_bytes, self._model = weights, model
         self._gain = projected_gain(course.velora, model)
         self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None

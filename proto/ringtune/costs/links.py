@@ -285,7 +285,7 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
         return
     if not course.method.full_parameters:
         smaller = "set train.optimizer = 'sgd', which keeps no state, or " if sizes.head_bytes <= MAX_BLOB_BYTES else ""
-        _check("head with its optimizer state", sizes.head_bytes + sizes.head_state_bytes, smaller)
+        _check("head with its optimizer state", sizes.handed_over_bytes, smaller)
         return
     reach = ever_trained(course)
     if course.head in reach:

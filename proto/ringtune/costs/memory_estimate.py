@@ -75,7 +75,7 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
         "kept", COPIES, _FILES * sum(_trained_in(reach.ranges, *one) for one in share.copies), sizes.snapshot_bytes
     )
     if share.is_owner and reach.has_head:
-        yield Term("kept", HEADS, _FILES, sizes.head_bytes + sizes.head_state_bytes)
+        yield Term("kept", HEADS, _FILES, sizes.handed_over_bytes)
 
 
 def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
@@ -215,12 +215,24 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
         yield Term("buffers", "gradient of an adapter, from another host of the blocks", grads, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
+    if share.is_owner and course.invertible:
+        yield from _invertible_terms(course, sizes)
     yield Term(
         "passing",
         "work space of an update, or pieces of what is saved or handed over",
         1,
         _passing(sizes, num_trained + num_fitted, has_head=share.is_owner and reach.has_head),
     )
+
+
+def _invertible_terms(course: Course, sizes: Sizes) -> Iterable[Term]:
+    """Yield the terms of an invertible adapter; its inverse before a decoder has a gradient and a graph of its own."""
+    micro = course.microbatch_sizes()
+    copies = 3 if EMBEDDING in ever_trained(course) else 1
+    trained, state = sizes.trained_bytes(EMBEDDING), sizes.state_bytes(EMBEDDING) if copies > 1 else 0
+    yield Term("head", "invertible adapter with gradients and moments", 1, copies * trained + state)
+    graph = round(sizes.invertible_bytes(micro[0] * course.max_length))
+    yield Term("activations", "graph of the invertible adapter", len(micro) + 1 if copies > 1 else 1, graph)
 
 
 def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
@@ -248,7 +260,7 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
     """Bytes of temporary memory: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
-    moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
+    moved = sizes.handed_over_bytes if has_head else 0
     moved += num_trained * sizes.snapshot_bytes
     return max(update_work_bytes(max(head, adapter), sizes.optimizer), passing_bytes(moved))
 

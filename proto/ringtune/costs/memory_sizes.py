@@ -335,6 +335,7 @@ class Sizes:
         context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
         helped: bytes of a block's adapters that a helper trains.
         snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state and VeLoRA's vectors.
+        handed_over_bytes: of the head with its optimizer state, and with adapters of an invertible one.
     """
 
     def __init__(
@@ -389,11 +390,14 @@ class Sizes:
         self.sets_state_bytes = sum(
             state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
         )
-        self.token_bytes = course.hidden_size * self._item_bytes
+        self.token_bytes, self._hidden_size = course.hidden_size * self._item_bytes, course.hidden_size
         self.data_bytes = data_bytes
         self._embedding_train_bytes = model.embedding_train_bytes
         self._embedding_state_bytes = state_bytes(optimizer, model.embedding_train_bytes, model.embedding_factor_bytes)
         batch_tokens = course.batch_size * course.max_length
+        self.handed_over_bytes = self.head_bytes + self.head_state_bytes
+        if course.invertible:
+            self.handed_over_bytes += self._embedding_train_bytes + self._embedding_state_bytes
         self._embedding_grad_bytes = math.ceil(embedding_grad_bytes(model, batch_tokens))
         self.is_tied = model.is_tied
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
@@ -473,6 +477,14 @@ class Sizes:
     def largest_state_bytes(self, unit: int) -> int:
         """Upper bound of the bytes of optimizer state of one trained tensor of a unit."""
         return min(self.state_bytes(unit), state_bytes(self.optimizer, self.largest_tensor_bytes(unit)))
+
+    def invertible_bytes(self, tokens: float) -> float:
+        """Upper bound of the bytes that an invertible adapter keeps for its backward.
+
+        These are its input, a half of its output and the output, and twice the widths of both bottlenecks, which
+        together are less than its weights by the width of an embedding.
+        """
+        return tokens * (2.5 * self.token_bytes + 2 * self._embedding_train_bytes / self._hidden_size)
 
     def tensor_bytes(self, tokens: float) -> float:
         """Bytes of a hidden state or gradient of ``tokens`` padded tokens."""

@@ -24,7 +24,7 @@ from ringtune.costs.offload_costs import BFLOAT16, FLOAT32, VELORA, pair_token_b
 from ringtune.costs.profile import KindFacts, ModelFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, job_of_user, kinds_of
-from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, trains_own_weights
+from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, invertible_of, trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal, offload_refusal, places_of
 from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
@@ -45,6 +45,7 @@ from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, chec
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.invertible_adapter import check_family
 from ringtune.techniques.operations import given_tables
 
 
@@ -242,9 +243,23 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         kept_scores=dimensions.kept_scores,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
+    facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
     if in_part or not job.method.full_parameters:
         return facts
     return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+
+
+def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, item_bytes: int) -> ModelFacts:
+    """Add the weights of an invertible adapter, which train at the embedding."""
+    adapter = invertible_of(job.adapter.config)
+    if adapter is None:
+        return facts
+    shapes = adapter.shapes(int(config.get("embedding_size") or facts.hidden_size)).values()
+    return dataclasses.replace(
+        facts,
+        embedding_train_bytes=sum(map(math.prod, shapes)) * item_bytes,
+        embedding_factor_bytes=factor_numbers(shapes) * item_bytes,
+    )
 
 
 def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
@@ -362,6 +377,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
             "leave at least one to train"
         )
     check_subnets(job, dimensions, where=where)
+    check_family(job.adapter.config, family, dimensions)
     for technique in TECHNIQUES:
         technique.check_model(job, dimensions, family.widths(config))
 

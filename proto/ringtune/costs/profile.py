@@ -226,11 +226,12 @@ class ModelFacts:
         embedding_matrix_rows: rows of these matrices together.
         largest_matrix_params: numbers of the largest frozen matrix of a block.
         adapter_block_factor_bytes: rows and columns of a block's trainable weights, for Adafactor; 0 = unknown.
-        embedding_factor_bytes: the same for ``embedding_bytes``.
+        embedding_factor_bytes: the same for ``embedding_bytes``, or of an invertible adapter.
         head_factor_bytes: the same for ``head_bytes``.
         head_class_factor_bytes: the same for ``head_class_bytes``.
         kept_inputs: inputs of trained linear layers that a block keeps.
-        embedding_train_bytes: the embedding where all parameters train; it is then not in ``embedding_bytes``.
+        embedding_train_bytes: the embedding where all parameters train; it is then not in ``embedding_bytes``. With
+            adapters an invertible one.
         token_table_bytes: of these in the token table; 0 = there is none, or it does not train.
         is_tied: whether that table is the decoder too.
         pair_token_bytes: of a block's pairs for a helper, per token; 0 = unknown, or no helper can train the adapters.

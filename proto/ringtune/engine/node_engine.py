@@ -33,7 +33,8 @@ from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import fit_legs, legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn, items
-from ringtune.schedule.versions import weight_version
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import head_version
 
 WAIT_TIMER = "wait"
 _NEW: Final = tuple.__new__
@@ -134,12 +135,12 @@ class NodeEngine:
             return False
         plan = turn.settled(self.plan)
         if self._next_turn == self._start_point.first_turn:
-            self._ready_queue.begin(plan, self._start_point.step)
-            self._head.begin(weight_version(plan.course, self._head_unit, self._start_point.step))
+            self._ready_queue.begin(plan, self._start_point)
+            self._head.begin(head_version(plan.course, self._start_point.step))
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
-        self._head.granted(turn, weight_version(plan.course, self._head_unit, turn.first_step))
+        self._head.granted(turn, head_version(plan.course, turn.first_step))
         self._head_may_move = True
         self._ready_queue.recheck()
         left = 0
@@ -226,7 +227,8 @@ class NodeEngine:
     def _on_updated(self, action: Action, state: ItemState) -> list[ev.Command]:
         following = self._ready_queue.updated(action, state)
         self._head_may_move = True
-        if action.op is not Op.SAVE and action.start == self._head_unit:
+        is_embedding = action.start == EMBEDDING and self.plan.course.invertible
+        if action.op is not Op.SAVE and (action.start == self._head_unit or is_embedding):
             self._head.updated()
         return following
 
@@ -258,8 +260,9 @@ class NodeEngine:
     def _hand_over(self, commands: list[ev.Command]) -> None:
         """Take and send heads; called after a turn, a head, or an action that may permit it."""
         self._head_may_move = False
-        if self._head.take(self._turns, self._ready_queue.needs_head_before, commands):
-            self._ready_queue.recheck()
+        turn = self._head.take(self._turns, self._ready_queue.needs_head_before, commands)
+        if turn is not None:
+            self._ready_queue.took_head(turn.settled(self.plan).course, turn.first_step)
         self._head.pass_on(commands)
 
     def _start_next(self, commands: list[ev.Command]) -> None:

@@ -30,6 +30,7 @@ from ringtune.schedule.versions import (
     awaits_next_backward,
     backward_version,
     forward_version,
+    head_version,
     in_flight,
     weight_version,
 )
@@ -309,7 +310,7 @@ class ItemState:
         heads: micro-batches without their head, in order: gradients are summed in a fixed order.
         backwards: micro-batches before their last backward of blocks here, in order.
         embedding_backwards: micro-batches before their backward of the embedding here, in order.
-        head_version: version of the head that the item needs.
+        head_version: version of head and invertible adapter that the item needs, see ``head_version``.
         embedding_version: version of the embedding that the item needs.
         awaited_seq: the last item that must have passed this slice in forward before this item's update.
         forward_versions: hosted unit -> version that a forward needs; empty if all are 0. A unit never has a higher
@@ -359,7 +360,7 @@ class ItemState:
         self.heads = deque(flow for flow in self.flows if flow.path.has_head)
         self.backwards = deque(flow for flow in self.flows if flow.path.goes_backward)
         self.embedding_backwards = deque(flow for flow in self.flows if flow.path.trains_embedding)
-        self.head_version = weight_version(course, course.head, item.step)
+        self.head_version = head_version(course, item.step)
         self.embedding_version = weight_version(course, EMBEDDING, item.step)
         self.awaited_seq = item.seq
         if item.kind.has_update:

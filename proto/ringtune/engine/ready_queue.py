@@ -22,18 +22,19 @@ from ringtune.engine.events import TensorArrived
 from ringtune.engine.exchange import Exchange
 from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, Place, max_embeds
 from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import in_flight, max_open_items, weight_version
 
 
 class UnitVersions:
-    """Versions of the hosted blocks and of the embedding copy of one node.
+    """Versions of the hosted blocks, and of an owner's embedding.
 
     Attributes:
-        embedding: version of the embedding.
+        embedding: version of the embedding, a copy or an invertible adapter as this node has it.
     """
 
     __slots__ = ("_blocks", "_head", "_piece", "embedding")
@@ -43,11 +44,12 @@ class UnitVersions:
         self._blocks: dict[int, int] = {}
         self.embedding = 0
 
-    def begin(self, plan: Plan, step: int) -> None:
-        """Set the versions that the units have at ``step``."""
+    def begin(self, plan: Plan, step: int, *, has_head: bool) -> None:
+        """Set the versions that the units have at ``step``; without the head an invertible adapter is a new one."""
         units = range(self._piece.start, self._piece.stop)
         self._blocks = {unit: weight_version(plan.course, unit, step) for unit in units}
-        self.embedding = weight_version(plan.course, EMBEDDING, step)
+        is_new = plan.course.invertible and not has_head
+        self.embedding = 0 if is_new else weight_version(plan.course, EMBEDDING, step)
 
     def updated(self, update: Action) -> None:
         """Count an update; the head is counted by ``HeadTracker``."""
@@ -117,7 +119,7 @@ class HeadTracker:
 
     def take(
         self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
-    ) -> bool:
+    ) -> Turn | None:
         """Take each arrived head with a known turn, once no item before that turn uses the old head.
 
         Args:
@@ -126,14 +128,14 @@ class HeadTracker:
             commands: to which ``AcceptHead`` is appended.
 
         Returns:
-            Whether a head was taken.
+            The turn of the last head that was taken; None if none was.
         """
-        taken = False
+        taken = None
         for index in sorted(self._arrived):
             turn = turns.get(index)
             if turn is not None and not is_used_before(index):
                 commands.append(ev.AcceptHead(index, self._arrived.pop(index)))
-                self._version, self._held_since, taken = self._first_versions[index], index, True
+                self._version, self._held_since, taken = self._first_versions[index], index, turn
         return taken
 
     def pass_on(self, commands: list[ev.Command]) -> None:
@@ -188,6 +190,7 @@ class ReadyQueue:
         "_may_go_down",
         "_may_run_head",
         "_may_update",
+        "_node",
         "_pairs_boundary",
         "_paths",
         "_private_blocks",
@@ -202,7 +205,7 @@ class ReadyQueue:
     def __init__(self, plan: Plan, node: str, head: HeadTracker) -> None:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
-        self._course, self._head, self._head_unit = course, head, course.head
+        self._node, self._course, self._head, self._head_unit = node, course, head, course.head
         self.exchange = Exchange(plan, node)
         self._pairs_boundary = credit_boundary(course, Payload.PAIRS)
         self._private_blocks = placement.private_blocks
@@ -232,9 +235,9 @@ class ReadyQueue:
 
     # ---- arrivals -----------------------------------------------------------------------------------
 
-    def begin(self, plan: Plan, step: int) -> None:
-        """Begin or continue the run at ``step``; ``plan`` has the unfreezing decisions up to there."""
-        self._versions.begin(plan, step)
+    def begin(self, plan: Plan, start: StartPoint) -> None:
+        """Begin or continue the run at ``start``; ``plan`` has the unfreezing decisions up to there."""
+        self._versions.begin(plan, start.step, has_head=start.holder == self._node)
 
     def path(self, legs: Legs) -> Path:
         """Return the path of these legs; computed once."""
@@ -267,6 +270,11 @@ class ReadyQueue:
     def recheck(self) -> None:
         """Mark every queue, after a turn, an update, a head or a parcel."""
         self._may_update = self._may_run_head = self._may_go_down = True
+
+    def took_head(self, course: Course, step: int) -> None:
+        """Note a head of ``step``, with which an invertible adapter came."""
+        self._versions.embedding = weight_version(course, EMBEDDING, step)
+        self.recheck()
 
     def note_tensor(self, event: TensorArrived, running: MicroBatchState | None) -> bool:
         """Note a tensor; return whether a micro-batch waits for it.
@@ -510,6 +518,8 @@ class ReadyQueue:
         flow = self._embeds[0]
         if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:
             return found
+        if self._course.invertible and flow.path.trains_embedding and not self._head.counts_for(flow.state):
+            return found  # a head that arrives later would change weights of this graph
         if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
             return found
         credit = flow.path.first.credit

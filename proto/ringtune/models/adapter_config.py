@@ -1,7 +1,8 @@
 """AdapterHub configuration strings, read without the library: names, options, and numbers of weights.
 
 ``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration is supported if every module that it
-adds is inside one block; those that share weights across blocks or add weights at the embedding are refused by name.
+adds is inside one block; those that share weights across blocks are refused by name. Besides, a bottleneck may have an
+invertible adapter at the embedding (``Invertible``), which owners train.
 ``full`` is no configuration of AdapterHub: nothing is added, and the weights of the blocks train
 (``ringtune.costs.model_facts``). ``linear`` and ``mlp`` are kinds of RingTune (``ringtune.models.auxiliary_models``);
 they choose matrices with LoRA's options, and no matrix has two parts of a union.
@@ -29,6 +30,9 @@ from ringtune.storage.strict import nearest
 
 MAX_RANK: Final = 4096
 """Largest rank, factor or width of an adapter."""
+
+NICE: Final = "nice"
+"""Coupling of an invertible adapter that adds; GLOW's, which scales too, the library can't run on tokens."""
 
 _ACTIVATIONS = (
     "relu",
@@ -122,6 +126,10 @@ _BOTTLENECK_RULES: dict[str, _Rule] = {
     "leave_out": _BLOCKS,
     "dropout": _SHARE,
     "stochastic_depth": _SHARE,
+    "inv_adapter": _Rule("None or 'nice'", lambda value: value in (None, NICE)),
+    "inv_adapter_reduction_factor": _Rule(
+        "None or a number from 1", lambda value: value is None or (_number(value) and 1 <= value <= MAX_RANK)
+    ),
 }
 _LORA_RULES: dict[str, _Rule] = {
     "selfattn_lora": _FLAG,
@@ -210,6 +218,7 @@ _BOTTLENECK: dict[str, Any] = {
     "ln_before": False,
     "ln_after": False,
     "inv_adapter": None,
+    "inv_adapter_reduction_factor": None,
     "phm_layer": False,
     "leave_out": [],
     "non_linearity": "relu",
@@ -219,6 +228,8 @@ _BOTTLENECK: dict[str, Any] = {
     "residual_before_ln": True,
     "adapter_residual_before_ln": False,
 }
+_DOUBLE = {**_BOTTLENECK, "mh_adapter": True, "non_linearity": "swish", "original_ln_before": False}
+_INVERTIBLE = {"inv_adapter": NICE, "inv_adapter_reduction_factor": 2}
 _PARALLEL = {**_BOTTLENECK, "reduction_factor": 2, "original_ln_before": False, "is_parallel": True}
 _LORA: dict[str, Any] = {
     "selfattn_lora": True,
@@ -247,10 +258,9 @@ _REFT: dict[str, Any] = {
 # method -> its kind, and the options that determine its size and what it computes, with their defaults
 _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "seq_bn": ("bottleneck", _BOTTLENECK),
-    "double_seq_bn": (
-        "bottleneck",
-        {**_BOTTLENECK, "mh_adapter": True, "non_linearity": "swish", "original_ln_before": False},
-    ),
+    "double_seq_bn": ("bottleneck", _DOUBLE),
+    "seq_bn_inv": ("bottleneck", {**_BOTTLENECK, **_INVERTIBLE}),
+    "double_seq_bn_inv": ("bottleneck", {**_DOUBLE, **_INVERTIBLE}),
     "par_bn": ("bottleneck", {**_PARALLEL, "scaling": 4.0}),
     "scaled_par_bn": ("bottleneck", {**_PARALLEL, "scaling": "learned"}),
     "lora": ("lora", _LORA),
@@ -279,9 +289,16 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "noreft": ("reft", {**_REFT, "orthogonality": False}),
     **{name: (name, DEFAULTS[name]) for name in AUXILIARY_KINDS},
 }
-_ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
+_ALIASES = {
+    "pfeiffer": "seq_bn",
+    "houlsby": "double_seq_bn",
+    "parallel": "par_bn",
+    "scaled_parallel": "scaled_par_bn",
+    "pfeiffer+inv": "seq_bn_inv",
+    "houlsby+inv": "double_seq_bn_inv",
+}
 _SHARED = "it shares weights between blocks, which live on different nodes"
-_AT_EMBEDDING = "it adds weights at the embedding, outside the blocks"
+_GLOW = "the library's GLOW coupling cuts texts between tokens, and fails"
 _REFUSED = {
     "compacter": _SHARED,
     "compacter++": _SHARED,
@@ -291,11 +308,7 @@ _REFUSED = {
     "prefix_tuning_flat": _SHARED,
     "mam": _SHARED,
     "unipelt": _SHARED,
-    "prompt_tuning": _AT_EMBEDDING,
-    "seq_bn_inv": _AT_EMBEDDING,
-    "double_seq_bn_inv": _AT_EMBEDDING,
-    "pfeiffer+inv": _AT_EMBEDDING,
-    "houlsby+inv": _AT_EMBEDDING,
+    "prompt_tuning": "it adds tokens at the embedding, outside the blocks",
 }
 _NOT_SAVED = ("direft",)
 _PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
@@ -339,6 +352,8 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
+    if sum(map(_has_invertible, parts)) > 1:
+        raise JobError("adapter.config has two invertible adapters, the library would use the first; leave one out")
     named = {block for part in parts for blocks in _named_blocks(part).values() for block in blocks}
     other = next(block for block in range(len(named) + 1) if block not in named)  # stands for all unnamed blocks
     there = named | ({other} if other < max(named, default=1) else set())
@@ -357,6 +372,58 @@ def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
         return ()
     parts = parse_adapter_config(config)
     return tuple(AuxiliaryConfig.of(part.name, part.options) for part in parts if part.name in AUXILIARY_KINDS)
+
+
+INVERTIBLE: Final = "invertible_adapters"
+"""Name of the library's module with invertible adapters, in the base model."""
+
+
+class Invertible(NamedTuple):
+    """An invertible adapter at the embedding, of NICE's kind: two coupled bottlenecks, each of half of the channels.
+
+    The halves x1 and x2 of an embedding become y1 = x1 + F(x2) and y2 = x2 + G(y1). Before a language model's decoder
+    the same weights compute the inverse: x2 = y2 - G(y1), x1 = y1 - F(x2).
+
+    Attributes:
+        factor: width of a half over that of its bottleneck.
+
+    Source: MAD-X, section 2.2.3 (invertible adapters); adapters 1.3.0, ``NICECouplingBlock``.
+    """
+
+    factor: float
+
+    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors by name for embeddings of a width; F and G are a Linear before and after an activation.
+
+        Raises:
+            JobError: a bottleneck would have no channel.
+        """
+        first, second = width // 2, width - width // 2
+        found: dict[str, tuple[int, ...]] = {}
+        for name, inputs, outputs in (("F", second, first), ("G", first, second)):
+            inner = int(inputs // self.factor)
+            if not inner:
+                raise JobError(
+                    f"inv_adapter_reduction_factor = {self.factor:g} leaves no channel of {inputs}; lower it"
+                )
+            found |= {f"{name}.0.weight": (inner, inputs), f"{name}.0.bias": (inner,)}
+            found |= {f"{name}.2.weight": (outputs, inner), f"{name}.2.bias": (outputs,)}
+        return found
+
+
+def invertible_of(config: str) -> Invertible | None:
+    """Return the invertible adapter of a configuration; None if it has none."""
+    found = (part for part in parse_adapter_config(config) if _has_invertible(part))
+    return next((Invertible(_of(part, "inv_adapter_reduction_factor")) for part in found), None)
+
+
+def _has_invertible(part: AdapterPart) -> bool:
+    return _KNOWN[part.name][0] == "bottleneck" and bool(_of(part, "inv_adapter"))
+
+
+def _of(part: AdapterPart, option: str) -> Any:
+    """Return an option of a part, its default if it is not set."""
+    return part.options.get(option, _KNOWN[part.name][1][option])
 
 
 def is_all(config: str, name: str) -> bool:
@@ -401,8 +468,8 @@ def config_of_library(described: Mapping[str, Any]) -> str:
         parts = described.get("configs") or []
         return "|".join(config_of_library(part) for part in parts if isinstance(part, Mapping))
     kind = described.get("architecture") or "bottleneck"
-    if kind == "bottleneck" and described.get("inv_adapter"):
-        raise JobError(f"invertible adapters can't be sliced: {_AT_EMBEDDING}; {_ADVICE}")
+    if kind == "bottleneck" and described.get("inv_adapter") not in (None, NICE):
+        raise JobError(f"inv_adapter = {described['inv_adapter']!r} can't be run: {_GLOW}; {_ADVICE}")
     if described.get("phm_layer") or described.get("vera_d") is not None:
         raise JobError(f"compacter and vera can't be sliced: {_SHARED}; {_ADVICE}")
     known = {name: defaults for name, (own, defaults) in _KNOWN.items() if own == kind}
@@ -444,12 +511,14 @@ def _parse_part(text: str) -> AdapterPart:
     if name not in _KNOWN:
         raise JobError(f"adapter.config {name!r} is not known; {nearest(name, (*_KNOWN, FULL))}")
     options = _read_options(text, match["options"] or "")
-    if options.get("inv_adapter"):
-        raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
+    if options.get("inv_adapter") == "glow":
+        raise JobError(f"adapter.config {text!r} can't be run: {_GLOW}; set inv_adapter = 'nice'")
     if options.get("phm_layer") or options.get("vera_d") is not None:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
     check_options(name, _KNOWN[name][0], options)
     part = AdapterPart(name, options)
+    if _has_invertible(part) and not _of(part, "inv_adapter_reduction_factor"):
+        raise JobError(f"adapter.config {text!r} has inv_adapter alone; set inv_adapter_reduction_factor = 2 too")
     named = {block for blocks in _named_blocks(part).values() for block in blocks}
     beyond = max(named, default=-1) + 1
     _check_weights(part, sorted({*named, beyond}), 1, Widths.plain(1, 1), beyond + 1)

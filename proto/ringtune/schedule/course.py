@@ -268,10 +268,10 @@ class Course(Extent):
 
     @property
     def trainable(self) -> Units:
-        """Units that may train: all with ``full_parameters``, else the blocks that are not frozen, and the head."""
+        """Units that may train: all with ``full_parameters``, else those of ``Extent.trainable``."""
         if self.method.full_parameters:
             return Units(self.num_blocks, (Range(EMBEDDING, self.head + 1),))
-        return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
+        return self.top(self.num_blocks - self.frozen_blocks)
 
     # ---- owners and batches -----------------------------------------------------------------------
 
@@ -474,7 +474,9 @@ def _check(course: Course) -> None:
         raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
     check_owners(course.owners, course.left_out)
     course.method.check(course)
-    if not course.method.full_parameters and EMBEDDING in course.method.reach(course):
+    if course.invertible:
+        _check_invertible(course)
+    elif not course.method.full_parameters and EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, but has adapters; no node can do that")
     if course.velora is not None:
         _check_velora(course, course.velora)
@@ -482,6 +484,21 @@ def _check(course: Course) -> None:
         _check_choice(course, course.choice)
     if course.operations is not None:
         _check_table(course, course.operations)
+
+
+def _check_invertible(course: Course) -> None:
+    name = course.method.name
+    if course.method.full_parameters:
+        raise PlanError(f"the method {name} trains all parameters and has no adapters, so no invertible one; plan anew")
+    if course.method.in_flight_below(course, course.num_blocks) > 1:
+        raise PlanError(
+            f"the method {name} has several items in flight, an invertible adapter has one set of weights; use another "
+            "train.method, or an adapter.config without it"
+        )
+    if course.may_skip:
+        raise PlanError("operations choose among blocks, and none trains an invertible adapter; leave one of them out")
+    if course.offload is not None:
+        raise PlanError("helpers fit adapters of blocks, an invertible adapter is at an owner; leave one of them out")
 
 
 def _check_velora(course: Course, velora: Velora) -> None:

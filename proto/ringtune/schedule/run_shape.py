@@ -24,7 +24,7 @@ from typing import Annotated, Final
 
 from ringtune.errors import PlanError
 from ringtune.ids import NODE_NAME
-from ringtune.schedule.units import Range, Units, head_of
+from ringtune.schedule.units import Units, head_of
 from ringtune.storage.strict import LATER, Bounds
 
 _MAX_TOLD = 8
@@ -132,6 +132,7 @@ class Extent:
         local_iterations: steps of one turn.
         frozen_blocks: number f of blocks ``[0, f)`` that never train.
         left_out: owners with turns left out, in the order in which they were lost.
+        invertible: whether there is an invertible adapter at the embedding, which trains while block 0 does.
     """
 
     num_blocks: Annotated[int, Bounds(ge=1, le=_MAX_BLOCKS)]
@@ -140,6 +141,7 @@ class Extent:
     local_iterations: Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
     frozen_blocks: Count = 0
     left_out: Annotated[tuple[DroppedOwner, ...], LATER] = ()
+    invertible: Annotated[bool, LATER] = False
 
     def turns_of(self, num_steps: int) -> int:
         """Number of train turns of the first ``num_steps`` steps; the last one may be short."""
@@ -156,11 +158,16 @@ class Extent:
 
     @property
     def trainable(self) -> Units:
-        """Units that may train: the blocks that are not frozen, and the head.
+        """Units that may train: the blocks that are not frozen, the head, and with block 0 an invertible adapter.
 
         With ``Method.full_parameters`` a course adds the embedding.
         """
-        return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
+        return self.top(self.num_blocks - self.frozen_blocks)
+
+    def top(self, depth: int) -> Units:
+        """Return the head and the ``depth`` blocks below it; with block 0 also an invertible adapter's unit."""
+        has_embedding = self.invertible and depth == self.num_blocks
+        return Units.top(self.num_blocks, depth + has_embedding)
 
 
 def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:

@@ -13,7 +13,7 @@ import functools
 
 from ringtune.schedule.course import Course
 from ringtune.schedule.turns import Item, StepKind
-from ringtune.schedule.units import Units
+from ringtune.schedule.units import EMBEDDING, Units
 
 
 def trained(course: Course, kind: StepKind, step: int) -> Units:
@@ -49,6 +49,15 @@ def weight_version(course: Course, unit: int, step: int) -> int:
     if offload is None or not offload.has_block(unit):
         return steps
     return offload.updates(steps, is_over=step >= course.num_steps)
+
+
+def head_version(course: Course, step: int) -> int:
+    """Number of updates of what an owner hands over when all steps before ``step`` are done: head, invertible adapter.
+
+    Example: an invertible adapter that trains since step 4 and a head make 14 at step 9.
+    """
+    both = (course.head, EMBEDDING) if course.invertible else (course.head,)
+    return sum(weight_version(course, unit, step) for unit in both)
 
 
 def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:

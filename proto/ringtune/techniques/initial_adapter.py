@@ -3,8 +3,9 @@
 The submitter reads the folder and writes its tensors into one safetensors file, ``initial.safetensors``, with the names
 of a run's result. ``adapter.sha256`` of the job and ``initial`` of the course are the digest of that file, so that
 equal digests of plans mean equal values. The file goes to the coordinator with the request of the run, and nodes fetch
-it by its digest. Each node fills its hosted blocks, helpers the blocks that they fit, and owners their head, when they
-build their part: at the beginning, in another placement, and after a resume, which then loads what has been trained.
+it by its digest. Each node fills its hosted blocks, helpers the blocks that they fit, and owners their head and
+invertible adapter, when they build their part: at the beginning, in another placement, and after a resume, which then
+loads what has been trained.
 
 ====================================  ==================================================================================
 folder                                tensors
@@ -36,6 +37,7 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, JobError, RingTuneError
 from ringtune.models.adapter_config import (
+    INVERTIBLE,
     auxiliary_of,
     config_of_library,
     is_same_adapter,
@@ -432,6 +434,8 @@ def _check_model(folder: Path, found: Folder, model: Path) -> None:
     family = FAMILIES[config["model_type"]]
     start, blocks = f"{family.prefix}{family.block_prefix}", family.dimensions(config).num_blocks
     for name in found.tensors:
+        if name.startswith(f"{family.prefix}{INVERTIBLE}."):
+            continue
         number = name.removeprefix(start).partition(".")[0]
         if not name.startswith(start) or not number.isdecimal() or int(number) >= blocks:
             raise _refused(

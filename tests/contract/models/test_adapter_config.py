@@ -7,8 +7,10 @@ import pytest
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
     AdapterPart,
+    Invertible,
     adapter_block_params,
     auxiliary_of,
+    invertible_of,
     library_config,
     parse_adapter_config,
     trains_own_weights,
@@ -125,11 +127,13 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
         ("prefix_tuning", "can't be sliced"),
         ("mam", "can't be sliced"),
         ("unipelt", "can't be sliced"),
-        ("prompt_tuning", "can't be sliced: it adds weights at the embedding"),
+        ("prompt_tuning", "can't be sliced: it adds tokens at the embedding"),
         ("direft", "is refused: the library does not write down what makes it one"),
-        ("seq_bn_inv", "can't be sliced: it adds weights at the embedding"),
         ("lora|prefix_tuning", "'prefix_tuning' can't be sliced"),
-        ("seq_bn[inv_adapter='nice']", "leave inv_adapter out"),
+        ("seq_bn[inv_adapter='nice']", "has inv_adapter alone; set inv_adapter_reduction_factor = 2 too"),
+        ("seq_bn_inv[inv_adapter='glow']", "can't be run: the library's GLOW coupling cuts texts between tokens"),
+        ("seq_bn_inv[inv_adapter_reduction_factor=0.5]", "it has to be None or a number from 1"),
+        ("seq_bn_inv|double_seq_bn_inv", "has two invertible adapters, the library would use the first"),
         ("seq_bn[phm_layer=True]", "can't be sliced: it shares weights"),
         ("lora[vera_d=0.1]", "can't be sliced: it shares weights"),
         ("loreft[layers=[]]", "'loreft' adds no weights to any block, nothing would train"),
@@ -175,6 +179,20 @@ def test_auxiliary_of_reads_what_stands_where() -> None:
     assert auxiliary_of("linear[leave_out=[1]]") == (linear,)
     assert len(auxiliary_of(" linear ")) == 1
     assert [auxiliary_of(other) for other in ("lora", "full", "linearly", "vera", "")] == [()] * 5
+
+
+def test_invertible_adapter_is_read_from_any_bottleneck_of_a_union() -> None:
+    """Widths of the halves of an odd width differ by one; a bottleneck without a channel is refused."""
+    config = "lora|par_bn[inv_adapter='nice', inv_adapter_reduction_factor=3]"
+    assert [invertible_of(one) for one in ("seq_bn", "full", "lora|mlp[attn_matrices=['k']]")] == [None] * 3
+    assert invertible_of("pfeiffer+inv") == invertible_of("houlsby+inv") == Invertible(2)
+    found = invertible_of(config)
+    assert found == Invertible(3)
+    shapes = found.shapes(33)
+    assert (shapes["F.0.weight"], shapes["F.2.bias"]) == ((5, 17), (16,))
+    assert (shapes["G.0.weight"], shapes["G.2.weight"]) == ((5, 16), (17, 5))
+    with pytest.raises(JobError, match=r"inv_adapter_reduction_factor = 3 leaves no channel of 2; lower it"):
+        found.shapes(4)
 
 
 def test_auxiliary_of_and_library_config_take_a_union_apart() -> None:

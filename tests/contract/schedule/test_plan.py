@@ -312,6 +312,7 @@ OTHER: dict[str, Any] = {
     "head_tokens": 1,
     "trims": True,
     "initial": "0" * 64,
+    "invertible": True,
     "cache": ActivationCacheSettings(),
 }
 FITTING: dict[str, Any] = {

@@ -12,12 +12,10 @@ from ringtune.errors import JobError
 from ringtune.models.adapter_config import option_rules, parse_adapter_config
 
 LIBRARY = {"bottleneck": BnConfig, "lora": LoRAConfig, "mtl_lora": MTLLoRAConfig, "reft": ReftConfig}
-# Weights that blocks share, weights at the embedding, and what the library sets itself.
+# Weights that blocks share, and what the library sets itself.
 NOT_GIVEN = {
     "architecture",
     "dtype",
-    "inv_adapter",
-    "inv_adapter_reduction_factor",
     "cross_adapter",
     "vera_d",
     "vera_b",

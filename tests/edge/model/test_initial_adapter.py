@@ -232,7 +232,7 @@ BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
     (lambda folder: _write(folder, "users/anna/x", ""), {}, "has an adapter for each user; give one, such as .*anna"),
     (lambda folder: _write(folder, "adapter/blocks.safetensors", ""), {}, "no adapter; put them into a model folder"),
     (_edit(ADAPTER_CONFIG, reduction_factor=4), {}, r"set adapter\.config = 'seq_bn\[reduction_factor=4\]'"),
-    (_edit(ADAPTER_CONFIG, inv_adapter="nice"), {}, "invertible adapters can't be sliced: it adds weights at the emb"),
+    (_edit(ADAPTER_CONFIG, inv_adapter="glow"), {}, r"inv_adapter = 'glow' can't be run: .*use seq_bn"),
     (_edit(ADAPTER_CONFIG, model_type="t5"), {}, "is for a model of the type 't5'; supported are bert"),
     (_edit(ADAPTER_CONFIG, peft_type="IA3"), {}, "peft_type 'IA3'; only LORA of PEFT"),
     (_edit(ADAPTER_CONFIG, peft_type="LORA", use_dora=True), {}, "its DoRA has other names and shapes; merge it"),

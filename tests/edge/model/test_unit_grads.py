@@ -46,7 +46,7 @@ def of(**tensors: torch.Tensor) -> Pieces:
 
 def dense(unit: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
     """The gradients as an optimizer gets them."""
-    complete(unit, None)
+    complete(unit, ())
     return {name: value.grad.clone() for name, value in unit.items() if value.grad is not None}
 
 
@@ -58,14 +58,14 @@ def test_freed_memory_is_given_back_before_the_gradient_of_a_large_table_becomes
     unit, were_sparse = trained_unit([[1, 4]]), []
     monkeypatch.setattr(unit_grads, "TABLE_GIVEN_BACK_BYTES", from_bytes)
     monkeypatch.setattr(unit_grads, "trim_heap", lambda: were_sparse.append(unit["table"].grad.is_sparse))
-    complete(unit, None)
+    complete(unit, ())
     assert were_sparse == [True] * times
 
 
 def test_gradient_of_a_table_travels_as_its_rows_with_the_same_bits() -> None:
     """Only rows that a batch used are in the file; what the copy adds to its optimizer is equal in every bit."""
     unit, copy = trained_unit([[1, 4, 4], [4, 7, 1]]), make_unit()
-    blob = Pieces.of(bytes(grad_blob(unit, None)))
+    blob = Pieces.of(bytes(grad_blob(unit, ())))
     assert blob.size_bytes < 3 * (WIDTH * 4 + 8) + WIDTH * 4 + 512
     load_grads(blob, copy, where="it")
     ours, theirs = dense(unit), dense(copy)
@@ -130,7 +130,7 @@ def test_rows_of_equal_tokens_are_added_up_before_a_gradient_becomes_dense(
     assert own is not None and not own.is_coalesced()
     wanted = own.clone().to_dense()
     added.clear()
-    complete(unit, (unit["table"], stand_in) if is_tied else None)
+    complete(unit, [(unit["table"], stand_in)] if is_tied else ())
     assert [tensor.is_coalesced() for tensor in added] == [True]
     assert unit["table"].grad is not None and torch.equal(unit["table"].grad, wanted)
 
@@ -143,9 +143,9 @@ def test_gradient_of_a_tied_table_is_the_sum_of_both_and_travels_whole() -> None
     own = own.to_dense()
     stand_in = nn.Parameter(unit["table"].detach())
     stand_in.grad = torch.ones(ROWS, WIDTH)
-    load_grads(Pieces.of(bytes(grad_blob(unit, (unit["table"], stand_in)))), copy, where="it")
+    load_grads(Pieces.of(bytes(grad_blob(unit, [(unit["table"], stand_in)]))), copy, where="it")
     assert stand_in.grad is None
-    complete(unit, (unit["table"], stand_in))
+    complete(unit, [(unit["table"], stand_in)])
     assert unit["table"].grad is not None and torch.equal(unit["table"].grad, own + 1.0)
     assert torch.equal(dense(copy)["table"], unit["table"].grad)
 
@@ -155,14 +155,14 @@ def test_gradient_of_a_tied_table_may_come_from_the_head_alone() -> None:
     unit = make_unit()
     stand_in = nn.Parameter(unit["table"].detach())
     stand_in.grad = torch.ones(ROWS, WIDTH)
-    complete(unit, (unit["table"], stand_in))
+    complete(unit, [(unit["table"], stand_in)])
     assert unit["table"].grad is not None and bool((unit["table"].grad == 1.0).all())
 
 
 def test_gradient_on_its_way_is_not_changed_by_an_update() -> None:
     """The file may be read after the update of the unit, by a slow link."""
     unit, copy = trained_unit([[5, 0]]), make_unit()
-    blob = grad_blob(unit, None)
+    blob = grad_blob(unit, ())
     wanted = {name: value.clone() for name, value in dense(unit).items()}
     optimizer = torch.optim.AdamW(unit.values(), lr=0.5)
     optimizer.step()
@@ -176,7 +176,7 @@ def test_parameter_without_gradient_has_none_at_the_copy() -> None:
     """An optimizer leaves it alone there too."""
     unit, copy = make_unit(), make_unit()
     unit["bias"].grad, copy["table"].grad = torch.ones(WIDTH), torch.ones(ROWS, WIDTH)
-    load_grads(Pieces.of(bytes(grad_blob(unit, None))), copy, where="it")
+    load_grads(Pieces.of(bytes(grad_blob(unit, ()))), copy, where="it")
     assert copy["table"].grad is None and copy["bias"].grad is not None
 
 

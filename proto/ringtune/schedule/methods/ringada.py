@@ -17,7 +17,7 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.schedule.methods.base import TURNS_AHEAD, Method, Patience, method
 from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.units import Units, head_of
+from ringtune.schedule.units import EMBEDDING, Units, head_of
 
 EVERY_STEPS: Final = 40
 
@@ -63,8 +63,8 @@ class RingAda(Method):
         return 1 + bisect.bisect_right(self.at, step)
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """Return the head and the ``depth`` top blocks."""
-        return Units.top(extent.num_blocks, self.depth(extent, step))
+        """Return the head and the ``depth`` top blocks, and with the lowest block an invertible adapter."""
+        return extent.top(self.depth(extent, step))
 
     def reach(self, extent: Extent) -> Units:
         """Return the units that train at the last step, as the depth only grows."""
@@ -73,6 +73,8 @@ class RingAda(Method):
     def updates(self, extent: Extent, unit: int, step: int) -> int:
         """One update per step, from the first step on at which ``unit`` trains."""
         first = 0 if unit == head_of(extent.num_blocks) else self._first_step(extent, unit)
+        if unit == EMBEDDING and extent.invertible:
+            first = self._first_step(extent, 0)
         return 0 if first is None else max(0, step - first)
 
     def _first_step(self, extent: Extent, block: int) -> int | None:

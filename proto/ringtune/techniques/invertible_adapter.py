@@ -1,0 +1,83 @@
+"""An invertible adapter at the embedding (``inv_adapter`` of a bottleneck): who has it, and when it trains.
+
+It is computed after the embedding, and its inverse before a language model's decoder, so every owner has it. It trains
+as the unit below block 0, at the steps that train block 0: before, no gradient gets there, and it is applied with the
+values with which it began. At the end of a turn it goes to the next owner with the head::
+
+    step          0 1 2 3 | 4 5 6 7        ringada, two blocks, one more from step 4 on
+    head          0 1 2 3 | 4 5 6 7        updates before the step
+    block 0       0 0 0 0 | 0 1 2 3
+    embedding     0 0 0 0 | 0 1 2 3        an embedding with a graph waits for the head of its turn
+
+Source: MAD-X, section 2.2.3; adapters 1.3.0, ``InvertibleAdaptersMixin`` and ``CausalLMHead``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ringtune.errors import JobError, PlanError
+from ringtune.models.adapter_config import invertible_of
+from ringtune.models.family import Dimensions, Family
+from ringtune.schedule.course import Course
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import ever_trained
+from ringtune.techniques.base import Technique
+
+
+def check_family(adapter_config: str, family: Family, dimensions: Dimensions) -> None:
+    """Refuse an invertible adapter for a family without one in the library.
+
+    Raises:
+        JobError: names the configuration and the family.
+    """
+    if invertible_of(adapter_config) is not None and (family.plugged or dimensions.fixed):
+        raise JobError(
+            f"adapter.config = {adapter_config!r}: AdapterHub has no invertible adapters for {family.model_type}; "
+            "leave inv_adapter out, as in seq_bn"
+        )
+
+
+def check_job(job: Any) -> None:
+    """Refuse an invertible adapter beside operations.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if invertible_of(job.adapter.config) is not None and job.operations.is_any:
+        raise JobError(
+            f"adapter.config = {job.adapter.config!r} and [operations] can't go together: operations choose among "
+            "blocks, and none trains an invertible adapter; remove the section, or leave inv_adapter out"
+        )
+
+
+def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
+    """Return the course, with the invertible adapter if the job has one.
+
+    Raises:
+        JobError: the method can't train it.
+    """
+    if invertible_of(job.adapter.config) is None:
+        return (course,)
+    try:
+        return (dataclasses.replace(course, invertible=True),)
+    except PlanError as error:
+        raise JobError(f"adapter.config = {job.adapter.config!r} has an invertible adapter: {error}") from error
+
+
+def course_lines(course: Course) -> list[str]:
+    """Say when the invertible adapter trains; nothing without one."""
+    if not course.invertible or not course.num_steps:
+        return []
+    trains = EMBEDDING in ever_trained(course)
+    return [f"invertible adapter at the embedding: {'trains while block 0 does' if trains else 'never trains'}"]
+
+
+TECHNIQUE: Final = Technique(
+    name="invertible_adapter",
+    check_job=check_job,
+    courses=courses,
+    course_lines=course_lines,
+)
