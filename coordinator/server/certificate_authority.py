@@ -9,6 +9,10 @@
 
 A token is consumed in the transaction that stores its certificate, so no crash makes two certificates of one token. A
 request repeated with the same token and key, after a lost answer, gets the same certificate.
+
+Each removal of a party begins its next *generation*; a certificate has the number of its generation in its subject, a
+renewed one that of the certificate before. Certificates of earlier generations are refused, however many there are: one
+entry in the list that nodes get. So a renewal that races with the removal of its party gets nothing of use.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ import contextlib
 import datetime
 import logging
 import os
-import re
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,9 +34,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ringtune.errors import StorageError, TokenError, TrustError, UsageError
+from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
 from ringtune.storage.durable import make_private_folder, write_durably
-from ringtune.texts import RepeatCounter, times
+from ringtune.texts import RepeatCounter, printable, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
     BACKDATED_S,
@@ -65,12 +69,13 @@ from ringtune.transport.parties import (
     node_party,
     secret_hash,
 )
-from ringtune.transport.speaker import Speaker
+from ringtune.transport.speaker import Removal, Removals, Speaker
 
 _LOG = logging.getLogger(__name__)
 FILE: Final = "register.sqlite"
 _VERSION: Final = 1
 _BUSY_S: Final = 10.0
+_DAY_S: Final = 86400.0
 _TABLES: Final = """
 CREATE TABLE tokens (
     secret_sha256 TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL,
@@ -81,14 +86,16 @@ CREATE TABLE certificates (
 );
 CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-
-
-@dataclass(frozen=True, slots=True)
-class RevokedCertificate:
-    """Serial number of a revoked certificate, and the reason."""
-
-    serial: str
-    reason: str
+_GENERATIONS: Final = """
+CREATE TABLE IF NOT EXISTS generations (
+    role TEXT NOT NULL, name TEXT NOT NULL, generation INTEGER NOT NULL, reason TEXT NOT NULL,
+    ends_unix_s REAL NOT NULL, PRIMARY KEY (role, name)
+)
+"""
+"""One row for each party that was ever removed; registers of earlier versions lack the table."""
+_MAX_REASON: Final = 200
+_MAX_SERIALS: Final = 10_000
+"""Most single certificates in a list of removed ones, for nodes of earlier versions; a list fits into a message."""
 
 
 class Register:
@@ -102,6 +109,7 @@ class Register:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+        self._lock = threading.Lock()  # SQLite's own wait is unfair: many renewals would starve a removal
         self._refused = RepeatCounter()
         with contextlib.suppress(FileExistsError), _storage_errors(self._path):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -115,11 +123,12 @@ class Register:
                 raise StorageError(
                     f"{self._path} is of version {version}, here is {_VERSION}; use the ringtune that wrote it"
                 )
+            database.execute(_GENERATIONS)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a transaction: committed at the end, rolled back after an exception."""
-        with _storage_errors(self._path):
+        with self._lock, _storage_errors(self._path):
             database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
             try:
                 database.execute("PRAGMA synchronous = FULL")
@@ -139,10 +148,13 @@ class Register:
                 (secret_sha256, party.role, party.name, ends_unix_s),
             )
 
-    def redeem(self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party], bytes]) -> bytes:
+    def redeem(
+        self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party, int], bytes]
+    ) -> bytes:
         """Return the certificate for a token; earlier certificates of its party are revoked.
 
-        ``key_sha256`` is the hash of the public key for the certificate; ``issue`` makes the certificate, PEM.
+        ``key_sha256`` is the hash of the public key for the certificate; ``issue`` makes the certificate, PEM, of a
+        party and generation.
 
         Raises:
             TokenError: the token is wrong, used or expired; only the log says which.
@@ -160,8 +172,9 @@ class Register:
                 return self._refuse(f"the token of {party} has expired")
             if used_by is not None:
                 return bytes(certificate) if used_by == key_sha256 else self._refuse(f"the token of {party} is used")
-            pem = issue(party)
             _remove(database, party, f"{party} has joined again with a later token")
+            _forget_expired(database, now_unix_s)
+            pem = issue(party, _removal_of(database, party).generation)
             _write_down(database, pem)
             database.execute(
                 "UPDATE tokens SET key_sha256 = ?, certificate = ? WHERE secret_sha256 = ?",
@@ -178,9 +191,28 @@ class Register:
     # ---- certificates -----------------------------------------------------------------------------
 
     def add_certificate(self, pem: bytes) -> None:
-        """Store a certificate issued without a token: one of ``init_trust``, or a renewed one."""
+        """Store a certificate issued without a token, such as those of ``init_trust``."""
         with self._transaction() as database:
             _write_down(database, pem)
+
+    def renew(self, caller: CertificateFacts, now_unix_s: float, issue: Callable[[], bytes]) -> bytes:
+        """Return a new certificate, made by ``issue``, for one that is not removed.
+
+        It is of the caller's generation, so whichever comes first, this or a removal, the removal holds.
+
+        Raises:
+            TrustError: it was removed.
+        """
+        with self._transaction() as database:
+            removal = _removal_of(database, caller.party)
+            found = database.execute("SELECT removed FROM certificates WHERE serial = ?", (caller.serial,)).fetchone()
+            reason = removal.reason if caller.generation < removal.generation else found and found[0]
+            if reason:
+                raise TrustError(f"the certificate of {caller.party} is refused: {reason}; join with a new token")
+            _forget_expired(database, now_unix_s)
+            pem = issue()
+            _write_down(database, pem)
+        return pem
 
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates and open tokens of a party; return the number of certificates.
@@ -195,14 +227,37 @@ class Register:
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
         return number
 
-    def removed(self, now_unix_s: float) -> tuple[RevokedCertificate, ...]:
-        """Return the revoked certificates that have not expired yet."""
+    def removed(self, now_unix_s: float) -> Removals:
+        """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
+
+        Those that an earlier version removed are single ones.
+        """
         with self._transaction() as database:
-            rows = database.execute(
-                "SELECT serial, removed FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? ORDER BY serial",
+            parties = database.execute(
+                "SELECT reason, role, name, generation FROM generations WHERE ends_unix_s > ? ORDER BY role, name",
                 (now_unix_s,),
             ).fetchall()
-        return tuple(RevokedCertificate(serial, reason) for serial, reason in rows)
+            serials = database.execute(
+                "SELECT removed, serial FROM certificates LEFT JOIN generations USING (role, name) "
+                "WHERE removed NOT NULL AND certificates.ends_unix_s > ? AND generation IS NULL ORDER BY serial",
+                (now_unix_s,),
+            ).fetchall()
+        return Removals(
+            [
+                *(Removal(reason, serial) for reason, serial in serials),
+                *(Removal(reason, "", Party(role, name), number) for reason, role, name, number in parties),
+            ]
+        )
+
+    def removed_serials(self, now_unix_s: float) -> tuple[Removal, ...]:
+        """Return the newest removed certificates that have not expired, by serial, for nodes of earlier versions."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT removed, serial FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? "
+                "ORDER BY rowid DESC LIMIT ?",
+                (now_unix_s, _MAX_SERIALS),
+            ).fetchall()
+        return tuple(Removal(reason, serial) for reason, serial in rows)
 
     # ---- notes ------------------------------------------------------------------------------------
 
@@ -231,9 +286,32 @@ def _write_down(database: sqlite3.Connection, pem: bytes) -> None:
 
 
 def _remove(database: sqlite3.Connection, party: Party, reason: str) -> int:
-    return database.execute(
+    """Refuse all certificates of a party from now on; a later one is of the next generation."""
+    reason = printable(reason, most=_MAX_REASON)
+    number = database.execute(
         "UPDATE certificates SET removed = ? WHERE role = ? AND name = ? AND removed IS NULL", (reason, *_key(party))
     ).rowcount
+    if number:
+        database.execute(
+            "INSERT OR REPLACE INTO generations (role, name, generation, reason, ends_unix_s) "
+            "SELECT role, name, ?, ?, max(ends_unix_s) FROM certificates WHERE role = ? AND name = ?",
+            (_removal_of(database, party).generation + 1, reason, *_key(party)),
+        )
+    return number
+
+
+def _removal_of(database: sqlite3.Connection, party: Party) -> Removal:
+    """Return the last removal of a party; of generation 0 if there was none."""
+    found = database.execute(
+        "SELECT reason, generation FROM generations WHERE role = ? AND name = ?", _key(party)
+    ).fetchone()
+    return Removal(found[0], party=party, generation=found[1]) if found else Removal("", party=party)
+
+
+def _forget_expired(database: sqlite3.Connection, now_unix_s: float) -> None:
+    """Delete expired certificates, and tokens that expired more than a day ago."""
+    database.execute("DELETE FROM certificates WHERE ends_unix_s < ?", (now_unix_s,))
+    database.execute("DELETE FROM tokens WHERE ends_unix_s < ?", (now_unix_s - _DAY_S,))
 
 
 def _is_known(database: sqlite3.Connection, party: Party) -> bool:
@@ -251,15 +329,18 @@ def _storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"can't use {path}: {error.strerror}; check the folder") from error
     except sqlite3.Error as error:
-        raise StorageError(
-            f"can't use {path}: {error}; restore it, or begin anew with 'ringtune coordinator init'"
-        ) from error
+        is_busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
+        remedy = (
+            "another process uses it, try again"
+            if is_busy
+            else "restore it, or begin anew with 'ringtune coordinator init'"
+        )
+        raise StorageError(f"can't use {path}: {error}; {remedy}") from error
 
 
 DAYS: Final = 365.0
 """Validity of a certificate of a node or user; the coordinator's is valid as long as its authority."""
 _AUTHORITY_DAYS: Final = 3650.0
-_DAY_S: Final = 86400.0
 _BETWEEN = b"-----END PRIVATE KEY-----\n"
 
 
@@ -311,10 +392,18 @@ class Authority:
         make_private_folder(folder)
         write_durably(folder / AUTHORITY, key_pem(self.key) + self.certificate_pem, mode=0o600)
 
-    def issue(self, party: Party, key: ec.EllipticCurvePublicKey, now_unix_s: float, *, days: float = DAYS) -> bytes:
+    def issue(
+        self,
+        party: Party,
+        key: ec.EllipticCurvePublicKey,
+        now_unix_s: float,
+        *,
+        days: float = DAYS,
+        generation: int = 0,
+    ) -> bytes:
         """Issue a certificate, PEM.
 
-        Valid for ``days``, but at most as long as the authority.
+        Valid for ``days``, but at most as long as the authority. ``generation``: see ``CertificateFacts``.
 
         Raises:
             TrustError: the authority has expired.
@@ -330,7 +419,7 @@ class Authority:
         names = [party.server_name, *([ANY_MEMBER] if party.serves else [])]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if party.serves else [])]
         certificate = (
-            _builder(_common_name(party.name), own.subject, key, now_unix_s, days)
+            _builder(_common_name(party.name, generation), own.subject, key, now_unix_s, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -340,10 +429,10 @@ class Authority:
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    def identity(self, party: Party, now_unix_s: float, *, days: float = DAYS) -> Identity:
+    def identity(self, party: Party, now_unix_s: float, *, days: float = DAYS, generation: int = 0) -> Identity:
         """Make a new key and its certificate."""
         key = make_key()
-        certificate_pem = self.issue(party, key.public_key(), now_unix_s, days=days)
+        certificate_pem = self.issue(party, key.public_key(), now_unix_s, days=days, generation=generation)
         return Identity.of(key_pem(key), certificate_pem, self.certificate_pem)
 
     def own_identity(self, now_unix_s: float) -> Identity:
@@ -351,8 +440,9 @@ class Authority:
         return self.identity(COORDINATOR, now_unix_s, days=_AUTHORITY_DAYS)
 
 
-def _common_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+def _common_name(name: str, generation: int = 0) -> x509.Name:
+    later = [x509.NameAttribute(NameOID.GENERATION_QUALIFIER, str(generation))] if generation else []
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name), *later])
 
 
 def _builder(
@@ -445,8 +535,9 @@ def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
 
 _GUEST_TTL_S: Final = 600.0
 _GUEST_DAYS: Final = 1.0
-GUEST = re.compile(r"eval-[0-9a-f]{8}")
-"""Names of nodes that a user's machine may invite for one evaluation."""
+_RENEWALS: Final = 6
+"""Most renewals of a party in ``_RENEWALS_S``. A node tries every ten minutes, and does so only while it fails."""
+_RENEWALS_S: Final = 3600.0
 
 
 class TrustKeeper:
@@ -457,6 +548,7 @@ class TrustKeeper:
 
     Attributes:
         speaker: the coordinator's own identity, and the revoked certificates.
+        removed_serials: revoked certificates by serial, for nodes of earlier versions.
 
     Raises:
         TrustError: there is no authority, or other users of this machine can read its key.
@@ -468,8 +560,11 @@ class TrustKeeper:
                 f"{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
             )
         self._folder, self._clock = folder, clock
+        self._lock = threading.Lock()
+        self._renewed: dict[Party, list[float]] = {}
         self._authority = Authority.read(folder)
         self._register = Register(folder)
+        self.removed_serials: tuple[Removal, ...] = ()
         self.speaker = Speaker(self._own())
         self._look()
 
@@ -507,24 +602,38 @@ class TrustKeeper:
         """
         key, now_unix_s = requested_key(request_pem), self._clock()
 
-        def issue(party: Party) -> bytes:
+        def issue(party: Party, generation: int) -> bytes:
             _LOG.info("%s gets a certificate for its token", party)
-            return self._authority.issue(party, key, now_unix_s, days=_days(party))
+            days = _GUEST_DAYS if party.is_guest else DAYS
+            return self._authority.issue(party, key, now_unix_s, days=days, generation=generation)
 
         pem = self._register.redeem(secret_hash(secret), key_fingerprint(key), now_unix_s, issue)
         self._look()
         return pem
 
     def renew(self, caller: CertificateFacts, request_pem: bytes) -> bytes:
-        """Return a certificate with a new key for a caller who has a valid one.
+        """Return a certificate with a new key for a caller who has a valid one; a guest's ends when its own does.
 
         Raises:
-            TrustError: ``request_pem`` is no valid certificate request.
+            TrustError: ``request_pem`` is no valid certificate request, or the caller was removed.
+            BusyError: the caller renews too often.
         """
-        party = caller.party
-        pem = self._authority.issue(party, requested_key(request_pem), self._clock(), days=_days(party))
-        self._register.add_certificate(pem)
-        return pem
+        key, now_unix_s = requested_key(request_pem), self._clock()
+        left_days = (caller.ends_unix_s - now_unix_s) / _DAY_S
+
+        def issue() -> bytes:
+            days = left_days if caller.party.is_guest else DAYS
+            return self._authority.issue(caller.party, key, now_unix_s, days=days, generation=caller.generation)
+
+        self._count_renewal(caller.party, now_unix_s)
+        return self._register.renew(caller, now_unix_s, issue)
+
+    def _count_renewal(self, party: Party, now_unix_s: float) -> None:
+        with self._lock:
+            recent = [at for at in self._renewed.get(party, ()) if abs(now_unix_s - at) < _RENEWALS_S]
+            if len(recent) >= _RENEWALS:
+                raise BusyError(f"the certificate of {party} was renewed {_RENEWALS} times within an hour; try later")
+            self._renewed[party] = [*recent, now_unix_s]
 
     def invite(self, node: str) -> str:
         """Make a token for a node that joins for one evaluation.
@@ -533,7 +642,7 @@ class TrustKeeper:
             TrustError: the name is not one of such nodes (``GUEST``).
         """
         party = node_party(node)
-        if not _is_guest(party):
+        if not party.is_guest:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
         return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
 
@@ -548,12 +657,7 @@ class TrustKeeper:
         return number
 
     def _look(self) -> None:
-        self.speaker.removed = {each.serial: each.reason for each in self._register.removed(self._clock())}
-
-
-def _days(party: Party) -> float:
-    return _GUEST_DAYS if _is_guest(party) else DAYS
-
-
-def _is_guest(party: Party) -> bool:
-    return GUEST.fullmatch(party.name) is not None
+        with self._lock:  # else an older list could take the place of a newer one
+            now_unix_s = self._clock()
+            self.speaker.removed = self._register.removed(now_unix_s)
+            self.removed_serials = self._register.removed_serials(now_unix_s)

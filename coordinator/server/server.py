@@ -26,13 +26,13 @@ from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
-from ringtune.errors import BusyError, ConnectionFailedError, UsageError
+from ringtune.errors import BusyError, ConnectionFailedError, TrustError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.job.job import parse_job, result_of
 from ringtune.storage.chunks import write_files
 from ringtune.texts import printable
-from ringtune.transport import speaker
 from ringtune.transport.channels import Server, caller_of
+from ringtune.transport.codecs import removal_to_proto
 from ringtune.transport.discovery import SERVICE, is_announced, words_of
 from ringtune.transport.endpoints import (
     is_loopback,
@@ -78,14 +78,28 @@ _MAX_UPLOADS = 8
 class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     """The calls of agents and users to the coordinator."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, keeper: TrustKeeper | None) -> None:
         self._coordinator = coordinator
-        self._speaker = speaker.speaker()
+        self._keeper = keeper
         self._uploads = threading.BoundedSemaphore(_MAX_UPLOADS)
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
-        answer(context, lambda: self._coordinator.join(member_of(request)))
+        caller = caller_of(context)
+
+        def join() -> None:
+            if caller is not None and caller.party.is_guest and not request.is_guest:
+                raise TrustError(
+                    f"{caller.party} is a guest of one evaluation, no host; make a token for it with 'ringtune "
+                    "coordinator token NAME'"
+                )
+            self._coordinator.join(member_of(request))
+            refusal = self._keeper.speaker.refusal(caller) if self._keeper is not None and caller is not None else ""
+            if refusal:  # it was removed since this call began, and perhaps before it was a member
+                self._coordinator.remove(request.node, refusal, forever=False)
+                raise TrustError(f"node {request.node} is refused: {refusal}; join with a new token")
+
+        answer(context, join)
         return control_pb2.JoinReply(
             lease_s=self._coordinator.lease_s, coordinator_version=__version__, now_unix_s=now_unix_s()
         )
@@ -95,13 +109,16 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.HeartbeatReply:
         """Renew the lease of the calling node."""
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
-        removed = self._speaker.removed if self._speaker else {}
-        return control_pb2.HeartbeatReply(
-            known=beat[0],
-            run_id=beat[1],
-            now_unix_s=now_unix_s(),
-            removed=[control_pb2.RemovedCertificate(serial=serial, reason=why) for serial, why in removed.items()],
-        )
+        reply = control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1], now_unix_s=now_unix_s())
+        if self._keeper is not None:
+            removed = self._keeper.speaker.removed
+            if not request.HasField("removals_version"):
+                reply.removed.extend(map(removal_to_proto, self._keeper.removed_serials))
+            else:
+                reply.removals_version = removed.version
+                if request.removals_version != removed.version:
+                    reply.removed.extend(map(removal_to_proto, removed.entries))
+        return reply
 
     def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remove the calling node from the members."""
@@ -359,7 +376,7 @@ class CoordinatorServer:
         self.coordinator = Coordinator(lease_s=lease_s, insecure=insecure)
 
         def add(server: grpc.Server) -> None:
-            control_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(self.coordinator), server)
+            control_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(self.coordinator, keeper), server)
             weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.coordinator.offers), server)
             trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(self.coordinator, keeper), server)
 

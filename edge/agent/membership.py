@@ -22,14 +22,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import grpc
 
 from edge.runtime.reporter import SharedClock
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.transport.codecs import removals_from_proto
 from ringtune.transport.parties import COORDINATOR
 from ringtune.transport.retry import RetryState
+from ringtune.transport.speaker import Removals
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -53,7 +55,7 @@ class Membership:
         on_gone: called once if the coordinator is lost and ``rejoin`` is false.
         rejoin: whether to join again after the coordinator was lost.
         clock: is compared with the coordinator's at every answer.
-        on_answer: called at every answered heartbeat with the removed certificates, serial -> reason.
+        on_answer: called at every answered heartbeat with the removed certificates.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Membership:
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
         clock: SharedClock | None = None,
-        on_answer: Callable[[Mapping[str, str]], None] = lambda removed: None,
+        on_answer: Callable[[Removals], None] = lambda removed: None,
     ) -> None:
         self._coordinator = coordinator
         self._where = where
@@ -79,6 +81,7 @@ class Membership:
         self._rss_bytes = rss_bytes
         self._rejoin = rejoin
         self._on_answer = on_answer
+        self._removed, self._removals_version = Removals(), ""
         self._clock = clock or SharedClock()
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
@@ -195,6 +198,7 @@ class Membership:
             run_id=run_id,
             rss_bytes=self._rss_bytes(),
             sent_unix_s=time.time(),
+            removals_version=self._removals_version,
         )
         sent_s = time.monotonic()
         try:
@@ -208,7 +212,10 @@ class Membership:
         self._heard_s = time.monotonic()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
-        self._on_answer({each.serial: each.reason for each in reply.removed})
+        # a coordinator of an earlier version has no version of them, and sends all each time
+        if not reply.HasField("removals_version") or reply.removals_version != self._removals_version:
+            self._removed, self._removals_version = removals_from_proto(reply.removed), reply.removals_version
+        self._on_answer(self._removed)
         if self._is_silent:
             self._is_lost = self._is_silent = False
             _LOG.info("coordinator %s answers again", self._where)

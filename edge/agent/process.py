@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -42,7 +42,7 @@ from ringtune.storage.text_files import form_suffix
 from ringtune.transport.channels import open_channel
 from ringtune.transport.parties import COORDINATOR
 from ringtune.transport.retry import RetryState
-from ringtune.transport.speaker import speaker
+from ringtune.transport.speaker import Removals, speaker
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -105,14 +105,14 @@ class CoordinatorCalls:
         self._channel = self._channels.enter_context(open_channel(self._options.coordinator, peer=COORDINATOR))
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
 
-    def hear(self, removed: Mapping[str, str]) -> None:
-        """Refuse peers with removed certificates, serial -> reason, and renew the own certificate if it ends soon."""
+    def hear(self, removed: Removals) -> None:
+        """Refuse peers with removed certificates, and renew the own certificate if it ends soon."""
         who, folder = speaker(), self._options.trust
         if who is None:
             return
         from ringtune.transport.enrollment import renew_if_due
 
-        who.removed = dict(removed)
+        who.removed = removed
         if folder is not None and renew_if_due(trust_pb2_grpc.MembershipStub(self._channel), who, folder, time.time()):
             self._open()
 

@@ -230,9 +230,10 @@ class Guard(grpc.ServerInterceptor):
             caller = caller_of(context)
             if caller is None:
                 raise TrustError("there is no certificate; join with a token first")
-            problem = caller.problem_at(time.time()) or self._refusal(caller)
-            if problem:
+            if problem := caller.problem_at(time.time()):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
+            if removal := self._refusal(caller):
+                raise TrustError(f"the certificate of {caller.party} is refused: {removal}; join with a new token")
             require_permission(caller.party, method)
             sender = permission_of(method).sender
             if sender:

@@ -37,6 +37,8 @@ from ringtune.schedule.placement import Passage
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.strict import describe_value, parse_json
 from ringtune.texts import shown
+from ringtune.transport.parties import party_of
+from ringtune.transport.speaker import Removal, Removals
 from ringtune.v1 import control_pb2
 
 _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
@@ -115,6 +117,24 @@ def step_kind(text: str) -> StepKind:
 
 
 # ---- numbers ---------------------------------------------------------------------------------------
+
+
+def removal_to_proto(removal: Removal) -> control_pb2.RemovedCertificate:
+    """Encode a removal."""
+    message = control_pb2.RemovedCertificate(serial=removal.serial, reason=removal.reason)
+    if removal.party is not None:
+        message.role, message.name, message.generation = removal.party.role, removal.party.name, removal.generation
+    return message
+
+
+def removals_from_proto(messages: Iterable[control_pb2.RemovedCertificate]) -> Removals:
+    """Decode removals."""
+    return Removals(
+        Removal(each.reason, each.serial, party_of([f"{each.name}.{each.role}.ringtune"]), each.generation)
+        if each.name
+        else Removal(each.reason, each.serial)
+        for each in messages
+    )
 
 
 def numbers_to_proto(values: Iterable[tuple[str, float]]) -> list[control_pb2.Number]:

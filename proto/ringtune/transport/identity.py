@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from ringtune.errors import TrustError
 from ringtune.storage.durable import make_private_folder, write_durably
@@ -50,16 +51,20 @@ class CertificateFacts:
         serial: hex.
         begins_unix_s: begin of validity.
         ends_unix_s: end of validity.
+        generation: number of removals of the party before its issue; of an earlier version 0.
     """
 
     party: Party
     serial: str
     begins_unix_s: float
     ends_unix_s: float
+    generation: int = 0
 
     @property
     def renew_at_unix_s(self) -> float:
-        """Time from which on it is renewed."""
+        """Time from which on it is renewed; that of a guest is not."""
+        if self.party.is_guest:
+            return self.ends_unix_s
         life_s = self.ends_unix_s - self.begins_unix_s - BACKDATED_S
         return self.ends_unix_s - min(RENEW_LEFT_S, life_s / 3)
 
@@ -101,7 +106,16 @@ def facts_of(pem: bytes) -> CertificateFacts:
         serial=f"{certificate.serial_number:x}",
         begins_unix_s=certificate.not_valid_before_utc.timestamp(),
         ends_unix_s=certificate.not_valid_after_utc.timestamp(),
+        generation=_generation_of(certificate),
     )
+
+
+def _generation_of(certificate: x509.Certificate) -> int:
+    found = certificate.subject.get_attributes_for_oid(NameOID.GENERATION_QUALIFIER)
+    text = str(found[0].value) if found else "0"
+    if len(found) > 1 or not re.fullmatch(r"[0-9]{1,9}", text):
+        raise TrustError("a certificate has no readable generation; join anew with a new token")
+    return int(text)
 
 
 def is_issued_by(pem: bytes, authority_pem: bytes) -> bool:

@@ -48,6 +48,8 @@ NODE_ROLE: Final = "node"
 SUBMITTER_ROLE: Final = "submitter"
 ROLES: Final[tuple[Role, ...]] = (COORDINATOR_ROLE, NODE_ROLE, SUBMITTER_ROLE)
 ANY_MEMBER: Final = "member.ringtune"
+GUEST: Final = re.compile(r"eval-[0-9a-f]{8}")
+"""Reserved names: those of nodes that a user's machine invites for one evaluation."""
 _SERVER_NAME = re.compile(rf"(?P<name>{NODE_NAME.pattern})\.(?P<role>{'|'.join(ROLES)})\.ringtune")
 
 
@@ -71,6 +73,11 @@ class Party:
     def serves(self) -> bool:
         """Whether others connect to it."""
         return self.role != SUBMITTER_ROLE
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it is a node for one evaluation, by its name: certificate of a day, and no host of others' blocks."""
+        return self.role == NODE_ROLE and GUEST.fullmatch(self.name) is not None
 
     def __str__(self) -> str:
         """Write the party in words: ``node pi-4``."""

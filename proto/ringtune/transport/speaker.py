@@ -5,18 +5,57 @@ It is set before the first connection and may be renewed later; connections open
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringtune.errors import UsageError
-from ringtune.transport.parties import find_user_trust
+from ringtune.transport.parties import Party, find_user_trust
 
 if TYPE_CHECKING:
     from ringtune.transport.identity import CertificateFacts, Identity
+
+
+class Removal(NamedTuple):
+    """Certificates that are refused: one by its serial, or those of a party before a generation.
+
+    Attributes:
+        reason: why.
+        serial: hex; empty = those of ``party``. Registers of earlier versions list serials.
+        party: whose; None = of any.
+        generation: the first one that is not refused.
+    """
+
+    reason: str
+    serial: str = ""
+    party: Party | None = None
+    generation: int = 0
+
+
+class Removals:
+    """The refused certificates that have not expired; constant.
+
+    Attributes:
+        entries: all of them.
+        version: digest of ``entries``.
+    """
+
+    def __init__(self, removals: Iterable[Removal] = ()) -> None:
+        self.entries = tuple(removals)
+        self._by_serial = {each.serial: each.reason for each in self.entries if each.party is None}
+        self._by_party = {each.party: each for each in self.entries if each.party is not None}
+        self.version = hashlib.sha256(repr(self.entries).encode()).hexdigest()[:16]
+
+    def refusal(self, caller: CertificateFacts) -> str:
+        """Say why a party with a valid certificate is refused; empty = it is not."""
+        removal = self._by_party.get(caller.party)
+        if removal is not None and caller.generation < removal.generation:
+            return removal.reason
+        return self._by_serial.get(caller.serial, "")
 
 
 @dataclass(slots=True)
@@ -25,17 +64,17 @@ class Speaker:
 
     Attributes:
         identity: for connections that are opened from now on.
-        removed: serial -> reason, of removed certificates that have not expired.
+        removed: removed certificates that have not expired.
         renew_after_unix_s: no renewal is attempted before this time, after a failed one.
     """
 
     identity: Identity
-    removed: Mapping[str, str] = field(default_factory=dict)
+    removed: Removals = field(default_factory=Removals)
     renew_after_unix_s: float = 0.0
 
     def refusal(self, caller: CertificateFacts) -> str:
         """Say why a party with a valid certificate is refused; empty = it is not."""
-        return self.removed.get(caller.serial, "")
+        return self.removed.refusal(caller)
 
 
 _speaker: Speaker | None = None

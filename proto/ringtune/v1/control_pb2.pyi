@@ -51,38 +51,48 @@ class JoinReply(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ..., now_unix_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s")
+    __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s", "removals_version")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_VERSION_FIELD_NUMBER: _ClassVar[int]
     node: str
     instance: str
     run_id: str
     rss_bytes: int
     sent_unix_s: float
-    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
+    removals_version: str
+    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ..., removals_version: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "run_id", "now_unix_s", "removed")
+    __slots__ = ("known", "run_id", "now_unix_s", "removed", "removals_version")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_VERSION_FIELD_NUMBER: _ClassVar[int]
     known: bool
     run_id: str
     now_unix_s: float
     removed: _containers.RepeatedCompositeFieldContainer[RemovedCertificate]
-    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., removed: _Optional[_Iterable[_Union[RemovedCertificate, _Mapping]]] = ...) -> None: ...
+    removals_version: str
+    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., removed: _Optional[_Iterable[_Union[RemovedCertificate, _Mapping]]] = ..., removals_version: _Optional[str] = ...) -> None: ...
 
 class RemovedCertificate(_message.Message):
-    __slots__ = ("serial", "reason")
+    __slots__ = ("serial", "reason", "role", "name", "generation")
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     serial: str
     reason: str
-    def __init__(self, serial: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    role: str
+    name: str
+    generation: int
+    def __init__(self, serial: _Optional[str] = ..., reason: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node", "instance")

@@ -17,7 +17,7 @@ from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError
 from ringtune.transport.channels import Server, caller_of, open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES
 from ringtune.transport.parties import COORDINATOR, Party, Role, node_party
-from ringtune.transport.speaker import Speaker, is_encrypted, speaking_as
+from ringtune.transport.speaker import Removal, Removals, Speaker, is_encrypted, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -184,12 +184,17 @@ def test_encryption_of_a_removed_certificate_ends_with_the_next_call() -> None:
     server = speaker_of("coordinator", "coordinator")
     with serving(server) as (address, _), connected(address, A_NODE) as channel:
         assert beat(channel, "a") is None
-        server.removed = {A_NODE.identity.facts.serial: "node a was removed: it was stolen"}
-        refused = beat(channel, "a")
-        assert type(refused) is TrustError
-        assert "refused: node a was removed: it was stolen" in str(refused)
-        with connected(address, speaker_of("a")) as later:
-            assert beat(later, "a") is None
+        stolen = "node a was removed: it was stolen"
+        for removal in (
+            Removal(stolen, A_NODE.identity.facts.serial),
+            Removal(stolen, party=node_party("a"), generation=1),
+        ):
+            server.removed = Removals([removal])
+            refused = beat(channel, "a")
+            assert type(refused) is TrustError
+            assert f"refused: {stolen}; join with a new token" in str(refused)
+            with connected(address, Speaker(AUTHORITY.identity(node_party("a"), time.time(), generation=1))) as later:
+                assert beat(later, "a") is None
 
 
 def test_encryption_of_an_expired_certificate_ends_with_the_next_call() -> None:

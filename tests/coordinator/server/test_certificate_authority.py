@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from coordinator.run.members import Member
 from coordinator.server.certificate_authority import (
     DAYS,
     FILE,
@@ -27,9 +29,12 @@ from coordinator.server.certificate_authority import (
     init_trust,
     make_token,
 )
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import CoordinatorServer
-from ringtune.errors import ConnectionFailedError, StorageError, TokenError, TrustError, UsageError
+from ringtune import __version__
+from ringtune.errors import BusyError, ConnectionFailedError, StorageError, TokenError, TrustError, UsageError
 from ringtune.transport.channels import Server, open_channel
+from ringtune.transport.codecs import removals_from_proto
 from ringtune.transport.enrollment import join, renew, renew_if_due
 from ringtune.transport.identity import (
     BACKDATED_S,
@@ -55,8 +60,8 @@ from ringtune.transport.parties import (
     parse_token,
     secret_hash,
 )
-from ringtune.transport.speaker import Speaker, speaking_as
-from ringtune.v1 import trust_pb2, trust_pb2_grpc
+from ringtune.transport.speaker import Removal, Speaker, speaking_as
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 from tests.support.failing_calls import DroppedCallError
 
 NOW_S = 1_800_000_000.0
@@ -193,12 +198,12 @@ HOUR_S = 3600.0
 PI_NODE = node_party("pi")
 
 
-def issue(party: Party) -> bytes:
+def issue(party: Party, generation: int) -> bytes:
     """A certificate for somebody."""
-    return AUTHORITY.issue(party, make_key().public_key(), NOW_S)
+    return AUTHORITY.issue(party, make_key().public_key(), NOW_S, generation=generation)
 
 
-def never(party: Party) -> bytes:
+def never(party: Party, generation: int) -> bytes:
     """Nobody may get a certificate here."""
     raise AssertionError(f"a certificate for {party}")
 
@@ -239,7 +244,7 @@ def test_register_refuses_tokens_with_one_text(
 def test_register_that_can_not_issue_keeps_the_token(register: Register) -> None:
     """A token is consumed with its certificate or not at all."""
 
-    def fail(party: Party) -> bytes:
+    def fail(party: Party, generation: int) -> bytes:
         raise TrustError("no")
 
     with pytest.raises(TrustError):
@@ -262,13 +267,18 @@ def test_register_gives_a_token_to_one_of_many_at_once(register: Register) -> No
 
 def test_register_removes_every_certificate_and_open_token_of_a_party(register: Register, tmp_path: Path) -> None:
     """Also for a process that opens the register later; what has expired is not listed."""
-    serial = facts_of(register.redeem("t", "key", NOW_S, issue)).serial
+    facts = facts_of(register.redeem("t", "key", NOW_S, issue))
     register.add_token("open", PI_NODE, NOW_S + HOUR_S)
     register.add_token("of another", node_party("jetson"), NOW_S + HOUR_S)
-    assert register.remove(PI_NODE, "it was stolen") == 1
+    for _ in range(20):  # however often it renews, the list that nodes get has one entry
+        register.renew(facts, NOW_S, lambda: issue(PI_NODE, facts.generation))
+    assert register.remove(PI_NODE, "it was stolen") == 21
     found = Register(tmp_path).removed(NOW_S)
-    assert [(each.serial, each.reason) for each in found] == [(serial, "it was stolen")]
-    assert register.removed(NOW_S + (DAYS + 1) * DAY_S) == ()
+    assert found.entries == (Removal("it was stolen", party=PI_NODE, generation=1),)
+    assert found.refusal(facts) == "it was stolen"
+    assert len(register.removed_serials(NOW_S)) == 21
+    later_s = NOW_S + (DAYS + 1) * DAY_S
+    assert register.removed(later_s).entries == register.removed_serials(later_s) == ()
     with pytest.raises(TokenError):
         register.redeem("open", "key", NOW_S, never)
     assert register.redeem("of another", "key", NOW_S, issue)
@@ -284,11 +294,63 @@ def test_register_removes_nobody_whom_it_does_not_know(register: Register) -> No
 
 def test_register_ends_older_certificates_of_a_name_that_joins_anew(register: Register) -> None:
     """A board that lost its disk joins with a new token, and what was on the disk is worth nothing."""
-    old = facts_of(register.redeem("t", "key", NOW_S, issue)).serial
+    old = facts_of(register.redeem("t", "key", NOW_S, issue))
     register.add_token("second", PI_NODE, NOW_S + HOUR_S)
-    new = facts_of(register.redeem("second", "new key", NOW_S, issue)).serial
-    assert [each.serial for each in register.removed(NOW_S)] == [old]
-    assert new != old
+    new = facts_of(register.redeem("second", "new key", NOW_S, issue))
+    removed = register.removed(NOW_S)
+    assert "later token" in removed.refusal(old) and not removed.refusal(new)
+
+
+@pytest.mark.parametrize("generation", [0, 3])
+def test_register_that_removes_during_a_renewal_refuses_what_it_gave(register: Register, generation: int) -> None:
+    """In either order: what came before the removal is of its generation, what comes after it is given nothing."""
+    for number in range(generation):
+        register.add_token(f"t{number}", PI_NODE, NOW_S + HOUR_S)
+        register.redeem(f"t{number}", "key", NOW_S, issue)
+        register.remove(PI_NODE, "again")
+    caller = facts_of(register.redeem("t" if not generation else _token(register), "key", NOW_S, issue))
+    assert caller.generation == generation
+    inside, removed = threading.Event(), threading.Event()
+
+    def slow() -> bytes:
+        inside.set()
+        assert not removed.wait(0.05)  # the removal has begun and waits
+        return issue(PI_NODE, caller.generation)
+
+    with ThreadPoolExecutor(1) as pool:
+        renewed = pool.submit(register.renew, caller, NOW_S, slow)
+        assert inside.wait(10)
+        register.remove(PI_NODE, "stolen")
+        removed.set()
+        given = facts_of(renewed.result(10))
+    assert [register.removed(NOW_S).refusal(each) for each in (caller, given)] == ["stolen", "stolen"]
+    for each in (caller, given):
+        with pytest.raises(TrustError, match="node pi is refused: stolen; join with a new token"):
+            register.renew(each, NOW_S, lambda: never(PI_NODE, 0))
+
+
+def _token(register: Register) -> str:
+    register.add_token("last", PI_NODE, NOW_S + HOUR_S)
+    return "last"
+
+
+def test_register_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its certificates have no generation: the removed one stays refused, a later one renews and can be removed."""
+    register = Register(tmp_path)
+    old, new = (facts_of(issue(PI_NODE, 0)) for _ in range(2))
+    with sqlite3.connect(tmp_path / FILE) as database:
+        database.execute("DROP TABLE generations")
+        for facts, why in ((old, "stolen"), (new, None)):
+            row = (facts.serial, "node", "pi", facts.ends_unix_s, why)
+            database.execute("INSERT INTO certificates VALUES (?, ?, ?, ?, ?)", row)
+    database.close()
+    register = Register(tmp_path)
+    assert register.removed(NOW_S).entries == (Removal("stolen", old.serial),)
+    with pytest.raises(TrustError, match="stolen"):
+        register.renew(old, NOW_S, lambda: never(PI_NODE, 0))
+    renewed = facts_of(register.renew(new, NOW_S, lambda: issue(PI_NODE, new.generation)))
+    register.remove(PI_NODE, "sold")
+    assert [register.removed(NOW_S).refusal(each) for each in (old, new, renewed)] == ["sold"] * 3
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"not a database" * 99), lambda path: _newer(path)])
@@ -539,11 +601,51 @@ def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
         again = Speaker(join(address, invited(trust), folder))
         with membership(address, again) as stub:
             renew(stub, again, folder)
-        assert TrustKeeper(trust).speaker.removed == keeper.speaker.removed != {}
+        assert TrustKeeper(trust).speaker.removed.entries == keeper.speaker.removed.entries != ()
+
+
+def test_joining_node_that_is_removed_meanwhile_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call was let in before the removal, and makes it a member after it: it is refused and out again."""
+    with running(tmp_path / "trust") as (keeper, address):
+        pi = Speaker(join(address, invited(tmp_path / "trust"), tmp_path / "node"))
+        real = Coordinator.join
+
+        def late(coordinator: Coordinator, member: Member) -> None:
+            keeper.remove(PI_NODE, "node pi was removed")
+            coordinator.remove("pi", "node pi was removed", forever=False)
+            real(coordinator, member)
+
+        monkeypatch.setattr(Coordinator, "join", late)
+        asked = control_pb2.JoinRequest(node="pi", address="127.0.0.1:5", version=__version__, instance="one")
+        with (
+            speaking_as(pi),
+            open_channel(address, peer=COORDINATOR) as channel,
+            pytest.raises(grpc.RpcError, match="pi is refused: node pi was removed; join with a new token"),
+        ):
+            control_pb2_grpc.CoordinatorStub(channel).Join(asked, timeout=30)
+        user = Speaker(join(address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
+        with speaking_as(user), open_channel(address, peer=COORDINATOR) as channel:
+            assert not control_pb2_grpc.CoordinatorStub(channel).Nodes(control_pb2.Empty(), timeout=30).nodes
+
+
+def test_joining_renews_few_times_an_hour(tmp_path: Path) -> None:
+    """So that no certificate fills the register; another party renews meanwhile."""
+    now_unix_s = time.time()
+    init_trust(tmp_path, now_unix_s)
+    keeper = TrustKeeper(tmp_path, clock=lambda: now_unix_s)
+    pi, board = (Authority.read(tmp_path).identity(node_party(name), now_unix_s).facts for name in ("pi", "board"))
+    request = make_request(make_key())
+    for _ in range(6):
+        keeper.renew(pi, request)
+    with pytest.raises(BusyError, match="node pi was renewed 6 times within an hour"):
+        keeper.renew(pi, request)
+    keeper.renew(board, request)
+    now_unix_s += HOUR_S
+    keeper.renew(pi, request)
 
 
 def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
-    """Their names are of one form, and their certificates hold for a day, renewed ones too."""
+    """Their names are of one form, their certificates end after a day, renewed ones too, and they are no hosts."""
     trust = tmp_path / "trust"
     with running(trust) as (keeper, address):
         guest = node_party("eval-0123abcd")
@@ -553,9 +655,43 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
         assert identity.party == guest
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
         speaker = Speaker(identity)
+        assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s
         with membership(address, speaker) as stub:
             renew(stub, speaker, tmp_path / "guest")
-        assert speaker.identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
+        assert speaker.identity.facts.ends_unix_s == pytest.approx(identity.facts.ends_unix_s, abs=1.5)
+        asked = control_pb2.JoinRequest(node=guest.name, address="127.0.0.1:5", version=__version__, instance="one")
+        with speaking_as(speaker), open_channel(address, peer=COORDINATOR) as channel:
+            coordinator = control_pb2_grpc.CoordinatorStub(channel)
+            with pytest.raises(grpc.RpcError, match="is a guest of one evaluation, no host"):
+                coordinator.Join(asked, timeout=30)
+            asked.is_guest = True
+            coordinator.Join(asked, timeout=30)
+
+
+def test_heartbeat_answers_have_the_removed_when_they_have_changed(tmp_path: Path) -> None:
+    """A node that has the list gets no second one; a node of an earlier version gets serials with each answer."""
+    jetson = node_party("jetson")
+    with running(tmp_path / "trust") as (keeper, address):
+        pi, gone = (
+            Speaker(join(address, invited(tmp_path / "trust", party), tmp_path / party.name))
+            for party in (PI_NODE, jetson)
+        )
+        keeper.remove(jetson, "sold")
+        with speaking_as(pi), open_channel(address, peer=COORDINATOR) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+
+            def beat(version: str | None) -> control_pb2.HeartbeatReply:
+                request = control_pb2.HeartbeatRequest(node="pi", instance="one", removals_version=version)
+                return stub.Heartbeat(request, timeout=30)
+
+            first = beat("")
+            assert removals_from_proto(first.removed).entries == (Removal("sold", party=jetson, generation=1),)
+            assert first.removals_version == keeper.speaker.removed.version
+            same = beat(first.removals_version)
+            assert not same.removed and same.removals_version == first.removals_version
+            old = beat(None)
+            assert not old.HasField("removals_version")
+            assert removals_from_proto(old.removed).entries == (Removal("sold", gone.identity.facts.serial),)
 
 
 @pytest.mark.parametrize("days", [20.0, -400.0])

@@ -12,7 +12,9 @@ import pytest
 
 from edge.agent import membership as ms
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError
-from ringtune.transport.speaker import speaking_as
+from ringtune.transport.codecs import removal_to_proto
+from ringtune.transport.parties import node_party
+from ringtune.transport.speaker import Removal, speaking_as
 from ringtune.v1 import control_pb2
 from tests.edge.runtime.test_reporter import CallError
 from tests.support.trust_parts import speaker_of
@@ -281,10 +283,18 @@ def test_membership_does_not_try_to_join_without_trust(monkeypatch: pytest.Monke
 
 
 def test_membership_passes_on_who_was_removed() -> None:
-    """With every heartbeat, so that nodes refuse it too."""
-    heard: list[dict[str, str]] = []
+    """With every heartbeat, so that nodes refuse it too; a list comes when it has changed, or from an old version."""
+    heard: list[tuple[Removal, ...]] = []
     coordinator = FakeCoordinator()
-    removed = control_pb2.RemovedCertificate(serial="1f", reason="node b was removed")
-    coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r1", removed=[removed])]
-    make(coordinator, Told(), on_answer=lambda found: heard.append(dict(found))).send_heartbeat()
-    assert heard == [{"1f": "node b was removed"}]
+    of_b = Removal("node b was removed", party=node_party("b"), generation=2)
+    serial = Removal("node c was removed", "1f")
+    coordinator.beats = [
+        control_pb2.HeartbeatReply(known=True, removals_version="v1", removed=[removal_to_proto(of_b)]),
+        control_pb2.HeartbeatReply(known=True, removals_version="v1"),
+        control_pb2.HeartbeatReply(known=True, removed=[removal_to_proto(serial)]),
+        control_pb2.HeartbeatReply(known=True, removals_version="v0"),
+    ]
+    membership = make(coordinator, Told(), on_answer=lambda found: heard.append(found.entries))
+    for _ in range(4):
+        membership.send_heartbeat()
+    assert heard == [(of_b,), (of_b,), (serial,), ()]

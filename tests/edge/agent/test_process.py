@@ -19,7 +19,7 @@ from edge.options import AgentOptions
 from ringtune.errors import DataError, DeadlineError
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import node_party
-from ringtune.transport.speaker import Speaker, speaking_as
+from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_certificate_authority import running
 from tests.support.trust_parts import DAY_S
@@ -57,14 +57,15 @@ def test_calls_to_the_coordinator_take_a_renewed_certificate(tmp_path: Path) -> 
         with speaking_as(who):
             calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
             before, first = calls.stub, who.identity
-            calls.hear({"1f": "node b was removed"})
-            assert (who.removed, who.identity, calls.stub) == ({"1f": "node b was removed"}, first, before)
+            gone = Removals([Removal("node b was removed", "1f")])
+            calls.hear(gone)
+            assert (who.removed, who.identity, calls.stub) == (gone, first, before)
             who.identity = Authority.read(trust).identity(node_party("pi"), time.time() - 276 * DAY_S)
             calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
             before, first = calls.stub, who.identity
-            calls.hear({})
+            calls.hear(Removals())
         assert read_identity(folder, time.time()) == who.identity != first
-        keeper.speaker.removed = {first.facts.serial: "it is the old one"}
+        keeper.speaker.removed = Removals([Removal("it is the old one", first.facts.serial)])
         beat = control_pb2.HeartbeatRequest(node="pi", instance="i")
         with pytest.raises(grpc.RpcError, match="it is the old one"):
             before.Heartbeat(beat, timeout=WAIT_S)
