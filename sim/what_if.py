@@ -31,9 +31,11 @@ from ringtune.schedule.migration import first_step
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import in_ranges
+from ringtune.schedule.units import Range
 from ringtune.storage.strict import nearest
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE
-from ringtune.techniques.offload import helped, helpers_by_host, parse_helpers
+from ringtune.techniques.offload import helped, helpers_by_host, helpers_of, parse_helpers
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
@@ -285,18 +287,7 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
         )
     if users is not None:
         return _with_users(profile, plan, helper_of, users)
-    _refuse_helpers_of_moves(plan, helper_of)
     return helped(plan, helper_of, plan.course.helper_settings)
-
-
-def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
-    """Refuse helpers in a plan with several placements."""
-    if plan.moves and helper_of:
-        name = next(iter(helper_of.values()))
-        raise PlanError(
-            f"node {name} can't help: the plan has {len(plan.placements)} placements, and a run with helpers does not "
-            "move; give a plan of one placement"
-        )
 
 
 def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
@@ -310,7 +301,6 @@ def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], user
         raise PlanError(
             f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
         )
-    _refuse_helpers_of_moves(plan, helper_of)
     is_merged = settings.merged if users == JOINT else users == COLLABORATION
     facts = profile.nodes[0]
     configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}
@@ -420,14 +410,10 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
     owners = tuple(owner for owner in course.owners if owner.node != name)
     if not owners:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
-    placements = [dataclasses.replace(one, slices=_slices_without(one, name), helpers=()) for one in plan.placements]
-    helper_of = {host: helper for host, helper in helpers_by_host(plan).items() if name not in (host, helper)}
-    settings = course.helper_settings
-    lone = [
-        one.node
-        for one in placements[0].slices
-        if one.node not in helper_of and course.trainable.ranges_within(one.start, one.stop)
-    ]
+    placements = [_placement_without(part, name) for part in plan.parts]
+    settings, first = course.helper_settings, placements[0]
+    ranges = [Range(one.start, one.stop) for one in first.helpers]
+    lone = [first.host_of(block) for block in course.trainable.blocks if not in_ranges(block, ranges)]
     if settings.has_users and lone:
         raise PlanError(
             f"--drop {name}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
@@ -437,9 +423,17 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
     if choice is not None:
         tables = (dataclasses.replace(one, operations=_of_others(one.operations, name)) for one in choice.tables)
         choice = dataclasses.replace(choice, tables=tuple(tables))
-    course = dataclasses.replace(course, owners=owners, offload=None, operations=operations, choice=choice)
-    left = replaced(plan, course, placements)
-    return left if left.moves else helped(left, helper_of, settings)
+    course = dataclasses.replace(
+        course, owners=owners, offload=settings.of_blocks(ranges), operations=operations, choice=choice
+    )
+    return replaced(plan, course, placements)
+
+
+def _placement_without(part: Plan, name: str) -> Placement:
+    """Give the blocks of a node to others, each with the helper that it has for its own, unless that is the node."""
+    helper_of = {host: helper for host, helper in helpers_by_host(part).items() if name not in (host, helper)}
+    found = dataclasses.replace(part.placement, slices=_slices_without(part.placement, name), helpers=())
+    return dataclasses.replace(found, helpers=helpers_of(part.course, found.hosts, helper_of))
 
 
 def _of_others(table: Operations, name: str) -> Operations:

@@ -36,7 +36,7 @@ from ringtune.schedule.versions import ever_trained, may_be_stale
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
 from ringtune.techniques.full_parameters import check_warmup
-from ringtune.techniques.offload import helped, named_helpers
+from ringtune.techniques.offload import helped, helpers_by_host, named_helpers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,10 +150,11 @@ class Draft:
 def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
     """Return the drafts for another placement of the rest of a run; ``has_files`` as in ``Draft``.
 
-    The first keeps all activations. If blocks of the present placement run again, a second draft recomputes all trained
-    blocks of a slice, so that more may fit. The caller checks memory with the blocks that really run again.
+    Hosts have the helpers that they have now. The first draft keeps all activations. If blocks of the present placement
+    run again, a second draft recomputes all trained blocks of a slice, so that more may fit. The caller checks memory
+    with the blocks that really run again.
     """
-    draft = dataclasses.replace(Draft.of(part), has_files=has_files)
+    draft = dataclasses.replace(Draft.of(part), has_files=has_files, helper_of=helpers_by_host(part))
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
 

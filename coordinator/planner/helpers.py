@@ -79,7 +79,7 @@ def with_needed_helpers(
             f"only one of this run, can't help itself; add a node, or set offload.users = {JOINT!r}"
         )
     planned, full, no_room = None, "", None
-    for helper_of in _maps(profile):
+    for helper_of in helper_maps(profile):
         try:
             planned = placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
             break
@@ -106,8 +106,8 @@ def with_needed_helpers(
     )
 
 
-def _maps(profile: Profile) -> Iterator[Mapping[str, str]]:
-    """Yield maps host -> helper, the one expected to be fastest first."""
+def helper_maps(profile: Profile) -> Iterator[Mapping[str, str]]:
+    """Yield maps host -> helper for two nodes or more, the one expected to be fastest first."""
     by_speed = sorted(profile.nodes, key=lambda node: (block_s(node), node.node))
     by_room = sorted(profile.nodes, key=lambda node: (-node.memory_bytes, node.node))
     for nodes in (by_speed, by_room):

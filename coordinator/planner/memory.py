@@ -211,7 +211,7 @@ class MemoryCaps:
             above=0,
             state_on_disk=self.draft.state_on_disk,
             helped=self._helped(node, start, stop),
-            copies=self._copies(start, stop) if self.draft.has_room_for_all else None,
+            copies=self._copies(node, start, stop) if self.draft.has_room_for_all else None,
         )
         return self._but_files(disk_needs(self._course, share, self._sizes[node], keeps_best=self.draft.keeps_best))
 
@@ -316,16 +316,16 @@ class MemoryCaps:
             recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
             state_on_disk=self.draft.state_on_disk,
             helped=self._helped(node, start, stop),
-            copies=self._copies(start, stop),
+            copies=self._copies(node, start, stop),
         )
         course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])
 
-    def _copies(self, start: int, stop: int) -> tuple[Range, ...] | None:
-        """Blocks of which a host may keep copies: all that it does not host; None without copies."""
+    def _copies(self, node: str, start: int, stop: int) -> tuple[Range, ...] | None:
+        """Blocks of which a host may keep copies: all that it does not train itself; None without copies."""
         first, top = self.draft.private_blocks, self.draft.course.num_blocks
         others = (Range(first, start), Range(stop, top)) if start < stop else ()
-        return others if self.draft.copies else None
+        return (*others, *self._helped(node, start, stop)) if self.draft.copies else None
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms the peak memory of ``node`` under ``plan``."""

@@ -183,6 +183,8 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
         return "the method runs all blocks on one node"
     if len(plan.nodes) < 2:
         return "there is one node"
+    if plan.placement.helpers:
+        return "helpers were chosen for the slices of this placement"
     return stay_reason(plan.course, plan.placements)
 
 

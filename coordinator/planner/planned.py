@@ -229,7 +229,7 @@ def with_copies(
         return _without(job, planned, facts, fitting, why)
     if wanted == NEXT:
         return _as_said(planned, fitting, copies=True)
-    if len(plan.placement.hosts) == 1 and not (job.recovery.owners == SKIP_OWNER and len(plan.course.owners) > 1):
+    if len(plan.placement.members) == 1 and not (job.recovery.owners == SKIP_OWNER and len(plan.course.owners) > 1):
         return _as_said(planned, fitting, copies=False)
     try:
         return _as_said(planned, fitting, copies=True)

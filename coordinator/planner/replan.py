@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft, drafts_of
+from coordinator.planner.helpers import helper_maps
 from coordinator.planner.judge import Ranking, simulated_steps_s
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import refuse_if_full
@@ -38,7 +39,8 @@ def placed_without(
 ) -> Placement:
     """Return the best ring of the nodes that are not lost.
 
-    ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have files of the run already.
+    A host whose helper is lost trains its blocks itself, unless nothing fits then: every host gets a helper in that
+    case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have files of the run already.
 
     Raises:
         CapacityError: the others have no memory for the model.
@@ -48,12 +50,12 @@ def placed_without(
     error: CapacityError | StorageError = CapacityError(
         f"without it no ring of {', '.join(living.by_name)} has memory for the model"
     )
-    for draft in drafts_of(part, has_files=goes_on):
+    for draft in _helped_again(drafts_of(part, has_files=goes_on), living):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
         if choice is None:
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
-        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits)
+        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=found.helpers)
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
             refuse_if_full(job, alone, living.by_name, goes_on=goes_on)
@@ -62,6 +64,17 @@ def placed_without(
         else:
             return placed
     raise error
+
+
+def _helped_again(drafts: Sequence[Draft], living: Profile) -> Iterator[Draft]:
+    """Yield drafts with the helpers that are left, then with others in place of lost ones."""
+    names = living.by_name
+    for draft in drafts:
+        left = {host: one for host, one in draft.helper_of.items() if host in names and one in names}
+        yield dataclasses.replace(draft, helper_of=left)
+    for draft in drafts:
+        if draft.helper_of and len(names) > 1:
+            yield from (dataclasses.replace(draft, helper_of=helper_of) for helper_of in helper_maps(living))
 
 
 def without(profile: Profile, lost: Collection[str]) -> Profile:
@@ -133,7 +146,10 @@ def replanned(
 
     drafts += () if now is part else drafts_of(part, has_files=True)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
-    others = {one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits) for one in found}
+    others = {
+        one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits, helpers=one.helpers)
+        for one in found
+    }
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
     if not fitting:
         return None
@@ -148,7 +164,7 @@ def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: Ring
     clock = effort.clock()
     caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
     is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1 or bool(no_replicas(draft.course))
-    with_replicas = job.placement.replicas != NEVER and not is_ring
+    with_replicas = job.placement.replicas != NEVER and not is_ring and not draft.helper_of
     yield from candidates(draft, rest, caps, with_replicas=with_replicas, clock=clock)
     choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
     if choice is None:

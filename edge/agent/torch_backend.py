@@ -44,7 +44,6 @@ from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_cores, cpu_quota, machine_load, usable_cores
 from ringtune.schedule.course import FrozenWeights
-from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
@@ -205,8 +204,8 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
 
 def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
     """Make a snapshot of the slice's trained tensors, and at an owner of the head."""
-    piece, is_owner = active.plan.slice_of(active.node), active.plan.owner(active.node) is not None
-    return Snapshot(active.executor, piece, metadata, with_head=is_owner)
+    blocks, is_owner = active.plan.placement.trained_at(active.node), active.plan.owner(active.node) is not None
+    return Snapshot(active.executor, blocks, metadata, with_head=is_owner)
 
 
 def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
@@ -294,23 +293,28 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
 class Snapshot:
     """The trained tensors of one node in one run, without a copy.
 
-    ``executor`` must not compute any more; ``metadata`` is run, and placement number or step.
+    ``executor`` must not compute any more; ``blocks`` are those that it trains; ``metadata`` is run, and placement
+    number or step.
     """
 
-    def __init__(self, executor: NodeExecutor, piece: Slice, metadata: Mapping[str, str], *, with_head: bool) -> None:
+    def __init__(
+        self, executor: NodeExecutor, blocks: Collection[int], metadata: Mapping[str, str], *, with_head: bool
+    ) -> None:
         self.metadata = dict(metadata)
         self.head = executor.head_blob() if with_head else None
-        self._piece = piece
+        self._blocks = frozenset(blocks)
         self._tensors = executor.part.tensors()
 
     def part(self, start: int, stop: int) -> Pieces:
         """Return the blocks ``[start, stop)`` as a file, read from the tensors when iterated.
 
         Raises:
-            FrameError: the node did not host them.
+            FrameError: the node did not train them.
         """
-        if not self._piece.start <= start < stop <= self._piece.stop:
-            raise FrameError(f"blocks [{start}, {stop}) are asked for, this node hosted {self._piece.text}; plan anew")
+        if not self._blocks.issuperset(range(start, stop)) or start >= stop:
+            raise FrameError(
+                f"blocks [{start}, {stop}) are asked for, this node trained {sorted(self._blocks)}; plan anew"
+            )
         found = {name: value for name, value in self._tensors.items() if start <= _block_of(name) < stop}
         return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
 

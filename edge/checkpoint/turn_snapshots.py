@@ -3,8 +3,8 @@
 ::
 
     compute thread   trained tensors -> a file in ``TurnSnapshots`` of this node
-    own thread       that file -> next host, and the head -> next owner, if the turn is this node's;
-                     once both have arrived, the node reports the turn as done
+    own thread       that file -> next host, a helper's -> the hosts of the blocks, and the head -> next owner, if the
+                     turn is this node's; once all have arrived, the node reports the turn as done
     checkpoint       copies from other nodes of that step are written to this disk before they are acknowledged
 
 Before a node without coordinator releases its run, it writes all snapshots in its memory to its disk: one of them is of
@@ -27,7 +27,7 @@ from edge.checkpoint.snapshot_servicer import push
 from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, head_digest, metadata
 from edge.checkpoint.state_folder import SavedParts, StateFolder
 from ringtune.errors import BusyError, ConnectionFailedError, IntegrityError, RingTuneError, StorageError
-from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
+from ringtune.schedule.migration import copies_of, copy_holder, head_holder, trained_blocks
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.pieces import Piece, Pieces
@@ -219,11 +219,11 @@ class TurnSnapshotter:
     ) -> None:
         self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
         self._kept, self._make_file, self._sender, self._save = kept, make_file, sender, save
-        self._holder = copy_holder(plan.placement, node)
+        self._copies = copies_of(plan.placement, node)
         self._head_holder = head_holder(plan.course, node)
         self._heads: dict[int, bytes] = {}
         kept.begin(run_id)
-        if self._holder or self._head_holder:
+        if self._copies or self._head_holder:
             sender.start()
 
     # ---- on the compute thread --------------------------------------------------------------------
@@ -249,13 +249,14 @@ class TurnSnapshotter:
         head = self._heads.pop(turn.index, None)
         if turn.owner == self._node and head is None:
             head = bytes(self._executor.head_blob())
-        file = self._make_file(self._executor, blocks, metadata(self._run_id, step))
+        file = self._file(blocks, step)
         self._kept.keep(self._run_id, step, self._node, file, head)
         copies: list[tuple[bytes, str, bool]] = []
         if self._head_holder and head is not None:
             copies.append((head, self._head_holder, True))
-        if self._holder and blocks:
-            copies.append((file, self._holder, False))
+        for holder, wanted in self._copies.items():
+            if part := tuple(block for block in blocks if block in wanted):
+                copies.append((file if part == blocks else self._file(part, step), holder, False))
         head_unit = self._plan.course.head
 
         def arrived() -> None:
@@ -269,6 +270,9 @@ class TurnSnapshotter:
             self._sender.put(_Copy(step, read, holder, is_head, arrived if last else _nothing))
         if not copies:
             then({})
+
+    def _file(self, blocks: tuple[int, ...], step: int) -> bytes:
+        return self._make_file(self._executor, blocks, metadata(self._run_id, step))
 
     def close(self) -> None:
         """Stop the thread that sends copies."""

@@ -43,7 +43,7 @@ from edge.techniques.activation_checkpointing import (
     storage_bytes,
 )
 from edge.techniques.offload.helper import Sums
-from edge.techniques.offload.users import UserBlockRunner
+from edge.techniques.offload.users import UserBlockRunner, block_of
 from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
 from ringtune.config.sections import learning_rate
@@ -615,21 +615,27 @@ class CheckpointPart:
     def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
         """Load ``tensors()`` of other nodes for ``blocks``; all other blocks are untrained yet.
 
+        Of blocks that a helper trains only the values are loaded.
+
         Raises:
             IntegrityError: the tensors do not fit the blocks.
         """
-        trained = {name: value for name, value in self.trained.items() if int(name.partition(".")[0]) in blocks}
-        state, file = self._state(trained), TensorFile(write_tensors(tensors), where=_WHERE)
+        trained = {name: value for name, value in self.trained.items() if block_of(name) in blocks}
+        installed = {name: value for name, value in self._offloading.installed.items() if block_of(name) in blocks}
+        file = TensorFile(write_tensors(_without_state(tensors, installed)), where=_WHERE)
+        state = self._state(trained, installed)
         vectors = small_tensors(file, VECTORS) if self._vectors is not None else {}
         state.check(file, besides=tuple(f"{VECTORS}{name}" for name in vectors))
         if self._vectors is not None:
             self._vectors.load_blocks(vectors, blocks, where=_WHERE)
         state.load(file)
 
-    def _state(self, parameters: Mapping[str, nn.Parameter]) -> TrainingState:
+    def _state(
+        self, parameters: Mapping[str, nn.Parameter], installed: Mapping[str, torch.Tensor] | None = None
+    ) -> TrainingState:
         optimizers = self._hosted.optimizers
         return TrainingState(
-            values=parameters,
+            values={**parameters, **(installed or {})},
             parameters=parameters,
             optimizers=optimizers,
             prefixes=PREFIXES,
@@ -645,3 +651,12 @@ class CheckpointPart:
         if fitted:
             found["sums"] = Sums(fitted)
         return found
+
+
+def _without_state(tensors: Mapping[str, TensorPieces], installed: Collection[str]) -> dict[str, TensorPieces]:
+    """Leave out the optimizer state of tensors that a helper trains."""
+    return {
+        name: value
+        for name, value in tensors.items()
+        if not (name.startswith(PREFIXES.state) and name.removeprefix(PREFIXES.state).rpartition("/")[0] in installed)
+    }

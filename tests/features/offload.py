@@ -157,6 +157,16 @@ MERGED = [
     "linear[alpha=2.0]",
     "lora[r=4,attn_matrices=['q']]|linear[alpha=2.0,attn_matrices=['v']]",
 ]
+
+
+def _mixture(model_type: str, task: str, config: str, **settings: Any) -> Feature:
+    """Adapters of several kinds, in a model of a family."""
+    arguments = of_family("", model_type, task, adapter=config, method="all")
+    name = f"-adapter/mixture-{model_type}-{config}-{settings}"
+    given = {key: arguments[key] for key in ("folder", "changes")}
+    return with_helpers(name, "some-of-several-hosts", settings, **given)
+
+
 EXACT_HELPERS = [
     *(
         with_helpers(f"-way/{way}-{microbatches}", way, changes={"microbatches": microbatches})
@@ -172,6 +182,11 @@ EXACT_HELPERS = [
         for adapter in FITTED
         for dropout in (0.0, 0.1)
     ),
+    _mixture("bert", "sequence-classification", LINEAR_MLP),
+    _mixture("gpt2", "causal-lm", FUSED),
+    _mixture("gpt2", "causal-lm", LORA_LINEAR),
+]
+MERGED_HELPERS = [
     *(
         with_helpers(
             f"-adapter/merged-{adapter}",
@@ -182,25 +197,8 @@ EXACT_HELPERS = [
         )
         for adapter in MERGED
     ),
-    *(
-        with_helpers(
-            f"-adapter/mixture-{model_type}-{config}-{dict(settings)}",
-            "some-of-several-hosts",
-            settings,
-            **{
-                key: value
-                for key, value in of_family("", model_type, task, adapter=config, method="all").items()
-                if key in ("folder", "changes")
-            },
-        )
-        for model_type, task, config, settings in (
-            ("bert", "sequence-classification", LINEAR_MLP, {}),
-            ("gpt2", "causal-lm", FUSED, {}),
-            ("gpt2", "causal-lm", LORA_LINEAR, {}),
-            ("bert", "sequence-classification", LORA_LINEAR, {"merged": True}),
-            ("gpt2", "causal-lm", LORA_LINEAR, {"merged": True}),
-        )
-    ),
+    _mixture("bert", "sequence-classification", LORA_LINEAR, merged=True),
+    _mixture("gpt2", "causal-lm", LORA_LINEAR, merged=True),
 ]
 INTERVALS = [
     with_helpers(
@@ -241,7 +239,7 @@ OVERLAP_AND_INTERVAL = [
     )
     for adapter in ("seq_bn", "lora[r=4]")
 ]
-HELPED = [*EXACT_HELPERS, *INTERVALS, *OVERLAP]
+HELPED = [*EXACT_HELPERS, *MERGED_HELPERS, *INTERVALS, *OVERLAP]
 
 # ---- users --------------------------------------------------------------------------------------------
 

@@ -13,13 +13,14 @@ from tests.features.feature import Feature, carry_out, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import PLAIN
 from tests.features.models import INVERTIBLE, OWN_WEIGHTS
+from tests.features.offload import EXACT_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.support.moves import moving, random_slices
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import distance
 
 NODES = ("a", "b", "c", "d", "e")
-MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE]
+MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE, *EXACT_HELPERS]
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 
 
@@ -28,23 +29,25 @@ def moved(feature: Feature, rng: random.Random) -> Plan:
     case = feature.case
     num_turns = -(-case.num_steps // case.local_iterations)
     turns = sorted(rng.sample(range(1, num_turns), rng.randint(1, min(3, num_turns - 1))))
-    several = not no_replicas(feature.plan_on(feature.split).course)
+    own = feature.plan_on(feature.split)
+    several = not (no_replicas(own.course) or own.placement.helpers)
     begins, *later = (
         random_slices(rng, NODES, case.private_blocks, 4, with_replicas=several) for _ in range(len(turns) + 1)
     )
-    return moving(feature.plan(case, begins), *zip(turns, later, strict=True))
+    first = own if own.placement.helpers else feature.plan(case, begins)
+    return moving(first, *zip(turns, later, strict=True))
 
 
 @pytest.mark.promise("1 partition invariance")
 @SEEDS
 @each_technique(MOVES)
 def test_moving_run_equals_one_that_stays(feature: Feature, seed: int) -> None:
-    """Random placements from random turns on; sums of several hosts' sums round otherwise."""
+    """Random placements from random turns on; sums of several hosts' sums, and gradients of pairs, round otherwise."""
     plan = moved(feature, random.Random(f"{feature.name} {seed}"))
     run, still = carry_out(feature, plan, seed), run_of(feature, feature.split)
     assert len(run.logged(rd.LogMove)) == len(plan.placements) - 1
     assert distance(run.tensors, still.tensors) < 1e-9
-    if not any(one.has_replicas for one in plan.placements):
+    if not any(one.has_replicas or one.helpers for one in plan.placements):
         assert same_bits(run.tensors, still.tensors)
     assert run.evaluations.keys() == still.evaluations.keys()
 

@@ -18,6 +18,7 @@ from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
 from tests.features.models import INVERTIBLE
+from tests.features.offload import EXACT_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support import reference
@@ -62,11 +63,12 @@ class Loss(NamedTuple):
 def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **how: Any) -> Loss:
     """Carry a run out that loses one of these nodes, at any moment or as soon as something begins."""
     rng = random.Random(f"{name} {feature.name} {seed}")
-    rings = RINGS[:2] if no_replicas(feature.plan_on(feature.split).course) else RINGS
-    plan = feature.plan(feature.case, rings[seed % len(rings)])
+    own = feature.plan_on(feature.split)
+    rings = RINGS[:2] if no_replicas(own.course) else RINGS
+    plan = own if own.placement.helpers else feature.plan(feature.case, rings[seed % len(rings)])
     carrier = make_carrier(feature.case, plan)
     ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **feature.ring(plan, carrier), **how)
-    lost, moment = rng.choice(nodes or [node for node in plan.nodes if plan.owner(node) is None]), rng.randint(20, 100)
+    lost, moment = rng.choice(nodes or [node for node in plan.nodes if plan.owner(node) is None]), rng.randint(20, 60)
 
     def when(what: str, node: str) -> str | None:
         return lost if (what == at if at else len(ring.moments) == moment) else None
@@ -80,9 +82,9 @@ def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **
 
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
-@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE])
+@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE, *EXACT_HELPERS])
 def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
-    """Any host at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
+    """Any host or helper at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)
     assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from ringtune.schedule.stages import no_replicas
 from sim.ring import RingResult
 from tests.features.plans import moving_plan
 from tests.support.choosing import DrawnTables
-from tests.support.moves import random_placement, random_slices, slices_of
+from tests.support.moves import random_placement, random_slices, with_slices
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
 
@@ -40,16 +39,15 @@ MOMENTS = (
 
 
 def placing(rng: random.Random, names: Sequence[str]) -> Any:
-    """Any placement on the nodes that live."""
+    """Any placement on the nodes that live, with any helpers if there were some."""
 
     def place(asked: rd.FindPlacement) -> Placement | None:
         placement = asked.part.placement
         living = [name for name in names if name not in asked.lost]
         course = asked.part.course
-        pieces = random_slices(
-            rng, living, placement.private_blocks, course.num_blocks, with_replicas=not no_replicas(course)
-        )
-        return dataclasses.replace(placement, slices=slices_of(pieces)) if living else None
+        may_repeat = not (no_replicas(course) or placement.helpers)
+        pieces = random_slices(rng, living, placement.private_blocks, course.num_blocks, with_replicas=may_repeat)
+        return with_slices(rng, asked.part, pieces, living) if living else None
 
     return place
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.migration import due
-from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from ringtune.schedule.turns import StartPoint, Turn
@@ -27,14 +27,22 @@ def slices_of(pieces: Slices) -> tuple[Slice, ...]:
     )
 
 
+def with_slices(rng: random.Random, plan: Plan, pieces: Slices, names: Sequence[str]) -> Placement:
+    """The placement of a plan with other slices; if it has helpers, nodes of these names fit any blocks."""
+    placement = dataclasses.replace(plan.placement, slices=slices_of(pieces), helpers=())
+    if not plan.placement.helpers:
+        return placement
+    drawn = ((rng.choice(names), block) for block in plan.course.trainable.blocks if rng.random() < 0.7)
+    helpers = (Helper(node=one, start=at, stop=at + 1) for one, at in drawn if one != placement.host_of(at))
+    return dataclasses.replace(placement, helpers=tuple(helpers))
+
+
 def moving(plan: Plan, *later: tuple[int, Slices]) -> Plan:
     """The plan with further placements, each from a train turn on."""
     placements = [plan.placement]
     for first_turn, pieces in later:
-        slices = slices_of(pieces)
-        placements.append(
-            dataclasses.replace(plan.placement, slices=slices, placement_number=len(placements), first_turn=first_turn)
-        )
+        placement = with_slices(random.Random(str(pieces)), plan, pieces, plan.nodes)
+        placements.append(dataclasses.replace(placement, placement_number=len(placements), first_turn=first_turn))
     return Plan(plan.course, tuple(placements))
 
 
@@ -59,9 +67,9 @@ def random_placement(rng: random.Random, plan: Plan, placement_number: int, firs
     """Any slices on the nodes of a plan, and on one that comes new."""
     course, private = plan.course, plan.placement.private_blocks
     names = [*plan.nodes, f"new-{placement_number}"]
+    may_repeat = not (no_replicas(course) or plan.placement.helpers)
     return dataclasses.replace(
-        plan.placement,
-        slices=slices_of(random_slices(rng, names, private, course.num_blocks, with_replicas=not no_replicas(course))),
+        with_slices(rng, plan, random_slices(rng, names, private, course.num_blocks, with_replicas=may_repeat), names),
         credits=rng.choice([1, 2, 4, 8]),
         placement_number=placement_number,
         first_turn=first_turn,

@@ -25,7 +25,7 @@ from ringtune.models.folder import read_config
 from ringtune.run_control.events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course, FrozenWeights
-from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
+from ringtune.schedule.migration import copies_of, head_holder, trained_blocks
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -290,7 +290,9 @@ class TorchCarrier:
         """The node's snapshot, which every other may take over; its executor is let go."""
         assert self.plan is not None
         part = self._part or self.plan.at(0)
-        self.snapshots[node] = Snapshot(self.executors[node], part.slice_of(node), {}, with_head=self._has_head(node))
+        self.snapshots[node] = Snapshot(
+            self.executors[node], part.placement.trained_at(node), {}, with_head=self._has_head(node)
+        )
 
     def _has_head(self, node: str) -> bool:
         return self.plan is not None and self.plan.owner(node) is not None
@@ -317,12 +319,13 @@ class TorchCarrier:
     # ---- copies for recovery ----------------------------------------------------------------------
 
     def keep(self, node: str, part: Plan, turn: Turn) -> None:
-        """What the node has trained, here and at the next host, and the head at the turn's owner."""
+        """What the node has trained, here and where copies are kept, and the head at the turn's owner."""
         step, placement = turn.end_step, part.placement
         blocks = trained_blocks(part.course, placement, node, turn)
-        file = copy_into_file(self.executors[node], blocks, metadata(RUN, step))
         head = bytes(self.executors[node].head_blob()) if node == turn.owner else None
-        for holder in {node, copy_holder(placement, node)} - {""}:
+        for holder, wanted in {**copies_of(placement, node), node: blocks}.items():
+            part_of = tuple(block for block in blocks if block in wanted)
+            file = copy_into_file(self.executors[node], part_of, metadata(RUN, step))
             kept = self.kept.setdefault(holder, TurnSnapshots(holder))
             kept.begin(RUN)
             kept.keep(RUN, step, node, file, head if holder == node else None)

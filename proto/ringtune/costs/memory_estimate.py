@@ -15,8 +15,8 @@ Bounds by the engine's rules:
 * an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
 
 Ends of turns: for recovery a node keeps files with weights and optimizer state of trained blocks, its own and those of
-another host. A host of blocks [2, 4) that keeps copies for one of [0, 2), all trained, has four files (``TURNS_KEPT +
-1``) of each of the four blocks, of which one is being written or received. An owner keeps its head too.
+another host or of its helper. A host of blocks [2, 4) that keeps copies for one of [0, 2), all trained, has four files
+(``TURNS_KEPT + 1``) of each of the four blocks, of which one is being written or received. An owner keeps its head too.
 
 Helpers: a host keeps no gradients and no optimizer state of adapters that a helper trains, but pairs until they are
 sent: at most those of all micro-batches of one item (of two if the next item does not wait for an update), and one more
@@ -70,7 +70,10 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
     if share.copies is None or not course.num_steps or course.method.full_parameters:
         return
     reach = ever_trained(course)
-    yield Term("kept", OWN_TURNS, _FILES * _trained_in(reach.ranges, share.start, share.stop), sizes.snapshot_bytes)
+    own = _trained_in(reach.ranges, share.start, share.stop)
+    own -= sum(_trained_in(reach.ranges, *one) for one in share.helped)
+    own += sum(_trained_in(reach.ranges, *one) for one in itertools.chain(*share.helps))
+    yield Term("kept", OWN_TURNS, _FILES * own, sizes.snapshot_bytes)
     yield Term(
         "kept", COPIES, _FILES * sum(_trained_in(reach.ranges, *one) for one in share.copies), sizes.snapshot_bytes
     )

@@ -10,6 +10,7 @@ MiB with LoRA on five matrices, where graphs of 344 MiB were planned. So a node 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.migration import copied_from
 from ringtune.schedule.placement import CREDITS, Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.stages import num_assigned, replicas, width
 from ringtune.schedule.units import Range
 
@@ -143,7 +145,7 @@ class Share:
         helped: own blocks with adapters that helpers train.
         helps: blocks with adapters that it trains, a tuple for each of their hosts.
         around: hosts around it where stages have several; None where each has one.
-        copies: ranges of other hosts' blocks of which it keeps copies; None = no ends of turns are kept.
+        copies: ranges of blocks that others train, of which it keeps copies; None = no ends of turns are kept.
     """
 
     is_owner: bool
@@ -184,7 +186,8 @@ class Share:
 
 
 def _copies(placement: Placement, node: str) -> tuple[Range, ...]:
-    return tuple(Range(piece.start, piece.stop) for piece in map(placement.slice_of, copied_from(placement, node)))
+    blocks = itertools.chain(*copied_from(placement, node).values())
+    return merged(Range(block, block + 1) for block in sorted(blocks))
 
 
 def _helps(placement: Placement, node: str) -> tuple[tuple[Range, ...], ...]:

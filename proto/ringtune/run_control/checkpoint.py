@@ -317,9 +317,8 @@ class CheckpointHolders:
                     self._add(_Holder(node, ""), file.blocks, has_head=file.has_head)
 
     def _add_shard(self, holder: _Holder) -> None:
-        piece = self._placement.slice_of(holder.node)
         with_head = saves_head(self._course, holder.node, self._manifest.holder)
-        self._add(holder, range(piece.start, piece.stop), has_head=with_head)
+        self._add(holder, self._placement.trained_at(holder.node), has_head=with_head)
 
     def _add(self, holder: _Holder, blocks: Iterable[int], *, has_head: bool) -> None:
         for block in blocks:
@@ -348,8 +347,8 @@ class CheckpointHolders:
 
     def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
         """List the sources of a node's trained blocks in a placement: the node itself where it has them."""
-        piece, found = placement.slice_of(node), list[SavedSource]()
-        for block in range(piece.start, piece.stop):
+        found = list[SavedSource]()
+        for block in placement.held_at(node):
             holders = self._holders.get(block)
             if not holders:
                 continue  # it was not trained yet, so every node makes it by itself
@@ -364,7 +363,7 @@ class CheckpointHolders:
     def why_not(self, owners: Collection[str]) -> str:
         """Name the missing blocks or head with their last holder; empty if all are present, the head at ``owners``."""
         if self.missing:
-            hosts = sorted({self._placement.host_of(block) for block in self.missing})
+            hosts = sorted({self._placement.trainer_of(block) for block in self.missing})
             plural = "s" if len(self.missing) > 1 else ""
             listed = ", ".join(map(str, self.missing))
             return f"no joined node has the trained tensors of block{plural} {listed}, which node " + (

@@ -389,7 +389,7 @@ class RunStateMachine:
 
     def _on_replanned(self, event: rd.Replanned | rd.FetchedAhead, now_s: float, commands: list[rd.Command]) -> None:
         """Prefetch a replanned placement, and take it into the plan for turns that are not granted yet."""
-        if isinstance(event, rd.Replanned) and any(piece.node in self._gone for piece in event.placement.slices):
+        if isinstance(event, rd.Replanned) and self._gone.intersection(event.placement.members):
             return
         if self.phase == "training" and not self._drain_reason:
             commands += self._required_migration.replanned(event, self._required_grants.last)

@@ -17,6 +17,7 @@ last committed turn. A run on a [0,3), b [3,6) after a turn in which the blocks 
 
 With a [0,3), b [3,5), c [5,6) b keeps a copy for a, c for b, and a for c. Hosts of one stage are copies of one another
 already. A host that fetched blocks in a recovery keeps them too.
+A helper's copies are at the hosts of the blocks: with z as the helper of b, b keeps what z has trained.
 
 ``without_owner``: the turns of a lost owner are left out. Owners a, b and c, turns of 10 steps, 90 steps; owner b is
 lost when 40 steps are committed::
@@ -49,19 +50,35 @@ TURNS_KEPT: Final = 3
 def copy_holder(placement: Placement, node: str) -> str:
     """Return the node that keeps a copy of a host's trained blocks; empty if none does, or a replica has them.
 
-    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has no such node.
+    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. For a host of all blocks a helper does, if any.
     """
     hosts = placement.hosts
     own = placement.slice_of(node)
     if not own.num_blocks or sum((piece.start, piece.stop) == (own.start, own.stop) for piece in hosts) > 1:
         return ""
     at = hosts.index(own)
-    return next((piece.node for piece in (*hosts[at + 1 :], *hosts[:at]) if piece.node != node), "")
+    others = (*(piece.node for piece in (*hosts[at + 1 :], *hosts[:at])), *placement.members)
+    return next((name for name in others if name != node), "")
 
 
-def copied_from(placement: Placement, node: str) -> tuple[str, ...]:
-    """Return the hosts of which a node keeps copies, in ring order; see ``copy_holder``."""
-    return tuple(piece.node for piece in placement.hosts if copy_holder(placement, piece.node) == node)
+def copies_of(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
+    """Return the nodes that keep copies of what a node trains, with the blocks of each copy, ascending.
+
+    Blocks that it trains for their host are copied to this host, its own ones to the ``copy_holder``.
+    """
+    piece, found = placement.slice_of(node), dict[str, tuple[int, ...]]()
+    for block in placement.trained_at(node):
+        is_own = piece.start <= block < piece.stop
+        holder = copy_holder(placement, node) if is_own else placement.host_of(block)
+        if holder:
+            found[holder] = (*found.get(holder, ()), block)
+    return found
+
+
+def copied_from(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
+    """Return the nodes of which a node keeps copies, with the blocks; see ``copies_of``."""
+    found = {name: copies_of(placement, name).get(node, ()) for name in placement.members}
+    return {name: blocks for name, blocks in found.items() if blocks}
 
 
 def wait_reason(course: Course, owner: str) -> str:
@@ -185,8 +202,8 @@ def stay_reason(course: Course, placements: Sequence[Placement], *, from_disks: 
         return f"{course.method.name} trains all parameters, which do not fit beside those of the next slice"
     if may_be_stale(course):
         return f"the result of {course.method.name} depends on the ring"
-    if course.offload is not None or any(one.helpers for one in placements):
-        return "helpers have fitted adapters that no other node knows"
+    if not course.helper_settings.is_exact:
+        return "what helpers fit depends on more than adapters and moments"
     return ""
 
 
@@ -221,12 +238,10 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
 
 
 def _single(course: Course, before: Placement, after: Placement, node: str, step: int) -> Iterator[Source]:
-    piece = after.slice_of(node)
-    had = before.slice_of(node)
-    for block in range(piece.start, piece.stop):
+    had = before.trained_at(node)
+    for block in after.held_at(node):
         if weight_version(course, block, step):
-            own = had.start <= block < had.stop
-            yield Source(node if own else before.host_of(block), block, block + 1)
+            yield Source(node if block in had else before.trainer_of(block), block, block + 1)
 
 
 def joined(parts: Iterator[Source]) -> Iterator[Source]:
@@ -244,9 +259,9 @@ def joined(parts: Iterator[Source]) -> Iterator[Source]:
 
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:
-    """Return the blocks of a host that were trained until the end of a turn."""
-    settled, piece = turn.settled(course), placement.slice_of(node)
-    return tuple(block for block in range(piece.start, piece.stop) if weight_version(settled, block, turn.end_step))
+    """Return the blocks that a node has trained until the end of a turn, ascending."""
+    settled = turn.settled(course)
+    return tuple(block for block in placement.trained_at(node) if weight_version(settled, block, turn.end_step))
 
 
 class CopyHolders:
@@ -294,11 +309,11 @@ class CopyHolders:
         self.owner = turn.owner
         self._heads = tuple(filter(None, (turn.owner, head_holder(course, turn.owner))))
         self._nodes = {}
-        for piece in placement.hosts:
-            copy = copy_holder(placement, piece.node)
-            for block in trained_blocks(course, placement, piece.node, turn):
-                before = self._nodes.get(block, ())
-                self._nodes[block] = (*before, piece.node, *([copy] if copy else []))
+        for node in placement.members:
+            copies = copies_of(placement, node)
+            for block in trained_blocks(course, placement, node, turn):
+                holders = (holder for holder, blocks in copies.items() if block in blocks)
+                self._nodes[block] = (*self._nodes.get(block, ()), node, *holders)
 
     def fetched(self, node: str, sources: Iterable[Source]) -> None:
         """Note that a node has fetched, and keeps, blocks of the committed turn."""
@@ -340,11 +355,10 @@ class CopyHolders:
         return tuple(sorted(block for block, nodes in self._nodes.items() if not nodes))
 
     def sources(self, placement: Placement, node: str) -> tuple[Source, ...]:
-        """Return the sources of a node's trained blocks in a placement: itself if it keeps them."""
-        piece = placement.slice_of(node)
+        """Return the sources of a node's trained blocks in a placement, own and helped: itself if it keeps them."""
         found = [
             Source(node if node in self._nodes[block] else self._nodes[block][0], block, block + 1)
-            for block in range(piece.start, piece.stop)
+            for block in placement.held_at(node)
             if block in self._nodes
         ]
         return tuple(joined(iter(found)))

@@ -281,6 +281,27 @@ class Placement:
         """Return the node that updates a block's adapters: its helper, else its host."""
         return next((helper.node for helper in self.helpers if helper.has_block(block)), self.host_of(block))
 
+    def trained_at(self, node: str) -> tuple[int, ...]:
+        """Return the blocks that a node updates where they train, ascending: its own without a helper, and helped ones.
+
+        Example: with the slices a [0, 2) and b [2, 4), and z as the helper of block 1: a 0; b 2 and 3; z 1.
+        """
+        piece = self.slice_of(node)
+        own = {
+            block for block in range(piece.start, piece.stop) if not any(one.has_block(block) for one in self.helpers)
+        }
+        return tuple(sorted(own.union(*(range(one.start, one.stop) for one in self.helped_by(node)))))
+
+    def held_at(self, node: str) -> tuple[int, ...]:
+        """Return the blocks with adapters at a node, ascending: of its slice, and helped ones."""
+        piece = self.slice_of(node)
+        return tuple(sorted({*range(piece.start, piece.stop), *self.trained_at(node)}))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes with adapters: hosts in ring order, then helpers that host nothing."""
+        return tuple(dict.fromkeys((*(piece.node for piece in self.hosts), *(one.node for one in self.helpers))))
+
     def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
         """Return helpers, of ``node`` or all, with adjacent blocks of one host and helper joined, for messages."""
         found: list[Helper] = []

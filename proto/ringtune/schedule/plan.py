@@ -105,7 +105,7 @@ class Plan:
         """Every node of the run: hosts in ring order, by placement, then other owners, then other helpers."""
         hosts = [piece.node for one in self.placements for piece in one.slices]
         owners = [owner.node for owner in self.course.owners]
-        helpers = [helper.node for helper in self.placement.helpers]
+        helpers = [helper.node for one in self.placements for helper in one.helpers]
         return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
     def has_role(self, node: str, since_placement_number: int) -> bool:

@@ -36,7 +36,7 @@ from ringtune.schedule.course import (
     HelperSettings,
     stream_of,
 )
-from ringtune.schedule.placement import Helper
+from ringtune.schedule.placement import Helper, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
@@ -266,7 +266,7 @@ NOBODY: Final = "off"
 
 
 def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = IN_STEP) -> Plan:
-    """Set the helper of each named host for every block of its slice that may train; others have none.
+    """Set the helper of each named host for every block of its slices that may train; others have none.
 
     Each block is a range of its own, so that pairs of upper blocks travel, and their weights return, while lower blocks
     still go backward. Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the
@@ -275,18 +275,24 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
     Raises:
         PlanError: the course excludes helpers, or a host would help itself.
     """
-    helpers = tuple(
+    placements = tuple(
+        dataclasses.replace(one, helpers=helpers_of(plan.course, one.hosts, helper_of)) for one in plan.placements
+    )
+    offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in placements[0].helpers)
+    if (placements, offload) == (plan.placements, plan.course.offload):
+        return plan
+    return Plan(dataclasses.replace(plan.course, offload=offload), placements)
+
+
+def helpers_of(course: Course, hosts: Iterable[Slice], helper_of: Mapping[str, str]) -> tuple[Helper, ...]:
+    """Return a helper for every block of the named hosts that may train, ascending; see ``helped``."""
+    return tuple(
         Helper(node=helper_of[piece.node], start=block, stop=block + 1)
-        for piece in plan.placement.hosts
+        for piece in hosts
         if piece.node in helper_of
-        for start, stop in plan.course.trainable.ranges_within(piece.start, piece.stop)
+        for start, stop in course.trainable.ranges_within(piece.start, piece.stop)
         for block in range(start, stop)
     )
-    offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in helpers)
-    if (helpers, offload) == (plan.placement.helpers, plan.course.offload):
-        return plan
-    course = dataclasses.replace(plan.course, offload=offload)
-    return Plan(course, (dataclasses.replace(plan.placement, helpers=helpers),))
 
 
 def check_plan(job: Any, plan: Plan) -> None:

@@ -214,10 +214,12 @@ def test_placement_0_holds_from_the_beginning() -> None:
 def test_courses_that_stay_on_one_placement_are_refused_by_name() -> None:
     """Each with its reason; with one placement they are as good as ever."""
     stale = make_plan(FIRST, ["a"], method="pipeadapter")
-    helped = changed(PLAN, offload=Offload(blocks=(Range(0, 2),)), helpers=(Helper(node="z", start=0, stop=2),))
+    helped = changed(
+        PLAN, offload=Offload(blocks=(Range(0, 2),), interval=2), helpers=(Helper(node="z", start=0, stop=2),)
+    )
     for plan, message in (
         (stale, "the result of pipeadapter depends on the ring; give the plan one placement"),
-        (helped, "helpers have fitted adapters that no other node knows; give the plan one placement"),
+        (helped, "what helpers fit depends on more than adapters and moments; give the plan one placement"),
     ):
         with pytest.raises(PlanError, match=f"a run can't move to another placement: {message}"):
             moving(plan, (1, [("b", 0, 2), ("c", 2, 4)]))
