@@ -18,7 +18,7 @@ this node was granted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -26,7 +26,6 @@ from typing import Final, NamedTuple
 from ringtune.errors import TrustError
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import TURNS_KEPT, copied_from, head_holder
-from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint
 from ringtune.texts import shown
@@ -206,7 +205,7 @@ def copy_rights(
     steps = range((done // length + 1) * length, course.num_steps + 1, length)
     state = State.TURN if plan.goes_back else State.DISK
     found = []
-    for source, blocks in copied_blocks(plan.placement, node):
+    for source, blocks in copied_from(plan.placement, node).items():
         most = copy_limit(sizes, len(blocks), on_disk=state is State.DISK)
         found.append((source, blocks, False, most))
     if plan.goes_back:
@@ -229,13 +228,6 @@ def copy_rights(
     )
 
 
-def copied_blocks(placement: Placement, node: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the nodes of which a node keeps copies, with the blocks that they train."""
-    for source in copied_from(placement, node):
-        piece = placement.slice_of(source)
-        yield source, tuple(range(piece.start, piece.stop))
-
-
 def fetch_rights(
     run_id: str, plan: Plan, start: StartPoint, from_placement_number: int, from_step: int | None
 ) -> tuple[AccessRight, ...]:
@@ -251,7 +243,7 @@ def fetch_rights(
         from_step: the run recovers from the copies after so many steps; None = it moves.
     """
     state, step = (State.PAUSE, 0) if from_step is None else (State.TURN, from_step)
-    found = [(node, _held(plan.placement, node), False) for node in plan.nodes]
+    found = [(node, plan.placement.held_at(node), False) for node in plan.nodes]
     if from_step is not None:
         found.append((start.holder, (), True))
     return tuple(
@@ -268,11 +260,6 @@ def fetch_rights(
         )
         for node, blocks, is_head in found
     )
-
-
-def _held(placement: Placement, node: str) -> tuple[int, ...]:
-    piece = placement.slice_of(node)
-    return tuple(range(piece.start, piece.stop))
 
 
 def copy_limit(sizes: CopyBytes, num_blocks: int, *, has_head: bool = False, on_disk: bool = False) -> int:
