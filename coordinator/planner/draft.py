@@ -53,7 +53,6 @@ class Draft:
         keeps_best: whether nodes keep the best result on their disks.
         copies: whether hosts keep the state at the end of the last turns, and copies of another host's.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
-        helper_settings: settings of helpers.
     """
 
     course: Course

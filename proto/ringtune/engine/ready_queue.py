@@ -30,11 +30,7 @@ from ringtune.schedule.versions import in_flight, max_open_items, weight_version
 
 
 class UnitVersions:
-    """Versions of the hosted blocks and of the embedding copy of one node.
-
-    Attributes:
-        embedding: version of the embedding.
-    """
+    """Versions of the hosted blocks and of the embedding copy of one node."""
 
     __slots__ = ("_blocks", "_head", "_piece", "embedding")
 
