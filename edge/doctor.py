@@ -115,9 +115,7 @@ class Check:
     """The finding of one check.
 
     Attributes:
-        name: of the check.
         level: how bad it is.
-        found: what is there.
         remedy: what to do; empty with ``PASS``.
     """
 

@@ -37,7 +37,6 @@ class AgentOptions:
 
     Attributes:
         coordinator: ``host:port``.
-        name: of this node.
         bind: ``host:port`` to serve at; port 0 = any free one; empty = where the coordinator reaches this machine.
         advertise: ``host`` or ``host:port`` where peers reach this node; empty = found out.
         data: training rows; None = the node is no owner.

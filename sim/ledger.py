@@ -42,7 +42,6 @@ class ItemKind(NamedTuple):
 
     Attributes:
         number: of its own for each kind that occurs, so that it is quick to look up by.
-        kind: of the item.
         trained: the units whose weights get a gradient.
         lowest: per micro-batch the lowest unit that gets a gradient.
         sizes: padded tokens of each micro-batch.
@@ -232,7 +231,6 @@ class Effect:
     """The effect of a kind of action on its node's account.
 
     Args:
-        held: that account.
         takes: bytes that it takes.
         touches: bytes besides that it holds for a moment.
         frees: bytes that it frees in the end.
@@ -302,8 +300,6 @@ class MemoryLedger:
     """Accounts of every node of a plan.
 
     Args:
-        plan: the plan.
-        facts: of its nodes.
         granted: the items of the run.
         optimizer: of the job.
         dtype: of the computation.

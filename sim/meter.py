@@ -176,7 +176,6 @@ class Meter:
 
     Args:
         granted: items; those of every granted turn are added.
-        times: the seconds of actions.
         ledger: memory accounts.
         keep_spans: whether to keep every action and message for a trace.
         begins_s: start of the observation, from which the first step is timed.

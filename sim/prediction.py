@@ -110,7 +110,6 @@ class NodePrediction:
         busy_by_op_s: by the letter of the op.
         needed_bytes: what the plan reserves on it beside the libraries, as ``ringtune plan`` says.
         peak_memory_bytes: the most of it that it held at once on the virtual clock.
-        budget_bytes: what it has.
         actions: compute actions.
     """
 

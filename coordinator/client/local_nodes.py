@@ -46,7 +46,6 @@ class ForkedAgent:
 
     Args:
         template: its parent.
-        number: of the agent at the template.
         pid: the agent's process id.
         standard_input: the writing end of the agent's input.
     """
@@ -244,7 +243,6 @@ class LocalSetup:
     """Number, threads and memory of the local nodes of one run.
 
     Attributes:
-        num_nodes: number of nodes.
         num_owners: number of first nodes with data.
         threads: compute threads of each.
         memory_bytes: budget of each.

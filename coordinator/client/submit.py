@@ -157,7 +157,6 @@ class Client(Connection):
 
     Args:
         address: ``host:port``.
-        insecure: as in ``Connection``.
 
     Attributes:
         goes_on: whether the followed run continues after the command has stopped following it.

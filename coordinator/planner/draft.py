@@ -57,7 +57,6 @@ class Draft:
         has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
-        helper_settings: settings of helpers.
     """
 
     course: Course

@@ -58,9 +58,7 @@ class ResumePoint(NamedTuple):
     """The step from which a run resumes, and how.
 
     Attributes:
-        manifest: of the step.
         planned: the plan, with another placement or without an owner where need be.
-        start: the point from which it resumes.
         sources: by node, of its blocks; None = each has all in its shard.
         head_sha256: of the holder's shard that has the head; empty = a file beside it, or that of ``manifest``.
         heads: where every owner has a head: owner -> the node that has it on its disk, and the digest of its shard.
@@ -81,9 +79,7 @@ class ResumeChooser:
 
     Args:
         resume: what it may resume from.
-        job: of the run.
         profile: of the nodes that are there.
-        disks: theirs.
         effort: limits of the search for another placement.
     """
 
@@ -276,8 +272,6 @@ class CheckpointManager:
     """The checkpoints of one run: those that it may resume from, and those that it saves.
 
     Args:
-        run_id: of the run.
-        job: of the run.
         resume: what to resume from; None = begin.
 
     Attributes:

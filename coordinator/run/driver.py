@@ -61,11 +61,7 @@ from ringtune.v1 import control_pb2
 
 
 class AbsentNodes:
-    """The absent nodes of a resumed run.
-
-    Args:
-        resume: what the run resumes from.
-    """
+    """The absent nodes of a resumed run."""
 
     def __init__(self, resume: Resume, job: Job) -> None:
         self._resume, self._job = resume, job

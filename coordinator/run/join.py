@@ -202,7 +202,6 @@ class JoinHandler:
     """The nodes that join one run; everything is called on the run's thread.
 
     Args:
-        machine: the state machine of the run.
         reports: of the nodes; a new process counts its own from 1.
         lease_s: a node without a heartbeat for so long is lost.
         put: takes answers, from any thread, which have to be passed to ``take``.

@@ -49,8 +49,6 @@ class MigrationDriver:
         part: of the plan that holds when nodes are prepared.
         job: of the run; ``runtime.wait_s`` limits each call.
         checkpoints: know the run under which nodes keep shards.
-        addresses: by node.
-        calls: by node.
         put: takes a node's answer, from any thread.
         sizes: planned, of copies; nodes take no larger ones.
 

@@ -76,8 +76,6 @@ class FileCalls:
     """The calls to one node that carry files.
 
     Args:
-        stub: of the node.
-        run_id: of the run.
         node: its name.
         address: ``host:port``.
         lease_s: a node that is silent for so long is lost.
@@ -192,7 +190,6 @@ class AgentCalls:
     Args:
         node: its name.
         address: ``host:port``.
-        run_id: of the run.
         lease_s: a node that does not answer for so long is lost.
         on_failure: called with the error of a failed call, from the worker thread.
         nodes: of the run, which the node admits.

@@ -181,7 +181,6 @@ class FirstInspection:
     """The answers of all nodes before they measure; made when the nodes are asked.
 
     Args:
-        nodes: that have to answer.
         on_done: takes the result, on a thread of its own.
         now_s: a monotonic clock.
     """

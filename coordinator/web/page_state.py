@@ -299,7 +299,6 @@ class PageState:
         versions: of each section.
         curves: by the names in ``CURVES``; ``seconds`` is cumulative over steps.
         ahead: step -> loss and accuracy, in a turn that is not done.
-        profile: the newest one.
     """
 
     def __init__(self) -> None:

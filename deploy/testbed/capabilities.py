@@ -36,8 +36,6 @@ class Capability:
     """One thing that a testbed uses.
 
     Attributes:
-        name: of it.
-        use: what for.
         reason: why it is not here; empty if it is.
         is_needed: whether no testbed is possible without.
     """

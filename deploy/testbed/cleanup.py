@@ -62,7 +62,6 @@ class Ledger:
     """The ledger of one testbed.
 
     Args:
-        name: of the testbed.
         folder: where ledgers are.
     """
 

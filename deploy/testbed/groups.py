@@ -50,8 +50,6 @@ class Setting:
     """A file to write.
 
     Attributes:
-        path: of the file.
-        text: what to write.
         is_optional: whether the kernel may be without it: no swap to limit, no bursts.
     """
 

@@ -39,7 +39,6 @@ class Running:
 
     Attributes:
         name: for messages.
-        process: it.
         log: what it prints.
     """
 

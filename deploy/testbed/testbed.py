@@ -49,7 +49,6 @@ class Testbed:
     """Boards on this machine, for as long as its context lasts.
 
     Args:
-        layout: the boards.
         folder: for logs, and for what each agent keeps (``logs``, ``state``, ``cache``); made if missing.
         capabilities: of this machine; found out if not given.
         ledgers: folder of the ledgers.

@@ -233,7 +233,6 @@ class SavedStart(NamedTuple):
 
     Attributes:
         attempt: id of the run that trained the blocks.
-        sources: of the blocks.
         head_sha256: digest of the shard that has the head; empty = a head file beside the shards.
         head_from: at an owner where every owner has embedding and head: the node that has them on its disk.
     """

@@ -202,7 +202,6 @@ class AnswerSpan:
     Attributes:
         question: index of the question.
         seen: number of windows so far.
-        text: of the best span.
         best: sum of logits, and minus the index of its window.
         place: first character in the context, and one past the last.
     """

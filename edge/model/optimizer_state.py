@@ -234,7 +234,6 @@ class StateFile:
 
     Args:
         of: run and unit, for the header.
-        shapes: of its tensors.
 
     Attributes:
         infos: its tensors by name, in the order of the data.

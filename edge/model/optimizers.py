@@ -333,7 +333,6 @@ class TrainingState:
         values: the tensors by name; filled in place.
         parameters: those that the optimizers update.
         optimizers: None if nothing trains.
-        prefixes: of the names in a file.
         where: names the file in errors.
         part: names this state's part of the node in errors.
     """

@@ -54,12 +54,10 @@ class Skeleton(NamedTuple):
     Attributes:
         model: an ``AutoAdapterModel``, or a model of ``edge.model.families.plugged``; adapters and head are real
             float32 tensors, frozen weights stride-0 zeros.
-        family: its forward.
         layout: paths of its blocks and of an owner's parts.
         own_weights: names, inside a block, of its trained base weights; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
         auxiliary: auxiliary models in the blocks, alone or beside adapters of the library.
-        has_library: whether there are adapters of the library.
         seed: of the run, for initial values of hosted blocks.
     """
 

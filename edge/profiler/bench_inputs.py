@@ -123,12 +123,7 @@ _PADDED_SHARE = 4
 
 
 class SizedRows:
-    """An ``OwnerDataset`` with batches of a chosen size, made of the owner's rows.
-
-    Args:
-        real: the owner's rows.
-        rows: of a batch.
-    """
+    """An ``OwnerDataset`` with batches of a chosen size, made of the owner's rows."""
 
     def __init__(self, real: OwnerDataset, task: str, rows: int) -> None:
         self._real = real

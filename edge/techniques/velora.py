@@ -63,7 +63,6 @@ class ChosenLayer(NamedTuple):
 
     Attributes:
         name: of the layer, by block and parameter: ``3.output.dense.weight``.
-        module: with the weight.
         attribute: of the module.
         inputs: number D of inputs.
     """

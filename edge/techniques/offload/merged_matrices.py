@@ -82,7 +82,6 @@ class MergedMatrices:
 
     Args:
         skeleton: with these blocks, real ones.
-        blocks: with merged adapters.
         folder: of the model; read at every ``install``.
         users: number of users of the job's kind; their sets begin equal and are summed (see ``sum_of``). None = all
             users have one set.
@@ -307,7 +306,6 @@ class MatrixAdapters(NamedTuple):
     """The adapters at one matrix of a block: one, or several where users have several kinds.
 
     Attributes:
-        path: of the matrix in the block.
         sites: of its adapters, each with the index of its kind.
     """
 

@@ -46,11 +46,7 @@ from ringtune.models.adapter_support import offload_refusal
 
 
 class Passage(NamedTuple):
-    """Input or output tensor of a module.
-
-    Attributes:
-        is_output: whether it is the output.
-    """
+    """Input or output tensor of a module."""
 
     module: nn.Module
     is_output: bool
@@ -180,7 +176,6 @@ class AuxiliarySite(Site):
     """An auxiliary model beside one matrix: ``linear`` or ``mlp``.
 
     Args:
-        matrix: with the model.
         alpha: factor of the model.
     """
 

@@ -45,7 +45,6 @@ class UserSets:
     Args:
         kinds: modules of each kind of adapters with its users; the modules hold the set of the first user. Nothing is
             held for a kind without users.
-        blocks: with sets.
     """
 
     def __init__(self, kinds: Iterable[tuple[Skeleton, Collection[str]]], blocks: Sequence[int]) -> None:

@@ -213,7 +213,6 @@ class RecordedProfile:
     """Turns the recorded actions of a run into the times of a profile.
 
     Args:
-        course: the run.
         profile: of its plan; has every node of the run.
         recompute: recomputed blocks.
         skipped_items: number of first items that do not count, as first executions take longer.

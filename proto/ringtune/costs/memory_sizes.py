@@ -318,8 +318,6 @@ class Sizes:
     """Bytes of the things that a run holds: units, their state, tensors and activations.
 
     Args:
-        course: the run.
-        model: sizes of the model.
         optimizer: one of ``ringtune.config.optimizers.OPTIMIZERS``.
         dtype: of the computation, a key of ``DTYPE_BYTES``.
         activation_token_bytes: kept by one block for its backward, per padded token; measured, or from

@@ -46,8 +46,6 @@ class Term(NamedTuple):
     Attributes:
         part: one of ``PARTS``.
         what: description.
-        number: of things.
-        each_bytes: of one thing.
     """
 
     part: str

@@ -204,9 +204,7 @@ class SetBytes(NamedTuple):
 
     Attributes:
         hosted: in the modules of the host.
-        held: at the helper.
         sent: weights that return after an update.
-        gradients: at the helper.
     """
 
     hosted: int

@@ -61,11 +61,7 @@ class Channel:
 
 
 class Credits:
-    """The channels of one node.
-
-    Args:
-        most: credits of each channel.
-    """
+    """The channels of one node."""
 
     __slots__ = ("_channels", "_most")
 
@@ -295,7 +291,6 @@ class ItemState:
 
     Args:
         plan: with the decisions of the item's turn.
-        node: this node.
         paths: of each micro-batch here; None = it does not pass.
         fits: for each micro-batch, the path of its pairs at this helper; None = no pairs.
 

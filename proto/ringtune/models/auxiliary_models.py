@@ -208,7 +208,6 @@ class AdapterDescription(NamedTuple):
 
     Attributes:
         parts: auxiliary models.
-        name: of the adapter.
         model_type: of the base model.
         library: configuration of the library's adapters; None without any.
     """

@@ -201,7 +201,6 @@ class HubId(NamedTuple):
 
     Attributes:
         owner: user or organisation.
-        name: of the model.
         revision: branch, tag or commit.
     """
 

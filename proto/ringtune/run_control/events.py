@@ -87,7 +87,6 @@ class LogFetched(NamedTuple):
     """Log the base weights that nodes have fetched in training for the placement with this number.
 
     Attributes:
-        fetched_bytes: by node.
         seconds: until the last node had all.
         problems: by node without its weights, the reason; it fetches them in the move, if the run moves.
     """
@@ -272,7 +271,6 @@ class LogRecovery(NamedTuple):
 
     Attributes:
         step: the last one of the committed turn.
-        lost: nodes that were lost in this recovery.
         plan: of the run from now on.
         part: of the plan that holds from here on.
         seconds: from the loss to the first turn that is granted again.

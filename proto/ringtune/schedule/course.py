@@ -213,7 +213,6 @@ class Course(Extent):
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = none.
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
         labels: agreed class names, sorted.
-        seed: of the run.
         turns: one of ``run_shape.TURNS``: order of the owners' turns.
         operations: operation of each subnet for each micro-batch; None = all full.
         choice: settings by which the run chooses such tables; None = it does not. Each turn then carries the current

@@ -157,7 +157,6 @@ class Subnets:
         heads: query heads of the block.
         kv_heads: key/value heads; ``heads`` where each query head has its own.
         inner: feed-forward rows, the inner width.
-        count: subnets of the block.
     """
 
     heads: int
@@ -223,8 +222,6 @@ class BlockScores(NamedTuple):
     """Scores of one block's subnets for one micro-batch.
 
     Attributes:
-        owner: of the batch.
-        batch_id: of the batch.
         micro: index of the micro-batch.
         block: index of the block.
         values: for each score of ``Choice.scores``, in that order, one number per subnet.
@@ -442,7 +439,6 @@ class ScheduledTable:
 
     Attributes:
         step: at a turn boundary.
-        operations: the table.
         origin: of the run that chose it; None = unknown, as written by hand.
     """
 

@@ -166,7 +166,6 @@ class Slice:
     """Blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``.
 
     Attributes:
-        node: the host.
         start: lowest block.
         stop: one past the highest block.
         share: weight of the host in the division of micro-batches among replicas; see ``schedule.stages``.

@@ -83,7 +83,6 @@ class Evaluations:
     Attributes:
         step: of the last evaluation; -1 before the first. A repeated evaluation counts once.
         best: the lowest finite loss; None before the first.
-        best_step: its step.
         waited: evaluations since then.
     """
 
@@ -152,7 +151,6 @@ class Unfreezing:
     """State of ``unfreeze.at = "auto"`` after some finished train turns, saved in checkpoints.
 
     Attributes:
-        num_turns: finished train turns.
         recent: mean loss of the last turn of each owner that has had one, in the order of these turns.
         best: the best loss so far; None before the first whole round.
         waited_steps: counted steps without improvement.
@@ -280,7 +278,6 @@ class Turn:
         kind: of every item of the turn.
         owner: the initiator.
         round: index of its round.
-        first_seq: ``seq`` of its first item.
         num_items: number of items.
         first_step: optimizer steps done before its first item.
         first_batch: index of its first batch in the owner's stream of batches.
@@ -384,7 +381,6 @@ class Item:
         step: of a train item its own step; otherwise the number of steps done before it.
         owner: the initiator.
         batch: index in the owner's stream of batches (training) or of evaluation batches.
-        rows: rows of the batch.
         turn: index of its turn.
         passage: boundaries where it enters the ring and is stored.
     """
@@ -608,7 +604,6 @@ class RowUse:
     Attributes:
         owner: its node.
         rows: its training rows.
-        batch_rows: rows of each of its batches.
         steps: steps of the run with its batches.
         used_rows: rows that are trained on at least once.
         least: uses of the least used row.

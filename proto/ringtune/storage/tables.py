@@ -76,7 +76,6 @@ class RowAccount:
     """Unusable rows, columns and notes of one file, filled by its readers.
 
     Args:
-        path: of the file.
         skips_missing: whether rows with an empty or missing cell are left out (``data.missing = "skip"``).
         is_own: whether messages stay with the owner of the file, so that they may name all of its columns.
 

@@ -179,7 +179,6 @@ class TensorFile:
 
     Attributes:
         infos: name -> tensor, in the order of the data.
-        metadata: of the file.
 
     Raises:
         IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.

@@ -58,7 +58,6 @@ class Parcel(NamedTuple):
 
     Attributes:
         what: in words, with a verb: ``the gradient of blocks [0, 2), which nodes a, b send each other, has``.
-        nodes: that send it.
         size_bytes: upper bound.
         remedy: what to do where a link does not take it.
     """

@@ -205,10 +205,7 @@ class Identity:
     """Party of a process, with private key, certificate and authority.
 
     Attributes:
-        key_pem: its private key.
-        certificate_pem: its certificate.
         authority_pem: certificate of the authority that signs all certificates.
-        facts: of its certificate.
     """
 
     key_pem: bytes

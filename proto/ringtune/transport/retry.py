@@ -202,7 +202,6 @@ class RetriedCall:
 
     Args:
         method: of a stub.
-        request: of the call.
         peer: description of the server.
         lease_s: a server that is silent for this time is lost.
         timeout_s: for the whole call; None = a day.

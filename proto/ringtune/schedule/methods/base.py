@@ -54,7 +54,6 @@ class Method(abc.ABC):
     """A training method with its settings; subclasses are frozen dataclasses.
 
     Attributes:
-        name: in ``train.method``.
         max_hosts: most hosts; 0 = any number.
         section: section of ``job.toml`` with the method's settings; empty = none.
         full_parameters: whether all parameters of embedding, blocks and head train, without adapters.
