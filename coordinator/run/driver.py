@@ -38,7 +38,7 @@ from coordinator.run.members import (
     missing_nodes_error,
     too_few_nodes_error,
 )
-from coordinator.run.node_client import AgentCalls
+from coordinator.run.node_client import AgentCalls, AgreedModel
 from coordinator.run.requests import Evaluation, invited
 from coordinator.run.run_text import LastStep
 from ringtune.config.sections import SKIP_OWNER
@@ -211,6 +211,7 @@ class Driver(abc.ABC):
         self._onlookers: list[EventSink] = []
         self._keeper: EventSink | None = None
         self._calls: dict[str, AgentCalls] = {}
+        self._models = AgreedModel(lambda: members.model_manifest(run_id))
         self._instances: dict[str, str] = {}
         self._needed: frozenset[str] = frozenset()
         self._releases: list[Future[None]] | None = None
@@ -392,6 +393,7 @@ class Driver(abc.ABC):
                 lease_s=self._lease_s,
                 on_failure=self.node_failed,
                 nodes=sorted(self._instances),
+                models=self._models,
             )
             for member in members
         }

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from coordinator.planner.given_plan import with_given_times
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours
 from coordinator.run.migration import ReplanSearch
-from coordinator.run.node_client import AgentCalls, Facts, inspect_node, read_facts
+from coordinator.run.node_client import AgentCalls, AgreedModel, Facts, inspect_node, read_facts
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
@@ -77,12 +77,19 @@ class JoinCandidates:
     Args:
         lease_s: a node that does not answer for so long is lost.
         put: takes answers, from any thread.
+        models: of the run.
     """
 
     def __init__(
-        self, run_id: str, job: Job, *, lease_s: float, put: Callable[[CandidateAnswered | CandidateFailed], None]
+        self,
+        run_id: str,
+        job: Job,
+        *,
+        lease_s: float,
+        put: Callable[[CandidateAnswered | CandidateFailed], None],
+        models: AgreedModel,
     ) -> None:
-        self._run_id, self._job, self._lease_s, self._put = run_id, job, lease_s, put
+        self._run_id, self._job, self._lease_s, self._put, self._models = run_id, job, lease_s, put, models
         self._asked: dict[str, JoinCandidate] = {}
 
     def ask(self, member: Member, *, measure: bool, neighbours: int, frozen: FrozenWeights | None) -> None:
@@ -95,6 +102,7 @@ class JoinCandidates:
             self._run_id,
             lease_s=self._lease_s,
             on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
+            models=self._models,
         )
         self._asked[node] = JoinCandidate(member, calls)
         inspect_node(
@@ -209,6 +217,7 @@ class JoinHandler:
         note: shows a sentence to the user.
         admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
+        models: of the run.
     """
 
     def __init__(
@@ -225,10 +234,11 @@ class JoinHandler:
         note: Callable[[str], None],
         admit: Callable[[Member, AgentCalls], str],
         addresses: dict[str, str],
+        models: AgreedModel,
     ) -> None:
         self._request, self._members, self._machine, self._reports = request, members, machine, reports
         self._lease_s, self._put, self._feed, self._note, self._admit = lease_s, put, feed, note, admit
-        self._candidates = JoinCandidates(run_id, request.job, lease_s=lease_s, put=put)
+        self._candidates = JoinCandidates(run_id, request.job, lease_s=lease_s, put=put, models=models)
         self._addresses = addresses
         self._early: dict[str, Joined] = {}
         self._known: KnownNodes | None = None

@@ -234,6 +234,7 @@ class MeasureDriver(Driver):
         found: dict[str, NodeFacts] = {}
         for group in self._groups():
             neighbours = num_neighbours(group)
+            self._models.expect(neighbours)
             for member in group:
                 self._ask_node(member.node, neighbours[member.node], frozen)
             found |= self._facts_of(group, "to measure themselves")
@@ -244,6 +245,7 @@ class MeasureDriver(Driver):
         job = self._request.job
         if job.runtime.frozen == AS_COMPUTED:
             return None
+        self._models.expect(member.node for member in self._chosen)
         for member in self._chosen:
             self._calls[member.node].inspect(
                 job.to_toml(),

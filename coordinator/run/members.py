@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.models.weights_by_digest import ModelManifest
 from ringtune.transport.endpoints import is_loopback, split_address
 
 MAX_BETWEEN_S: Final = 1.5
@@ -257,6 +258,9 @@ class Members(Protocol):
 
     def silent_for_s(self, node: str, instance: str) -> float:
         """Seconds since the last sign of life of a node's process; infinite if it has left."""
+
+    def model_manifest(self, run_id: str) -> ModelManifest | None:
+        """Return the manifest of the coordinator's own copy of a run's model; None if it has none."""
 
 
 def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:

@@ -25,6 +25,7 @@ from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
     IntegrityError,
+    ModelError,
     PeerLostError,
     RingTuneError,
     internal_error,
@@ -32,6 +33,7 @@ from ringtune.errors import (
 from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
+from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
@@ -42,8 +44,8 @@ from ringtune.transport.channels import open_channel
 from ringtune.transport.codecs import GrantWriter
 from ringtune.transport.parties import node_party
 from ringtune.transport.retry import RetriedCall, RetryState
-from ringtune.transport.status import error_of_status
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.transport.status import error_of_call, error_of_status
+from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 
 def call_error(error: grpc.RpcError, *, node: str, address: str) -> RingTuneError:
@@ -184,6 +186,73 @@ def ask_frozen(request: control_pb2.InspectRequest, frozen: FrozenWeights | None
         request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
 
 
+class AgreedModel:
+    """The base model that nodes of a run without a copy fetch: the one on which those agree that have it.
+
+    It is asked for only if a node has no copy: then all others hash their model, at the same time.
+
+    Args:
+        own: returns the manifest of the coordinator's copy; None = it has none.
+    """
+
+    def __init__(self, own: Callable[[], ModelManifest | None]) -> None:
+        self._own = own
+        self._changed = threading.Condition()
+        self._expected: frozenset[str] = frozenset()
+        self._holders: dict[str, Callable[[float], ModelManifest]] = {}
+        self._answered: set[str] = set()
+        self._agreeing = threading.Lock()
+        self._sha256 = ""
+
+    def expect(self, nodes: Iterable[str]) -> None:
+        """Wait for the answers of these nodes too, before any is told of a model."""
+        with self._changed:
+            self._expected |= {*nodes}
+
+    def answered(self, node: str, manifest: Callable[[float], ModelManifest] | None) -> None:
+        """Note that a node has a copy, and how to get its manifest in some seconds; None = it has none, or failed."""
+        with self._changed:
+            self._answered.add(node)
+            if manifest is not None:
+                self._holders[node] = manifest
+            self._changed.notify_all()
+
+    def sha256(self, timeout_s: float) -> str:
+        """Return the digest of the model's manifest, once all expected nodes have answered.
+
+        Raises:
+            ModelError: no node has a copy, or two have different ones; names both.
+            DeadlineError: a node has not answered.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._expected <= self._answered, timeout_s):
+                missing = ", ".join(sorted(self._expected - self._answered))
+                raise DeadlineError(f"waited {timeout_s:g} s for node {missing} to say whether it has the model")
+            holders = dict(self._holders)
+        with self._agreeing:
+            if not self._sha256:
+                self._sha256 = agreed_manifest(self._manifests(holders, deadline_s)).sha256
+            return self._sha256
+
+    def _manifests(
+        self, holders: Mapping[str, Callable[[float], ModelManifest]], deadline_s: float
+    ) -> dict[str, ModelManifest]:
+        """Return the manifests of all copies; a node that is lost meanwhile counts no more."""
+        own = self._own()
+        found = {} if own is None else {"of the coordinator": own}
+        with ThreadPoolExecutor(max_workers=max(1, len(holders)), thread_name_prefix="manifests") as workers:
+            asked = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
+        for node, answer in asked.items():
+            try:
+                found[node] = answer.result()
+            except grpc.RpcError as error:
+                _LOG.warning("node %s does not say which model it has: %s", node, error_of_call(error, peer=node))
+        if not found:
+            raise ModelError("no node has a copy of the model (model.path); start one with --model DIR")
+        return found
+
+
 class AgentCalls:
     """The coordinator's calls to one node in one run.
 
@@ -193,6 +262,7 @@ class AgentCalls:
         lease_s: a node that does not answer for so long is lost.
         on_failure: called with the error of a failed call, from the worker thread.
         nodes: of the run, which the node admits.
+        models: of the run.
     """
 
     def __init__(
@@ -204,8 +274,10 @@ class AgentCalls:
         lease_s: float,
         on_failure: Callable[[str, RingTuneError], None],
         nodes: Collection[str] = (),
+        models: AgreedModel | None = None,
     ) -> None:
         self.node, self._nodes = node, tuple(nodes)
+        self._models = models or AgreedModel(lambda: None)
         self._lease_s = lease_s
         self.address = address
         self._run_id = run_id
@@ -239,7 +311,25 @@ class AgentCalls:
         """Ask for the node's facts, and for whatever else ``extend`` asks."""
         request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure, nodes=self._nodes)
         extend(request)
-        self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s)))
+        self._submit(lambda: on_result(self._inspected(request, timeout_s)))
+
+    def _inspected(self, request: control_pb2.InspectRequest, timeout_s: float) -> control_pb2.InspectReply:
+        """Inspect a node; if it has no copy of the model, tell it which one to fetch, and inspect it then."""
+        deadline_s, manifest = time.monotonic() + timeout_s, None
+        try:
+            reply: control_pb2.InspectReply = self._unary(self._stub.Inspect, request, timeout_s)
+            manifest = None if reply.lacks_model else self._manifest
+        finally:
+            self._models.answered(self.node, manifest)
+        if reply.lacks_model:
+            request.model_sha256 = self._models.sha256(deadline_s - time.monotonic())
+            reply = self._unary(self._stub.Inspect, request, deadline_s - time.monotonic())
+        return reply
+
+    def _manifest(self, timeout_s: float) -> ModelManifest:
+        request = weights_pb2.ManifestRequest(run_id=self._run_id)
+        stub = weights_pb2_grpc.WeightsStub(self._channel)
+        return manifest_from_proto(stub.Manifest(request, timeout=max(0.1, timeout_s)))
 
     def measure_link(
         self,

@@ -155,6 +155,7 @@ class RunDriver(Driver):
             note=self._note,
             admit=self._admit,
             addresses=self._addresses,
+            models=self._models,
         )
         self._timers: dict[str, float] = {}
         self._neighbours: dict[str, int] = {}
@@ -222,6 +223,7 @@ class RunDriver(Driver):
         self._addresses |= {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         self._run_planner.begin(members, self._calls)
+        self._models.expect(self._addresses)
         self._feed(rd.Started(tuple(sorted(self._addresses))))
         try:
             while self._finish is None:

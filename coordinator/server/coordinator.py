@@ -37,7 +37,7 @@ from ringtune.job.job import Job
 from ringtune.machine.process import end_within, handled
 from ringtune.machine.resources import trim_heap
 from ringtune.models.folder import name_of_folder
-from ringtune.models.weights_by_digest import Offers
+from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.endpoints import require_compatible, require_private
@@ -230,6 +230,14 @@ class Coordinator:
         with self._lock:
             living = self._registry.living(self._now_s())
             return tuple(member for member in living if not self._registry.is_drained(member.node))
+
+    def model_manifest(self, run_id: str) -> ModelManifest | None:
+        """Return the manifest of this machine's copy of a run's model; None if it has none, or a damaged one."""
+        try:
+            return self.offers.source(run_id).manifest
+        except RingTuneError as error:
+            _LOG.info("run %s: %s", run_id, error)
+            return None
 
     def silent_for_s(self, node: str, instance: str) -> float:
         """Seconds since the last call of a node's process; infinite if it is no member."""

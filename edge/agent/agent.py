@@ -108,13 +108,15 @@ class Agent:
         timeout_s: float,
         nodes: Collection[str] = (),
         shards_run: str = "",
+        model_sha256: str = "",
     ) -> str:
         """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
 
         ``nodes`` of the run may measure their links to this one, and fetch what is on its disk of run ``shards_run``.
+        A node without a copy of the model fetches that with digest ``model_sha256``.
 
         Returns:
-            ``profile.NodeFacts`` as JSON.
+            ``profile.NodeFacts`` as JSON; empty if the node has no copy of the model and got no digest.
 
         Raises:
             RingTuneError: model or data can't be used.
@@ -123,7 +125,10 @@ class Agent:
         self._release_other(run_id)
         self.access.inspect(run_id, nodes, shards_run=shards_run)
         job = self.job_of(run_id, job_toml)
-        if self.models is not None:
+        if self.models is not None and self.models.lacks(run_id, job):
+            if not model_sha256:
+                return ""
+            self.models.trust(run_id, model_sha256)
             job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
         budget = self.options.memory_bytes or resources.memory_budget()
 

@@ -52,8 +52,11 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 timeout_s=_left_s(context),
                 nodes=tuple(request.nodes),
                 shards_run=request.checkpoint_run,
+                model_sha256=request.model_sha256,
             ),
         )
+        if not facts:
+            return control_pb2.InspectReply(lacks_model=True)
         return control_pb2.InspectReply(
             facts_json=facts,
             shards=answer(context, lambda: self._shards(request, context)),

@@ -78,7 +78,18 @@ class ModelFetcher:
         self._run_id = ""
         self._stop = threading.Event()
         self._manifest: ModelManifest | None = None
+        self._model_sha256 = ""
         self._lock = threading.Lock()
+
+    def lacks(self, run_id: str, job: Job) -> bool:
+        """Whether this node has no copy of a run's model, so that it needs the manifest's digest; see ``trust``."""
+        self._begin(run_id)
+        return not self._has_copy(run_id, job)
+
+    def trust(self, run_id: str, sha256: str) -> None:
+        """Fetch the model with this digest in a run, and no other; empty = not known."""
+        self._begin(run_id)
+        self._model_sha256 = sha256
 
     def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:
         """Return the job with a model folder from which a run is planned and a block is timed.
@@ -166,7 +177,8 @@ class ModelFetcher:
             if run_id != self._run_id or self._stop.is_set():
                 self._stop.set()
                 self._stop = threading.Event()
-                self._manifest = None if run_id != self._run_id else self._manifest
+                if run_id != self._run_id:
+                    self._manifest, self._model_sha256 = None, ""
                 self._run_id = run_id
             return self._stop
 
@@ -194,9 +206,14 @@ class ModelFetcher:
         return [*allowed[start:], *allowed[:start], self._options.coordinator]
 
     def _cache(self, job: Job, peers: Sources, wanted: PendingFetch) -> ModelCache:
-        if self._manifest is None:
+        if not self._model_sha256:
+            raise ModelError(
+                f"node {self._options.name} has no model folder {job.model.path}, and the coordinator named no model "
+                "to fetch; use one version on all machines"
+            )
+        if self._manifest is None or self._manifest.sha256 != self._model_sha256:
             try:
-                self._manifest = peers.manifest(wanted)
+                self._manifest = peers.manifest(wanted, self._model_sha256)
             except ModelError as error:
                 raise ModelError(
                     f"node {self._options.name} has no model folder {job.model.path}, and {error}; check model.path, "
@@ -272,8 +289,8 @@ class Sources:
         for channel in self._channels.values():
             channel.close()
 
-    def manifest(self, wanted: PendingFetch) -> ModelManifest:
-        """Get the manifest from the first source that has the model.
+    def manifest(self, wanted: PendingFetch, sha256: str) -> ModelManifest:
+        """Get the manifest with digest ``sha256`` from the first source that has it.
 
         Later calls ask that source first, and sources that refused no more. A source that does not know the run yet is
         asked again every 0.2 s.
@@ -288,7 +305,7 @@ class Sources:
             for address in tuple(waiting):
                 wanted.check("the manifest of the model")
                 try:
-                    manifest = self._ask(address, wanted)
+                    manifest = self._ask(address, wanted, sha256)
                 except _CALL_ERRORS as raised:
                     wanted.check("the manifest of the model")
                     error = _as_error(raised, address)
@@ -357,12 +374,21 @@ class Sources:
 
     # ---- one call -----------------------------------------------------------------------------------
 
-    def _ask(self, address: str, wanted: PendingFetch) -> ModelManifest:
-        """Ask one source for its manifest; no idle limit, because the source hashes its copy first."""
-        request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
+    def _ask(self, address: str, wanted: PendingFetch, sha256: str) -> ModelManifest:
+        """Ask one source for its manifest; no idle limit, because the source hashes its copy first.
+
+        Raises:
+            IntegrityError: it has another one.
+        """
+        request = weights_pb2.ManifestRequest(run_id=wanted.run_id, sha256=sha256)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
         with IdleWatchdog(call, wanted, idle_s=math.inf):
-            return manifest_from_proto(call.result())
+            manifest = manifest_from_proto(call.result())
+        if manifest.sha256 != sha256:
+            raise IntegrityError(
+                f"{address} sends another model ({manifest.sha256[:12]}…) than agreed ({sha256[:12]}…)"
+            )
+        return manifest
 
     def _stream(self, address: str, files: Sequence[CheckedFile], wanted: PendingFetch) -> Iterator[int]:
         """Fetch all missing pieces from one source in one call; yield the bytes of each message after their write."""

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from edge.weights.weight_fetch import PendingFetch
-from ringtune.models.weights_by_digest import Offers
-from ringtune.transport.channels import Server
+from ringtune.errors import RingTuneError
+from ringtune.models.folder import read_headers, sample_start
+from ringtune.models.weights_by_digest import Offers, manifest_from_proto
+from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.weights_servicer import WeightsServicer
-from ringtune.v1 import weights_pb2_grpc
+from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from tests.support.model_folder import bert_shapes, with_header
 
 RUN = "r20260101-000000-00000000"
@@ -67,6 +71,20 @@ def write_bert(
     return folder
 
 
+def poisoned(folder: Path) -> Path:
+    """The model with other weights in all blocks, but the same samples: the bytes in the middle of each tensor."""
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    for name, stored in read_headers(folder).items():
+        start, count = stored.info.offset, stored.info.nbytes
+        middle, sample = start + sample_start(count), stored.sample()
+        if ".layer." in name and count > len(sample):
+            data[start : start + count] = bytes(byte ^ 1 for byte in data[start : start + count])
+            data[middle : middle + len(sample)] = sample
+    path.write_bytes(data)
+    return folder
+
+
 @contextlib.contextmanager
 def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[Server]:
     """A real server on loopback that offers a folder to a run."""
@@ -81,6 +99,16 @@ def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = N
         yield server
     finally:
         server.stop(0.1)
+
+
+def digest_at(*addresses: str, run_id: str = RUN) -> str:
+    """The digest of the model that the first of these sources has, as the coordinator learns it; zeros of none."""
+    for address in addresses:
+        with open_channel(address) as channel, contextlib.suppress(grpc.RpcError, RingTuneError):
+            request = weights_pb2.ManifestRequest(run_id=run_id)
+            reply = weights_pb2_grpc.WeightsStub(channel).Manifest(request, timeout=TIMEOUT_S)
+            return manifest_from_proto(reply).sha256
+    return "0" * 64
 
 
 def wanted(*, timeout_s: float = TIMEOUT_S, idle_s: float = 30.0, stop: threading.Event | None = None) -> PendingFetch:

@@ -4,8 +4,10 @@ A node without a copy of the model fetches a *manifest* from a node with one: ty
 every tensor, and the small files beside the weights. From it the node builds an outline (a sparse file with all
 headers), which is enough for planning. Later it fetches the tensors of its slice by digest.
 
-A peer's manifest is checked before its use: names are never paths, sizes follow from types and shapes, and files have
-names of a fixed list. A source hashes its folder once and serves it under the id of a run: a request never has a path.
+A peer's manifest is the one that the coordinator has named, on which all nodes of the run agree that have the model
+(``agreed_manifest``). It is checked before its use: names are never paths, sizes follow from types and shapes, and
+files have names of a fixed list. A source hashes its folder once and serves it under the id of a run: a request never
+has a path.
 
 Source: the content-addressed objects of Flower (``supercore/inflatable``).
 """
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtune.errors import BusyError, FrameError, IntegrityError, ModelError
+from ringtune.errors import BusyError, FrameError, IntegrityError, ModelError, TrustError
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -36,6 +38,7 @@ from ringtune.models.folder import (
 )
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import DTYPE_BYTES
+from ringtune.texts import shown
 from ringtune.v1 import weights_pb2
 
 CHUNK_BYTES = 1 << 16
@@ -139,6 +142,40 @@ class ModelManifest:
         rows: list[Any] = [[entry.name, entry.dtype, entry.shape, entry.sha256] for entry in self.tensors]
         rows += [[entry.name, entry.nbytes, entry.sha256] for entry in self.files]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256, hex, over the digest and all samples: of everything that a source may send as this manifest."""
+        samples = b"".join(entry.sample for entry in self.tensors)
+        return hashlib.sha256(bytes.fromhex(self.digest) + samples).hexdigest()
+
+
+def agreed_manifest(found: Mapping[str, ModelManifest]) -> ModelManifest:
+    """Return the manifest of a model of which several nodes have a copy.
+
+    Tensors have to be equal in every byte, and files of the tokenizer or image processor where nodes have them; nodes
+    without data may lack such files. Configs are compared by their values, when a run is planned.
+
+    Args:
+        found: by the name of the node; not empty.
+
+    Raises:
+        ModelError: two copies differ; names both nodes and what differs.
+    """
+    known: dict[str, tuple[str, str]] = {}
+    for node, manifest in sorted(found.items()):
+        rows = {f"tensor {one.name}": f"{one.dtype} {one.shape} {one.sha256}" for one in manifest.tensors}
+        missing = known and sorted({name for name in known if name.startswith("tensor ")} ^ rows.keys())
+        rows |= {one.name: one.sha256 for one in manifest.files if one.name != CONFIG_FILE}
+        differing = missing or [name for name, row in rows.items() if known.get(name, (node, row))[1] != row]
+        if differing:
+            other = known.get(differing[0], next(iter(known.values())))[0]
+            raise ModelError(
+                f"nodes {other} and {node} have different models: {differing[0]} is not the same; put the same folder "
+                "on both (model.path, or ringtune node --model)"
+            )
+        known |= {name: (node, row) for name, row in rows.items() if name not in known}
+    return max(found.values(), key=lambda manifest: (len(manifest.files), manifest.digest))
 
 
 def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
@@ -342,9 +379,20 @@ class Offers:
         with self._lock:
             self._folders.pop(run_id, None)
 
-    def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
-        """Answer a request for the manifest of a run's model."""
-        return manifest_to_proto(self.source(request.run_id).manifest)
+    def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
+        """Answer a request for the manifest of a run's model; a node (``is_node``) has to know its digest.
+
+        Raises:
+            TrustError: the coordinator has not given the node this digest.
+            RingTuneError: see ``source``.
+        """
+        manifest = self.source(request.run_id).manifest
+        if (is_node or request.sha256) and request.sha256 != manifest.sha256:
+            raise TrustError(
+                f"the model here is not the one that was asked for ({shown(request.sha256[:16])}); a node gets the "
+                "digest of its run's model from the coordinator"
+            )
+        return manifest_to_proto(manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
         """Yield the contents that a fetch requests by digest.

@@ -117,6 +117,7 @@ class Permission:
 _COORDINATOR: Final = Permission(frozenset({COORDINATOR_ROLE}))
 _NODES: Final = Permission(frozenset({NODE_ROLE}))
 _ITSELF: Final = Permission(frozenset({NODE_ROLE}), sender="node")
+_COORDINATOR_OR_NODES: Final = Permission(frozenset({COORDINATOR_ROLE, NODE_ROLE}))
 _USERS: Final = Permission(frozenset({SUBMITTER_ROLE}))
 _ANYBODY: Final = Permission(frozenset({NODE_ROLE, SUBMITTER_ROLE}))
 
@@ -153,7 +154,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
     "Probe": {"Link": _NODES},
     "Snapshots": {"Fetch": _NODES, "Keep": _NODES},
     "Ring": {"Link": _NODES},
-    "Weights": {"Manifest": _NODES, "Fetch": _NODES},
+    "Weights": {"Manifest": _COORDINATOR_OR_NODES, "Fetch": _NODES},
 }
 """Service -> call -> permission. ``Joining`` is missing: it needs no certificate, and has a port of its own."""
 

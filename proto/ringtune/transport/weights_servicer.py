@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import grpc
 
 from ringtune.models.weights_by_digest import Offers
+from ringtune.transport.channels import caller_of
+from ringtune.transport.parties import NODE_ROLE
 from ringtune.transport.status import answer, answer_stream
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 
@@ -21,7 +23,9 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
         """Answer with the manifest of a run's model."""
-        return answer(context, lambda: self._offers.manifest(request))
+        caller = caller_of(context)
+        is_node = caller is not None and caller.party.role == NODE_ROLE
+        return answer(context, lambda: self._offers.manifest(request, is_node=is_node))
 
     def Fetch(
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext

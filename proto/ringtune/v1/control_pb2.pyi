@@ -497,7 +497,7 @@ class HelperEntry(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native", "nodes")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native", "nodes", "model_sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
@@ -509,6 +509,7 @@ class InspectRequest(_message.Message):
     FROZEN_DTYPE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_NATIVE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
@@ -520,7 +521,8 @@ class InspectRequest(_message.Message):
     frozen_dtype: str
     frozen_native: bool
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., frozen_dtype: _Optional[str] = ..., frozen_native: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    model_sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., frozen_dtype: _Optional[str] = ..., frozen_native: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ..., model_sha256: _Optional[str] = ...) -> None: ...
 
 class ShardRef(_message.Message):
     __slots__ = ("step", "sha256")
@@ -539,14 +541,16 @@ class ShardState(_message.Message):
     def __init__(self, step: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class InspectReply(_message.Message):
-    __slots__ = ("facts_json", "shards", "saved")
+    __slots__ = ("facts_json", "shards", "saved", "lacks_model")
     FACTS_JSON_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    LACKS_MODEL_FIELD_NUMBER: _ClassVar[int]
     facts_json: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardState]
     saved: _containers.RepeatedCompositeFieldContainer[SavedPart]
-    def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ..., saved: _Optional[_Iterable[_Union[SavedPart, _Mapping]]] = ...) -> None: ...
+    lacks_model: bool
+    def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ..., saved: _Optional[_Iterable[_Union[SavedPart, _Mapping]]] = ..., lacks_model: _Optional[bool] = ...) -> None: ...
 
 class SavedPart(_message.Message):
     __slots__ = ("step", "attempt", "blocks", "has_head", "is_best")

@@ -7,10 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ManifestRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "sha256", "sample")

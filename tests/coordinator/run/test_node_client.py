@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +14,21 @@ import grpc
 import pytest
 
 from coordinator.run import node_client as file_calls
-from coordinator.run.node_client import AgentCalls, node_error
-from ringtune.errors import DataError, DeadlineError, PeerLostError, RingTuneError
+from coordinator.run.node_client import AgentCalls, AgreedModel, node_error
+from ringtune.errors import DataError, DeadlineError, ModelError, PeerLostError, RingTuneError
+from ringtune.models.weights_by_digest import ModelManifest, ModelSource, Offers
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import CHUNK_BYTES, cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import Server
 from ringtune.transport.retry import RETRY_S
 from ringtune.transport.status import abort, status_of_error
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.transport.weights_servicer import WeightsServicer
+from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX
 from tests.support.plans import make_plan
+from tests.support.weights_parts import poisoned, write_bert
 
 WAIT_S = 30.0
 TURNS = tuple(turn_sequence(make_plan([("a", 0, 4)], ["a"]).course))
@@ -418,3 +421,61 @@ def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path) -> None:
         calls.close()
         server.stop(0.0)
     assert node.done == {"Rest": 1}
+
+
+class Inspected(control_pb2_grpc.AgentServicer):
+    """A node that has a model, or lacks it until it is told which one to fetch."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.offers, self.told = Offers(), list[str]()
+        self.offers.put("r", folder)
+        self._has_model = folder is not None
+
+    def Inspect(self, request: control_pb2.InspectRequest, context: grpc.ServicerContext) -> control_pb2.InspectReply:
+        """Say whether it has the model."""
+        self.told.append(request.model_sha256)
+        return control_pb2.InspectReply(facts_json="{}", lacks_model=not self._has_model and not request.model_sha256)
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Serve both services of a node that the coordinator asks."""
+        control_pb2_grpc.add_AgentServicer_to_server(self, server)
+        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.offers), server)
+
+
+def inspect_all(nodes: dict[str, Inspected], own: ModelManifest | None = None) -> list[RingTuneError]:
+    """Inspect nodes at once, and return the failures."""
+    models, answers = AgreedModel(lambda: own), queue.SimpleQueue[RingTuneError | None]()
+    models.expect(nodes)
+    with ExitStack() as stack:
+        for name, node in nodes.items():
+            server = Server("127.0.0.1:0", node.add_to)
+            stack.callback(server.stop, 0.0)
+            failed = lambda _, error: answers.put(error)  # noqa: E731
+            calls = AgentCalls(name, server.address, "r", lease_s=60.0, on_failure=failed, nodes=nodes, models=models)
+            stack.callback(calls.close)
+            calls.inspect("", measure=False, timeout_s=WAIT_S, on_result=lambda _: answers.put(None))
+        return [error for error in (answers.get(timeout=WAIT_S) for _ in nodes) if error is not None]
+
+
+def test_node_without_the_model_is_told_the_one_on_which_all_others_agree(tmp_path: Path) -> None:
+    """A host's folder may lack the tokenizer; those that have a copy are asked once; alone the coordinator's counts."""
+    folder, bare = write_bert(tmp_path / "m"), write_bert(tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    nodes = {"a": Inspected(bare), "b": Inspected(folder), "c": Inspected(None), "d": Inspected(None)}
+    assert inspect_all(nodes) == []
+    agreed = ModelSource(folder).manifest
+    assert [node.told for node in nodes.values()] == [[""], [""], ["", agreed.sha256], ["", agreed.sha256]]
+    alone = {"c": Inspected(None)}
+    assert inspect_all(alone, agreed) == [] and alone["c"].told == ["", agreed.sha256]
+    (error,) = inspect_all({"c": Inspected(None)})
+    assert "no node has a copy of the model" in str(error)
+
+
+def test_run_whose_nodes_have_different_models_is_refused_with_both(tmp_path: Path) -> None:
+    """A node without a copy must not take either; the bytes that samples compare are the same."""
+    folder, evil = write_bert(tmp_path / "m"), poisoned(write_bert(tmp_path / "evil"))
+    nodes = {"a": Inspected(folder), "b": Inspected(evil), "c": Inspected(None)}
+    (error,) = inspect_all(nodes)
+    assert isinstance(error, ModelError) and nodes["c"].told == [""]
+    for part in ("nodes a and b have different models: tensor ", "put the same folder on both"):
+        assert part in str(error)

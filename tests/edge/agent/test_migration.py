@@ -45,7 +45,7 @@ from tests.support.two_agents import ADDRESSES, OTHER, FakeSnapshot, TwoAgents
 from tests.support.two_agents import JOB as TWO_AGENTS_JOB
 from tests.support.two_agents import PLAN as TWO_AGENTS_PLAN
 from tests.support.two_agents import RUN as TWO_AGENTS_RUN
-from tests.support.weights_parts import RUN, TIMEOUT_S, serving, wait_until, write_bert
+from tests.support.weights_parts import RUN, TIMEOUT_S, digest_at, serving, wait_until, write_bert
 
 PLAN = moving(make_plan([("a", 0, 3), ("b", 3, 4)], ["a"], num_steps=4), (1, (("a", 0, 1), ("b", 1, 4))))
 JOB = Job(model=Model(path="elsewhere/all-MiniLM-L6-v2")).with_overrides({"train.max_length": 16})
@@ -57,6 +57,7 @@ class Host:
     def __init__(self, cache: Path, port: int, *, path: Path | None = None) -> None:
         settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name="b", cache=cache)
         self.models: Any = ModelFetcher(settings, list)
+        self.models.trust(RUN, digest_at(settings.coordinator))
         self.active: ActiveRun | None = ActiveRun(RUN, "b", 0, PLAN.at(0))
         self._job = JOB if path is None else JOB.with_overrides({"model.path": str(path)})
 

@@ -22,7 +22,7 @@ from ringtune.models.folder import base_tensors, read_config, select_tensors
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
 from tests.support.tiny_families import DECODERS, IMAGE_TOKENS, MODEL_TYPES, write_family
-from tests.support.weights_parts import RUN, TIMEOUT_S, serving
+from tests.support.weights_parts import RUN, TIMEOUT_S, digest_at, serving
 
 CASES: list[tuple[str, dict[str, Any]]] = [(model_type, {}) for model_type in MODEL_TYPES]
 CASES += [("llama", {"tie_word_embeddings": False}), ("gpt2", {"tie_word_embeddings": False})]
@@ -82,6 +82,7 @@ def test_weights_of_a_family_are_those_that_are_read(
                 data=tmp_path if node == "a" else None,
             )
             borrower = ModelFetcher(options, list)
+            borrower.trust(RUN, digest_at(options.coordinator))
             borrower.for_planning(RUN, job, timeout_s=TIMEOUT_S)
             cache = Path(borrower.for_run(RUN, job, plan, timeout_s=TIMEOUT_S).model.path)
             wanted = built(plan, node, job, folder)

@@ -29,6 +29,7 @@ from ringtune.errors import (
     IntegrityError,
     InterruptedRunError,
     ModelError,
+    TrustError,
 )
 from ringtune.job.job import Job, Model
 from ringtune.models.folder import read_config
@@ -48,7 +49,17 @@ from ringtune.transport.channels import Server
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from tests.support.plans import make_plan
 from tests.support.tap import Tap
-from tests.support.weights_parts import MINILM, RUN, TIMEOUT_S, serving, wait_until, wanted, write_bert
+from tests.support.weights_parts import (
+    MINILM,
+    RUN,
+    TIMEOUT_S,
+    digest_at,
+    poisoned,
+    serving,
+    wait_until,
+    wanted,
+    write_bert,
+)
 
 LIMIT = 1.02
 
@@ -90,7 +101,7 @@ def test_weights_fetch_of_a_slice_costs_its_bytes(minilm: Path, tmp_path: Path) 
     for cut_at_bytes in (0, 8_000_000):
         with serving(minilm) as server, tapped(server.port) as tap:
             with Sources([f"127.0.0.1:{tap.port}"]) as sources:
-                manifest = sources.manifest(wanted())
+                manifest = sources.manifest(wanted(), digest(minilm))
                 tensors = slice_of(minilm, manifest, 2, 3)
                 tap.cut_at_bytes = cut_at_bytes or tap.cut_at_bytes
                 cache = ModelCache(tmp_path / str(cut_at_bytes), manifest, "m")
@@ -106,7 +117,7 @@ def test_weights_fetch_restarted_goes_on_where_it_stopped(minilm: Path, tmp_path
     """Given up in the middle of a large tensor; what comes next is the rest, to the byte."""
     with serving(minilm) as server, tapped(server.port, delay_s=0.01) as tap:
         with Sources([f"127.0.0.1:{tap.port}"]) as sources:
-            manifest = sources.manifest(wanted())
+            manifest = sources.manifest(wanted(), digest(minilm))
             tensors = slice_of(minilm, manifest, 2, 3)
             files = missing_in(ModelCache(tmp_path, manifest, "m"), tensors)
             stop = threading.Event()
@@ -115,7 +126,7 @@ def test_weights_fetch_restarted_goes_on_where_it_stopped(minilm: Path, tmp_path
                 sources.fetch(files, wanted(stop=stop))
         kept = sum(file.offset for file in files)
         with Sources([f"127.0.0.1:{tap.port}"]) as sources:
-            again = missing_in(ModelCache(tmp_path, sources.manifest(wanted()), "m"), tensors)
+            again = missing_in(ModelCache(tmp_path, sources.manifest(wanted(), digest(minilm)), "m"), tensors)
             came = sources.fetch(again, wanted())
         on_wire = sum(flow.num_bytes for flow in tap.flows)
     needed = sum(tensor.nbytes for tensor in tensors)
@@ -202,7 +213,7 @@ def test_weights_fetch_never_uses_what_has_another_digest(
     folder = write_bert(tmp_path / "m")
     with lying(folder, lie) as (liar, address):
         with Sources([address]) as sources:
-            manifest = sources.manifest(wanted())
+            manifest = sources.manifest(wanted(), digest(folder))
             tensors = slice_of(folder, manifest, 1)
             cache = ModelCache(tmp_path / "alone", manifest, "m")
             with pytest.raises(IntegrityError, match=address):
@@ -210,7 +221,7 @@ def test_weights_fetch_never_uses_what_has_another_digest(
             assert liar.asked == 1
             assert not list(cache.weights.glob("*.safetensors"))
         with serving(folder) as server, Sources([address, f"127.0.0.1:{server.port}"]) as sources:
-            assert sources.manifest(wanted()) == manifest
+            assert sources.manifest(wanted(), digest(folder)) == manifest
             cache = ModelCache(tmp_path / "two", manifest, "m")
             sources.fetch(missing_in(cache, tensors), wanted())
             assert all(cache.tensor(tensor).is_complete() for tensor in tensors)
@@ -230,7 +241,7 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
         serving(folder) as server,
         Sources([address, f"127.0.0.1:{server.port}"]) as sources,
     ):
-        manifest = sources.manifest(wanted())
+        manifest = sources.manifest(wanted(), digest(folder))
         cache = ModelCache(tmp_path / "cache", manifest, "m")
         tensors = slice_of(folder, manifest, 0)
 
@@ -249,7 +260,7 @@ def test_weights_fetch_ends_at_its_deadline_and_when_it_is_stopped(tmp_path: Pat
     """And says that what came is kept; a released run does not wait for a hanging source."""
     folder, stop = write_bert(tmp_path / "m"), threading.Event()
     with lying(folder, lambda index: None) as (liar, address), Sources([address]) as sources:
-        manifest = sources.manifest(wanted())
+        manifest = sources.manifest(wanted(), digest(folder))
         files = missing_in(ModelCache(tmp_path / "cache", manifest, "m"), slice_of(folder, manifest, 0))
         with pytest.raises(DeadlineError, match="kept"):
             sources.fetch(files, wanted(timeout_s=0.3))
@@ -262,7 +273,7 @@ def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path) -> None:
     """After a few tries, with what to do."""
     folder = write_bert(tmp_path / "m")
     with serving(folder) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
-        manifest = sources.manifest(wanted())
+        manifest = sources.manifest(wanted(), digest(folder))
     files = missing_in(ModelCache(tmp_path / "cache", manifest, "m"), slice_of(folder, manifest, 0))
     with Sources([f"127.0.0.1:{server.port}"]) as sources, pytest.raises(ConnectionFailedError, match="again"):
         sources.fetch(files, wanted())
@@ -275,11 +286,11 @@ def test_weights_manifest_is_waited_for_while_a_run_is_not_known_yet(tmp_path: P
     with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
         timer = threading.Timer(0.5, lambda: offers.put(RUN, folder))
         timer.start()
-        assert sources.manifest(wanted()) == ModelSource(folder).manifest
+        assert sources.manifest(wanted(), digest(folder)) == ModelSource(folder).manifest
         timer.join()
         offers.drop(RUN)
         with pytest.raises(DeadlineError):
-            sources.manifest(wanted(timeout_s=0.5))
+            sources.manifest(wanted(timeout_s=0.5), digest(folder))
 
 
 def test_weights_manifest_nobody_has_says_who_was_asked(tmp_path: Path) -> None:
@@ -290,7 +301,7 @@ def test_weights_manifest_nobody_has_says_who_was_asked(tmp_path: Path) -> None:
     with serving(None) as without, serving(damaged) as broken:
         addresses = [f"127.0.0.1:{server.port}" for server in (without, broken)]
         with Sources([*addresses, "127.0.0.1:9"]) as sources, pytest.raises(ModelError) as caught:
-            sources.manifest(wanted())
+            sources.manifest(wanted(), "0" * 64)
     for part in (*addresses, "no copy", "model.safetensors", "127.0.0.1:9"):
         assert part in str(caught.value)
 
@@ -300,7 +311,7 @@ def test_weights_fetch_waits_for_a_busy_source(minilm: Path, tmp_path: Path) -> 
     offers = Offers(max_streams=1)
     offers.put(RUN, minilm)
     with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
-        manifest = sources.manifest(wanted())
+        manifest = sources.manifest(wanted(), digest(minilm))
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             pieces = [weights_pb2.Piece(sha256=bytes.fromhex(tensor.sha256)) for tensor in manifest.tensors]
             call = weights_pb2_grpc.WeightsStub(channel).Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces))
@@ -337,17 +348,29 @@ class Node:
     def __init__(self, cache: Path, port: int, *, name: str = "b", **options: Any) -> None:
         self.cache = cache
         self.found: list[str] = []
-        settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name=name, cache=cache, **options)
+        self.coordinator = f"127.0.0.1:{port}"
+        settings = AgentOptions(coordinator=self.coordinator, name=name, cache=cache, **options)
         self.borrower = ModelFetcher(settings, lambda: self.found)
         self.offers = self.borrower.offers
 
-    def outline(self, job: Job = JOB, *, run_id: str = RUN) -> Path:
-        """The folder that it plans from."""
+    def outline(self, job: Job = JOB, *, run_id: str = RUN, sha256: str = "") -> Path:
+        """The folder that it plans from; the coordinator has named the model that its first source has."""
+        self.trust(run_id, sha256)
         return Path(self.borrower.for_planning(run_id, job, timeout_s=TIMEOUT_S).model.path)
 
     def folder(self, plan: Plan = PLAN, *, run_id: str = RUN) -> Path:
         """The folder that it runs from."""
+        self.trust(run_id)
         return Path(self.borrower.for_run(run_id, JOB, plan, timeout_s=TIMEOUT_S).model.path)
+
+    def trust(self, run_id: str, sha256: str = "") -> None:
+        """Let it fetch a model, by default that of its first source."""
+        self.borrower.trust(run_id, sha256 or digest_at(*self.found, self.coordinator, run_id=run_id))
+
+
+def digest(folder: Path) -> str:
+    """The digest of a model's manifest."""
+    return ModelSource(folder).manifest.sha256
 
 
 def tensors_in(folder: Path) -> dict[str, bytes]:
@@ -494,6 +517,38 @@ def test_weights_peers_serve_too_but_not_beyond_this_machine(tmp_path: Path) -> 
         assert model_facts(node.outline(), JOB) == model_facts(folder, JOB)
 
 
+@pytest.mark.promise("2 right version")
+def test_weights_are_those_that_the_coordinator_named(tmp_path: Path) -> None:
+    """A member that answers first, with other weights and the same samples, is left, and another one's are taken.
+
+    Without the coordinator's word nothing is fetched, nor from a source that a node can't name the model to.
+    """
+    folder, evil = write_bert(tmp_path / "m"), poisoned(write_bert(tmp_path / "evil"))
+    assert model_facts(evil, JOB) == model_facts(folder, JOB)
+    with serving(folder) as server, serving(evil) as liar:
+        node = Node(tmp_path / "cache", server.port)
+        node.found = [f"127.0.0.1:{liar.port}"]
+        node.borrower.trust(RUN, digest(folder))
+        assert model_facts(Path(node.borrower.for_planning(RUN, JOB, timeout_s=TIMEOUT_S).model.path), JOB)
+        got = Path(node.borrower.for_run(RUN, JOB, PLAN, timeout_s=TIMEOUT_S).model.path)
+        assert tensors_in(got).items() <= contents_of(folder).items()
+        node.borrower.trust(RUN, "")
+        with pytest.raises(ModelError, match="the coordinator named no model to fetch"):
+            node.borrower.for_planning(RUN, JOB, timeout_s=TIMEOUT_S)
+        node.borrower.trust(RUN, "0" * 64)
+        with pytest.raises(ModelError, match="the model here is not the one that was asked for"):
+            node.borrower.for_planning(RUN, JOB, timeout_s=TIMEOUT_S)
+    right = ModelSource(folder).manifest
+    first, *rest = right.tensors
+    misled = dataclasses.replace(right, tensors=(dataclasses.replace(first, sample=bytes(len(first.sample))), *rest))
+    assert (misled.digest, misled.sha256 == right.sha256) == (right.digest, False)  # samples count as well
+    offers = Offers()
+    offers.put(RUN, folder)
+    for sha256 in ("", digest(evil)):
+        with pytest.raises(TrustError, match="from the coordinator"):
+            offers.manifest(weights_pb2.ManifestRequest(run_id=RUN, sha256=sha256), is_node=True)
+
+
 def test_weights_source_that_is_damaged_or_runs_code_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,9 +571,9 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
     asked = threading.Event()
 
     class Asked(Offers):
-        def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
+        def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
             asked.set()
-            return super().manifest(request)
+            return super().manifest(request, is_node=is_node)
 
     offers = Asked()
     with serving(None, offers=offers) as server:
@@ -527,7 +582,7 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
 
         def work() -> None:
             try:
-                node.outline()
+                node.outline(sha256="0" * 64)
             except BaseException as error:
                 raised.append(error)
 
