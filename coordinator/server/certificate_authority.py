@@ -57,6 +57,7 @@ from ringtune.transport.identity import (
     utc,
     write_identity,
 )
+from ringtune.transport.open_calls import RateLimit
 from ringtune.transport.parties import (
     ANY_MEMBER,
     AUTHORITY,
@@ -561,7 +562,7 @@ class TrustKeeper:
             )
         self._folder, self._clock = folder, clock
         self._lock = threading.Lock()
-        self._renewed: dict[Party, list[float]] = {}
+        self._renewals = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
         self._authority = Authority.read(folder)
         self._register = Register(folder)
         self.removed_serials: tuple[Removal, ...] = ()
@@ -625,15 +626,9 @@ class TrustKeeper:
             days = left_days if caller.party.is_guest else DAYS
             return self._authority.issue(caller.party, key, now_unix_s, days=days, generation=caller.generation)
 
-        self._count_renewal(caller.party, now_unix_s)
+        if not self._renewals.count(caller.party):
+            raise BusyError(f"{caller.party} has renewed its certificate {_RENEWALS} times within an hour; try later")
         return self._register.renew(caller, now_unix_s, issue)
-
-    def _count_renewal(self, party: Party, now_unix_s: float) -> None:
-        with self._lock:
-            recent = [at for at in self._renewed.get(party, ()) if abs(now_unix_s - at) < _RENEWALS_S]
-            if len(recent) >= _RENEWALS:
-                raise BusyError(f"the certificate of {party} was renewed {_RENEWALS} times within an hour; try later")
-            self._renewed[party] = [*recent, now_unix_s]
 
     def invite(self, node: str) -> str:
         """Make a token for a node that joins for one evaluation.

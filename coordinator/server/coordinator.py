@@ -138,6 +138,7 @@ class Coordinator:
         self.links = LinkCache()
         self._insecure = insecure
         self._lock = threading.Lock()
+        self._beginning = threading.Lock()  # held while a run begins, also by a stop
         self._registry = Registry(lease_s)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
@@ -410,25 +411,41 @@ class Coordinator:
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
+        if not self._beginning.acquire(blocking=False):
+            raise BusyError("this coordinator begins another run already; wait for its end or stop it")
+        try:
+            return self._begun(job, what, who, make, initial)
+        finally:
+            self._beginning.release()
+
+    def _begun(
+        self,
+        job: Job,
+        what: str,
+        who: str,
+        make: Callable[[str, Callable[[], None]], AnyDriver],
+        initial: Pieces | None,
+    ) -> AnyDriver:
+        """Start a run; one call at a time, with ``_lock`` free while initial values are written and hashed."""
         with self._lock:
             if self._driver is not None and self._driver is not replaces:
                 raise BusyError(
                     f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
                 )
-            run_id = make_run_id(time.time(), secrets.token_bytes(4))
-            driver: AnyDriver = make(run_id, lambda: self._forget(driver))
+        run_id = make_run_id(time.time(), secrets.token_bytes(4))
+        driver: AnyDriver = make(run_id, lambda: self._forget(driver))
+        if initial is not None and self.kept is not None:
+            initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
+        self.offers.put(run_id, model_folder(job), initial)
+        model = name_of_folder(PurePath(job.model.path))
+        driver.listen(RunLogger(what, who=who, model=model, say=self.tell, clock=time.monotonic))
+        for sink in self.sinks:
+            driver.listen(sink)
+        for sink in self.onlookers:
+            driver.listen(sink, closely=True)
+        with self._lock:
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
-            if initial is not None and self.kept is not None:
-                initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
-            self.offers.put(run_id, model_folder(job), initial)
-            model = name_of_folder(PurePath(job.model.path))
-            spoken = RunLogger(what, who=who, model=model, say=self.tell, clock=time.monotonic)
-            driver.listen(spoken)
-            for sink in self.sinks:
-                driver.listen(sink)
-            for sink in self.onlookers:
-                driver.listen(sink, closely=True)
             driver.start()
             ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
             self._drivers = [*ending, driver]
@@ -503,10 +520,15 @@ class Coordinator:
             False if a run has not ended after ``timeout_s`` seconds.
         """
         deadline_s = time.monotonic() + timeout_s
-        with self._lock:
-            driver, drivers = self._driver, self._drivers
-        if driver is not None:
-            driver.stop(reason)
+        if not self._beginning.acquire(timeout=timeout_s):  # else a run could begin unseen
+            return False
+        try:
+            with self._lock:
+                driver, drivers = self._driver, self._drivers
+            if driver is not None:
+                driver.stop(reason)
+        finally:
+            self._beginning.release()
         return all(each.join(max(0.0, deadline_s - time.monotonic())) for each in drivers)
 
     def _forget(self, driver: Driver) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import platform
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,7 @@ from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
-from ringtune.errors import BusyError, ConnectionFailedError, TrustError, UsageError
+from ringtune.errors import BusyError, ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.job.job import parse_job, result_of
 from ringtune.storage.chunks import write_files
@@ -42,6 +44,7 @@ from ringtune.transport.endpoints import (
     require_private,
     split_address,
 )
+from ringtune.transport.open_calls import RateLimit, address_of
 from ringtune.transport.parties import SUBMITTER_ROLE, Party, node_party
 from ringtune.transport.status import answer, answer_stream
 from ringtune.transport.weights_servicer import WeightsServicer
@@ -72,7 +75,7 @@ def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry
 
 _UPLOAD_S = 600.0
 _MAX_UPLOADS = 8
-"""Most uploads at a time; each occupies a worker, even if its sender sends nothing."""
+"""Most uploads at a time, which occupy the disk; half of them by one user."""
 
 
 class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
@@ -81,7 +84,8 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def __init__(self, coordinator: Coordinator, keeper: TrustKeeper | None) -> None:
         self._coordinator = coordinator
         self._keeper = keeper
-        self._uploads = threading.BoundedSemaphore(_MAX_UPLOADS)
+        self._lock = threading.Lock()
+        self._uploads: Counter[str] = Counter()
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
@@ -150,13 +154,8 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     ) -> Iterator[control_pb2.RunEvent]:
         """Start a run and follow it; a run that is not stored stops when its follower disconnects."""
         with contextlib.ExitStack() as stack:
-
-            def folder() -> Path:
-                self._begin_upload()
-                stack.callback(self._uploads.release)
-                return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
-
             with _in_time(context):
+                folder = functools.partial(self._upload_folder, stack, context)
                 request = answer(context, lambda: receive_run_request(request_iterator, folder))
             driver = answer(context, lambda: self._coordinator.run(request))
             kept = self._coordinator.keeps(driver.run_id)
@@ -214,20 +213,34 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Evaluate an uploaded result and follow the evaluation; it stops when its follower disconnects."""
-        answer(context, self._begin_upload)
         with contextlib.ExitStack() as stack:
-            stack.callback(self._uploads.release)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
             with _in_time(context):
+                folder = functools.partial(self._upload_folder, stack, context)
                 driver = answer(context, lambda: self._evaluate(request_iterator, folder))
             yield from _follow(driver, context)
 
-    def _begin_upload(self) -> None:
-        if not self._uploads.acquire(blocking=False):
-            raise BusyError(f"{_MAX_UPLOADS} results are already being uploaded or evaluated; try again soon")
+    def _upload_folder(self, stack: contextlib.ExitStack, context: grpc.ServicerContext) -> Path:
+        """Make an empty folder for the files of an upload, which counts until the stack is closed."""
+        caller = caller_of(context)
+        who = str(caller.party) if caller else ""
+        with self._lock:
+            most = _MAX_UPLOADS // 2 if caller else _MAX_UPLOADS
+            if self._uploads.total() >= _MAX_UPLOADS or self._uploads[who] >= most:
+                raise BusyError(
+                    f"{self._uploads[who]} results of {who or 'users'} are already being uploaded or evaluated; try "
+                    "again soon"
+                )
+            self._uploads[who] += 1
+        stack.callback(self._end_upload, who)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
 
-    def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
-        asked = next(inputs, control_pb2.EvaluateInput()).request
+    def _end_upload(self, who: str) -> None:
+        with self._lock:
+            self._uploads[who] -= 1
+            self._uploads += Counter()  # drops those without uploads
+
+    def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], make_folder: Callable[[], Path]) -> RunDriver:
+        asked, folder = next(inputs, control_pb2.EvaluateInput()).request, make_folder()
         job = parse_job(asked.job_toml, source="the submitted job")
         source, result = "the submitter", result_of(job)
         files = (entry.file for entry in inputs)
@@ -273,6 +286,7 @@ class JoiningServicer(trust_pb2_grpc.JoiningServicer):
 
     def __init__(self, keeper: TrustKeeper) -> None:
         self._keeper = keeper
+        self._wrong = RateLimit(_WRONG_TOKENS, 60.0)
 
     def Authority(self, request: trust_pb2.AuthorityRequest, context: grpc.ServicerContext) -> trust_pb2.AuthorityReply:
         """Return the certificate of the authority."""
@@ -280,8 +294,18 @@ class JoiningServicer(trust_pb2_grpc.JoiningServicer):
 
     def Certify(self, request: trust_pb2.CertifyRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
         """Return a certificate for a token."""
-        pem = answer(context, lambda: self._keeper.certify(request.secret, request.request_pem))
-        return trust_pb2.CertifyReply(certificate_pem=pem)
+        address = address_of(context.peer())
+
+        def certify() -> bytes:
+            if not self._wrong.allows(address):
+                raise BusyError(f"{_WRONG_TOKENS} wrong tokens came from {address} within a minute; try in a minute")
+            try:
+                return self._keeper.certify(request.secret, request.request_pem)
+            except TokenError:
+                self._wrong.count(address)
+                raise
+
+        return trust_pb2.CertifyReply(certificate_pem=answer(context, certify))
 
 
 class MembershipServicer(trust_pb2_grpc.MembershipServicer):
@@ -335,11 +359,14 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
 
 _PLAIN = UsageError("this coordinator gives no certificates; start it with a trust folder")
 
-_MAX_CALLS = 1024
+_MAX_CALLS = 4096
 _STOP_RUN_S = 8.0
 _GRACE_S = 1.0
-_MAX_JOINING = 4
+_MAX_JOINING = 16
 """Threads for callers without a certificate, apart from those of members, whom they must not delay."""
+_JOINING_CALLS = 256
+_WRONG_TOKENS = 20
+"""Most wrong tokens of an address within a minute: each is looked up in the register, which members need too."""
 
 
 class CoordinatorServer:
@@ -411,7 +438,7 @@ def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
         trust_pb2_grpc.add_JoiningServicer_to_server(JoiningServicer(keeper), server)
 
     try:
-        server = Server(address, add, max_workers=_MAX_JOINING, max_calls=2 * _MAX_JOINING, is_public=True)
+        server = Server(address, add, max_workers=_MAX_JOINING, max_calls=_JOINING_CALLS, is_public=True)
     except ConnectionFailedError as error:
         raise ConnectionFailedError(
             f"can't listen on {address}, the port for joining with a token; take another --join-port"

@@ -17,6 +17,7 @@ threads are daemons, and ``close`` has a time limit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -25,17 +26,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 import grpc
 
-from ringtune.errors import ConnectionFailedError, TrustError
+from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError, UsageError
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport import speaker as speaking
 from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, Options, join_address, split_address
-from ringtune.transport.parties import Party, permission_of, require_permission, require_sender
+from ringtune.transport.open_calls import OpenCall, OpenCalls, address_of
+from ringtune.transport.parties import (
+    COORDINATOR_ROLE,
+    NODE_ROLE,
+    SUBMITTER_ROLE,
+    Party,
+    find_permission,
+    require_permission,
+    require_sender,
+)
 from ringtune.transport.retry import IdempotencyInterceptor
 from ringtune.transport.speaker import Speaker
 from ringtune.transport.status import abort
@@ -102,8 +112,11 @@ _IDLE_S: Final = 30.0
 """Seconds that an idle thread waits for a call before it ends."""
 
 
-class Workers(Executor):
-    """Executor with at most ``max_workers`` daemon threads; further calls wait."""
+class Workers(ThreadPoolExecutor):
+    """Executor with at most ``max_workers`` daemon threads; further calls wait.
+
+    It has nothing of its base class but the name, for which gRPC asks of the threads of a single method.
+    """
 
     def __init__(self, max_workers: int, name: str) -> None:
         self._max_workers = max_workers
@@ -181,6 +194,22 @@ def _carry_out(future: Future[Any], function: Callable[[], Any]) -> None:
         future.set_exception(error)
 
 
+MAX_WORKERS: Final = 1024
+"""Most concurrent calls of a server, and as many urgent ones."""
+
+
+class Lane(NamedTuple):
+    """The threads of some methods, and their open calls."""
+
+    workers: Workers
+    calls: OpenCalls
+
+    @classmethod
+    def of(cls, max_workers: int, name: str) -> Lane:
+        """Make one; some threads are left for calls that are refused."""
+        return cls(Workers(max_workers, name), OpenCalls(max_workers - max_workers // 8))
+
+
 _CERTIFICATE = "x509_pem_cert"
 Refusal = Callable[["CertificateFacts"], str]
 
@@ -198,57 +227,138 @@ def _facts(pem: bytes) -> CertificateFacts:
     return facts_of(pem)
 
 
+_MOST_OPEN: Final = {COORDINATOR_ROLE: 64, NODE_ROLE: 32, SUBMITTER_ROLE: 64}
+"""Open calls of one certificate's party at a server, by role, and as many urgent ones; a node needs a handful."""
+_MOST_PUBLIC: Final = 4
+"""Open calls of one address where no certificate is needed."""
+_PUBLIC_FIRST_S: Final = 5.0
+
+
 class Guard(grpc.ServerInterceptor):
     """Admits a call if the caller's certificate is valid now, permits it, and is of the sender in the request.
 
-    A connection outlives its certificate, so dates and removals are checked in every call. ``refusal`` returns the
-    reason to refuse a party with a valid certificate; empty = none.
+    A connection outlives its certificate, so dates and removals are checked in every call, before its first message is
+    read. Then the limits of ``open_calls`` apply: every method is served as one with a stream of requests, because only
+    of such a method gRPC calls the handler before the first message.
+
+    Args:
+        refusal: returns the reason to refuse a party with a valid certificate; empty = none. None = callers have no
+            certificates.
+        general: threads, and limit of open calls.
+        urgent: those of urgent calls (``Permission.is_urgent``).
+        most_of_address: open calls of one address, where callers have no certificates.
+        first_message_s: time limit of the first message, where a method has none.
     """
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(
+        self,
+        refusal: Refusal | None,
+        general: Lane,
+        urgent: Lane,
+        *,
+        most_of_address: int = MAX_WORKERS // 2,
+        first_message_s: float = 256.0,
+    ) -> None:
         self._refusal = refusal
+        self._general, self._urgent = general, urgent
+        self._most_of_address, self._first_message_s = most_of_address, first_message_s
         self._repeats = RepeatCounter()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Wrap the handler of a call with the check."""
+        """Wrap the handler of a call with the checks."""
         handler = continuation(details)
         if handler is None:
             return None
+        method = details.method
+        permission = find_permission(method)
+        lane = self._urgent if permission is not None and permission.is_urgent else self._general
         ways = (handler.request_streaming, handler.response_streaming)
-        kind = "_".join("stream" if is_stream else "unary" for is_stream in ways)
-        behaviour = getattr(handler, kind)
+        behaviour = getattr(handler, "_".join("stream" if is_stream else "unary" for is_stream in ways))
 
-        def checked(request: Any, context: grpc.ServicerContext) -> Any:
-            self._require(details.method, request, context)
+        def begin(call: OpenCall, messages: Any, context: grpc.ServicerContext) -> Any:
+            messages = lane.calls.noted(call, messages)
+            if handler.request_streaming:
+                return behaviour(messages, context)
+            try:
+                request = next(messages, None)
+                if request is None:
+                    raise UsageError("the call has no request; use one version on all machines")
+            except RingTuneError as error:
+                abort(context, error)
+            self._check_sender(method, request, context)
             return behaviour(request, context)
 
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        def answer(messages: Any, context: grpc.ServicerContext) -> Any:
+            with self._admitted(method, lane, context) as call:
+                return begin(call, messages, context)
+
+        def answers(messages: Any, context: grpc.ServicerContext) -> Any:
+            with self._admitted(method, lane, context) as call:
+                yield from begin(call, messages, context)
+
+        checked: Any = answers if handler.response_streaming else answer
+        checked.experimental_thread_pool = lane.workers  # where gRPC looks for the threads of a method
+        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else _STREAM_UNARY
         return make(checked, handler.request_deserializer, handler.response_serializer)
 
-    def _require(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
+    @contextlib.contextmanager
+    def _admitted(self, method: str, lane: Lane, context: grpc.ServicerContext) -> Iterator[OpenCall]:
+        """Count a call of a permitted caller while the context is open."""
+        permission = find_permission(method)
+        first_s = permission.first_message_s if permission else self._first_message_s
+        if self._refusal is None:
+            call = OpenCall(address_of(context.peer()), context, first_s, lambda: False)
+            most = self._most_of_address
+        else:
+            caller = self._permitted(method, context, self._refusal)
+            refusal, most = self._refusal, _MOST_OPEN[caller.party.role]
+            call = OpenCall(str(caller.party), context, first_s, lambda: refusal(caller))
+        try:
+            lane.calls.admit(call, most)
+        except BusyError as error:
+            self._refuse(method, context, error)
+        try:
+            yield call
+        finally:
+            lane.calls.leave(call)
+
+    def _permitted(self, method: str, context: grpc.ServicerContext, refusal: Refusal) -> CertificateFacts:
+        """Return the facts of the caller's certificate; end the call if they do not permit it."""
         try:
             caller = caller_of(context)
             if caller is None:
                 raise TrustError("there is no certificate; join with a token first")
             if problem := caller.problem_at(time.time()):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
-            if removal := self._refusal(caller):
+            if removal := refusal(caller):
                 raise TrustError(f"the certificate of {caller.party} is refused: {removal}; join with a new token")
             require_permission(caller.party, method)
-            sender = permission_of(method).sender
-            if sender:
-                require_sender(caller.party, getattr(request, sender))
         except TrustError as error:
-            count = self._repeats.told((method, str(error)))
-            if count:
-                _LOG.warning("a call from %s is refused: %s%s", context.peer(), error, times(count))
-            abort(context, error)
+            self._refuse(method, context, error)
+        return caller
+
+    def _check_sender(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
+        caller, permission = caller_of(context), find_permission(method)
+        if self._refusal is None or caller is None or permission is None or not permission.sender:
+            return
+        try:
+            require_sender(caller.party, getattr(request, permission.sender))
+        except TrustError as error:
+            self._refuse(method, context, error)
+
+    def _refuse(self, method: str, context: grpc.ServicerContext, error: RingTuneError) -> NoReturn:
+        count = self._repeats.told((method, str(error)))
+        if count:
+            _LOG.warning("a call from %s is refused: %s%s", context.peer(), error, times(count))
+        abort(context, error)
 
 
-MAX_WORKERS: Final = 1024
-"""Most concurrent calls of a server."""
+_STREAM_UNARY: Any = grpc.stream_unary_rpc_method_handler
+
 
 _STOP_S: Final = 5.0
+_LOOK_S: Final = 1.0
+"""Between two looks for silent calls."""
 
 
 def open_channel(address: str, more: Options = (), *, peer: Party | None = None) -> grpc.Channel:
@@ -299,12 +409,18 @@ class Server:
         refusal: Refusal | None = None,
         before: Callable[[str], object] = lambda address: None,
     ) -> None:
-        self._workers = Workers(max_workers, "ringtune-rpc")
-        pool: Any = self._workers  # gRPC asks for a ThreadPoolExecutor, and calls its submit only
+        self._lanes = (Lane.of(max_workers, "ringtune-rpc"), Lane.of(max_workers, "ringtune-urgent"))
         speaker = speaking.speaker()
-        guards: list[grpc.ServerInterceptor] = [Guard(refusal or speaker.refusal)] if speaker and not is_public else []
-        guards.append(IdempotencyInterceptor())
-        self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls, interceptors=guards)
+        if is_public:
+            guard = Guard(None, *self._lanes, most_of_address=_MOST_PUBLIC, first_message_s=_PUBLIC_FIRST_S)
+        else:
+            guard = Guard((refusal or speaker.refusal) if speaker else None, *self._lanes)
+        self._server = grpc.server(
+            self._lanes[0].workers,
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=max_calls,
+            interceptors=[guard, IdempotencyInterceptor()],
+        )
         add(self._server)
         host, _ = split_address(address, option="--bind")
         try:
@@ -317,6 +433,9 @@ class Server:
         before(self.address)
         self._server.start()
         defer_accept(self.port)
+        self._is_over = threading.Event()
+        self._watch = threading.Thread(target=self._end_silent, name="silent-calls", daemon=True)
+        self._watch.start()
 
     def _bind(self, address: str, speaker: Speaker | None, *, asks_certificate: bool) -> int:
         if speaker is None:
@@ -325,15 +444,23 @@ class Server:
 
         return self._server.add_secure_port(address, server_credentials(speaker, asks_certificate=asks_certificate))
 
+    def _end_silent(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            for lane in self._lanes:
+                lane.calls.end_silent(time.monotonic())
+
     def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
         """Refuse new calls, let running ones end for ``grace_s`` seconds, cancel the rest, end all threads.
 
         It takes some seconds at most: a call that can't be ended is left to the end of the process, which does not wait
         for it. With ``wait`` it waits for the threads too; a handler may block one for other reasons than its call.
         """
+        self._is_over.set()
         try:
             self._server.stop(grace_s).wait(grace_s + _STOP_S)
         except RuntimeError as error:  # no thread left for gRPC's own timer
             _LOG.warning("the server at %s stops without cancelling its calls: %s", self.address, error)
-        if not self._workers.close(_STOP_S if wait else 0.0) and wait:
+        are_closed = [lane.workers.close(_STOP_S if wait else 0.0) for lane in self._lanes]
+        self._watch.join(_STOP_S if wait else 0.0)
+        if wait and not all(are_closed):
             _LOG.warning("the server at %s stops while a call is still under way", self.address)

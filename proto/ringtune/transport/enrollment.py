@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 
@@ -40,6 +40,9 @@ _RENEW_S: Final = 3.0
 _RENEW_AGAIN_S: Final = 600.0
 _TRIES: Final = 3
 """Attempts with a token and one key: an answer may be lost, and the same key gets the same certificate."""
+_SERVES_OTHERS: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
+"""Of a port that wants a certificate, or has other services."""
+Reply = TypeVar("Reply", trust_pb2.AuthorityReply, trust_pb2.CertifyReply)
 
 
 def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], float] = time.time) -> Identity:
@@ -64,7 +67,8 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
     request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key))
     credentials = grpc.ssl_channel_credentials(authority_pem)
     with pinned_channel(address, credentials, COORDINATOR.server_name, CLIENT_OPTIONS) as channel:
-        reply = _certify(trust_pb2_grpc.JoiningStub(channel), request, address)
+        stub = trust_pb2_grpc.JoiningStub(channel)
+        reply = _repeated(lambda: stub.Certify(request, timeout=_CALL_S), address)
     identity = Identity.of(key_pem(key), reply.certificate_pem, authority_pem)
     if identity.party != token.party:
         raise TrustError(f"coordinator {address} made {token.party} {identity.party}; use one version on all machines")
@@ -81,10 +85,8 @@ def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
         raise TrustError(f"the certificate of {address} {problem}")
     credentials = grpc.ssl_channel_credentials(leaf_pem)
     with pinned_channel(address, credentials, COORDINATOR.server_name, CLIENT_OPTIONS) as channel:
-        try:
-            reply = trust_pb2_grpc.JoiningStub(channel).Authority(trust_pb2.AuthorityRequest(), timeout=_CALL_S)
-        except grpc.RpcError as error:
-            raise _not_joining(address) from error
+        stub = trust_pb2_grpc.JoiningStub(channel)
+        reply = _repeated(lambda: stub.Authority(trust_pb2.AuthorityRequest(), timeout=_CALL_S), address)
     try:
         is_right = fingerprint(reply.authority_pem) == token.authority_sha256
     except TrustError:
@@ -106,21 +108,17 @@ def coordinator_problem(pem: bytes, now_unix_s: float) -> str:
     return facts.problem_at(now_unix_s) if facts.party == COORDINATOR else f"is of {facts.party}, not of a coordinator"
 
 
-def _not_joining(address: str) -> ConnectionFailedError:
-    return ConnectionFailedError(
-        f"at {address} no coordinator gives certificates; check that it runs with a trust folder, and ask for a new "
-        "token: it has the port"
-    )
-
-
-def _certify(
-    stub: trust_pb2_grpc.JoiningStub, request: trust_pb2.CertifyRequest, address: str
-) -> trust_pb2.CertifyReply:
+def _repeated(call: Callable[[], Reply], address: str) -> Reply:
     for left in reversed(range(_TRIES)):
         try:
-            return stub.Certify(request, timeout=_CALL_S)
+            return call()
         except grpc.RpcError as error:
             failure = error_of_call(error, peer=f"coordinator {address}")
+            if not left and isinstance(error, grpc.Call) and error.code() in _SERVES_OTHERS:
+                raise ConnectionFailedError(
+                    f"at {address} no coordinator gives certificates; check that it runs with a trust folder, and ask "
+                    "for a new token: it has the port"
+                ) from error
             if not left or not isinstance(failure, (ConnectionFailedError, DeadlineError)):
                 raise failure from error
     raise AssertionError("the last try returns or raises")  # pragma: no cover

@@ -108,16 +108,20 @@ class Permission:
     Attributes:
         roles: permitted roles.
         sender: field of the request that must be the caller's name; empty = none.
+        is_urgent: whether it has threads of its own, since a run would end without it.
+        first_message_s: time limit of the first message; 256 s for 8 MiB at 32 KiB/s, 60 s for chunks of 1 MiB.
     """
 
     roles: frozenset[Role]
     sender: str = ""
+    is_urgent: bool = False
+    first_message_s: float = 256.0
 
 
-_COORDINATOR: Final = Permission(frozenset({COORDINATOR_ROLE}))
-_NODES: Final = Permission(frozenset({NODE_ROLE}))
-_ITSELF: Final = Permission(frozenset({NODE_ROLE}), sender="node")
-_COORDINATOR_OR_NODES: Final = Permission(frozenset({COORDINATOR_ROLE, NODE_ROLE}))
+_COORDINATOR: Final = Permission(frozenset({COORDINATOR_ROLE}), is_urgent=True)
+_NODES: Final = Permission(frozenset({NODE_ROLE}), first_message_s=60.0)
+_ITSELF: Final = Permission(frozenset({NODE_ROLE}), sender="node", is_urgent=True, first_message_s=10.0)
+_COORDINATOR_OR_NODES: Final = Permission(frozenset({COORDINATOR_ROLE, NODE_ROLE}), first_message_s=60.0)
 _USERS: Final = Permission(frozenset({SUBMITTER_ROLE}))
 _ANYBODY: Final = Permission(frozenset({NODE_ROLE, SUBMITTER_ROLE}))
 
@@ -159,10 +163,15 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
 """Service -> call -> permission. ``Joining`` is missing: it needs no certificate, and has a port of its own."""
 
 
+def find_permission(method: str) -> Permission | None:
+    """Return the permission of a method such as ``/ringtune.v1.Agent/Grant``; None if it has none."""
+    service, _, call = method.rpartition("/")
+    return PERMISSIONS.get(service.removeprefix("/ringtune.v1."), {}).get(call)
+
+
 def permission_of(method: str) -> Permission:
     """Return the permission of a method such as ``/ringtune.v1.Agent/Grant``; raises ``TrustError`` if it has none."""
-    service, _, call = method.rpartition("/")
-    found = PERMISSIONS.get(service.removeprefix("/ringtune.v1."), {}).get(call)
+    found = find_permission(method)
     if found is None:
         raise TrustError(f"nobody may call {method}; use one version on all machines")
     return found

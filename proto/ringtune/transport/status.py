@@ -62,6 +62,7 @@ _REMEDIES: Final = {
 }
 _CANCELLED_THERE: Final = ("", "CANCELLED")
 """Details of a call that a stopping server cancelled; a call cancelled by its caller has other details."""
+_CALLS_EXCEEDED: Final = "Concurrent RPC limit exceeded!"
 _DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
 
 
@@ -94,6 +95,8 @@ def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
     if match is not None:
         return error_from_name(match["name"], match["message"])
     remedy = _REMEDIES.get(name, "see its log")
+    if name == "RESOURCE_EXHAUSTED" and details == _CALLS_EXCEEDED:
+        return BusyError(f"{peer} has more calls open than it takes; try again later")
     if name == "CANCELLED" and details not in _CANCELLED_THERE:
         return InterruptedRunError(f"{peer}: the call was given up here")
     return ERROR_OF_STATUS.get(name, RingTuneError)(f"{peer}: {name}: {details or 'no details'}; {remedy}")

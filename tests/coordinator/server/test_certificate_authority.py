@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import queue
 import sqlite3
 import threading
 import time
@@ -35,6 +36,7 @@ from ringtune import __version__
 from ringtune.errors import BusyError, ConnectionFailedError, StorageError, TokenError, TrustError, UsageError
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.codecs import removals_from_proto
+from ringtune.transport.endpoints import CLIENT_OPTIONS
 from ringtune.transport.enrollment import join, renew, renew_if_due
 from ringtune.transport.identity import (
     BACKDATED_S,
@@ -61,6 +63,8 @@ from ringtune.transport.parties import (
     secret_hash,
 )
 from ringtune.transport.speaker import Removal, Speaker, speaking_as
+from ringtune.transport.status import error_of_call
+from ringtune.transport.tls import certificate_at, pinned_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 from tests.support.failing_calls import DroppedCallError
 
@@ -523,6 +527,30 @@ def test_joining_again_after_a_lost_answer_gives_the_same_certificate(
     assert issued == [identity.certificate_pem] * 2
 
 
+def test_joining_past_silent_strangers_and_wrong_tokens(tmp_path: Path) -> None:
+    """Strangers hold 60 calls that say nothing: a token is taken at once. After 20 wrong tokens their address waits."""
+    trust = tmp_path / "trust"
+    with running(trust) as (_, address), contextlib.ExitStack() as stack:
+        token = invited(trust)
+        there = f"127.0.0.1:{token.port}"
+        credentials = grpc.ssl_channel_credentials(certificate_at(there))
+        channel = stack.enter_context(pinned_channel(there, credentials, COORDINATOR.server_name, CLIENT_OPTIONS))
+        certify: Any = channel.stream_unary("/ringtune.v1.Joining/Certify")
+        for _ in range(60):
+            certify.future(iter(queue.SimpleQueue[bytes]().get, b""), timeout=30)
+        assert join(address, token, tmp_path / "node").party == PI_NODE
+        stub = trust_pb2_grpc.JoiningStub(channel)
+        wrong = trust_pb2.CertifyRequest(secret="x" * 43, request_pem=make_request(make_key()))
+        answers = set[str]()
+        for _ in range(22):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Certify(wrong, timeout=30)
+            answers.add(str(error_of_call(caught.value, peer="it")))
+        assert answers == {INVALID, "20 wrong tokens came from 127.0.0.1 within a minute; try in a minute"}
+        with pytest.raises(BusyError):
+            join(address, invited(trust), tmp_path / "node")
+
+
 def test_joining_with_a_clock_of_another_year_names_the_clock(tmp_path: Path) -> None:
     """Two hours do not matter; a year does, and it is said before anything else fails."""
     trust = tmp_path / "trust"
@@ -637,7 +665,7 @@ def test_joining_renews_few_times_an_hour(tmp_path: Path) -> None:
     request = make_request(make_key())
     for _ in range(6):
         keeper.renew(pi, request)
-    with pytest.raises(BusyError, match="node pi was renewed 6 times within an hour"):
+    with pytest.raises(BusyError, match="node pi has renewed its certificate 6 times within an hour"):
         keeper.renew(pi, request)
     keeper.renew(board, request)
     now_unix_s += HOUR_S

@@ -9,7 +9,9 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -31,6 +33,7 @@ from ringtune.errors import (
     JobError,
     ModelError,
     RingTuneError,
+    StorageError,
     UsageError,
 )
 from ringtune.job.job import Job, Model
@@ -180,8 +183,14 @@ def test_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorStub) -> None:
-    """Who opens uploads and sends nothing keeps at most eight workers; heartbeats are answered meanwhile."""
-    calls: list[Any] = [stub.Evaluate(iter(queue.SimpleQueue[Any]().get, None), timeout=CALL_S) for _ in range(30)]
+    """Of uploads that begin and send no more eight are taken; heartbeats are answered meanwhile."""
+    asked = control_pb2.EvaluateInput(request=control_pb2.EvaluateRequest(job_toml=job().to_toml()))
+
+    def begun() -> Iterator[control_pb2.EvaluateInput]:
+        yield asked
+        queue.SimpleQueue[Any]().get()
+
+    calls: list[Any] = [stub.Evaluate(begun(), timeout=CALL_S) for _ in range(30)]
     ended = threading.Semaphore(0)
     for call in calls:
         if not call.add_callback(ended.release):  # it has ended already
@@ -193,6 +202,35 @@ def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorS
     assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a", instance="one"), timeout=CALL_S).known
     for call in calls:
         call.cancel()
+
+
+def test_coordinator_answers_while_initial_values_are_written() -> None:
+    """They take minutes on a slow disk: heartbeats go on, a second run is refused, and a full disk blocks nothing."""
+    coordinator = Coordinator()
+    coordinator.join(member())
+    writes, go_on = threading.Event(), threading.Event()
+
+    def begin(*_: object, **__: object) -> None:
+        writes.set()
+        assert go_on.wait(CALL_S)
+        raise StorageError("the disk is full")
+
+    store: Any = SimpleNamespace(begin=begin)
+    coordinator.kept = store
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(coordinator.run, RunRequest(job=job(), num_nodes=1))
+        assert writes.wait(CALL_S)
+        with ThreadPoolExecutor(1) as beats:
+            beat = beats.submit(coordinator.heartbeat, "pi", "one", 0).result(CALL_S)
+        with pytest.raises(BusyError, match="begins another run already"):
+            coordinator.run(RunRequest(job=job(), num_nodes=1))
+        go_on.set()
+        with pytest.raises(StorageError, match="the disk is full"):
+            run.result(CALL_S)
+    assert beat == (True, "")
+    with pytest.raises(StorageError):
+        coordinator.run(RunRequest(job=job(), num_nodes=1))
+    assert coordinator.stop("the test ends", CALL_S)
 
 
 RUN = "r20260101-000000-00000000"

@@ -1,0 +1,177 @@
+"""Limits of a server for each caller: open calls, the time until a call's first message, and events in a time.
+
+A caller is the party in its certificate, or without one its address. Each open call holds a thread, so a caller may
+have so many; beyond that, and where the threads are nearly used up by all, the oldest call without a message is ended
+in favour of the new one. ``OpenCalls.end_silent`` ends calls whose first message is late, and calls of removed callers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+from ringtune.errors import BusyError
+from ringtune.texts import RepeatCounter, times
+
+_LOG = logging.getLogger(__name__)
+_NETWORK_BITS: Final = 64
+"""Prefix of an IPv6 network, all addresses of which one machine may have."""
+
+
+def address_of(peer: str) -> str:
+    """Return the address in gRPC's name of a peer; of IPv6 its network.
+
+    Example: ``ipv4:10.0.0.7:41234`` gives ``10.0.0.7``, ``ipv6:%5B2001:db8::7%5D:41234`` gives ``2001:db8::/64``.
+    """
+    host = unquote(peer).rpartition(":")[0].partition(":")[2].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    mapped = address.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((int(address), _NETWORK_BITS), strict=False))
+
+
+class Context(Protocol):
+    """Of a call, as gRPC has it."""
+
+    def cancel(self) -> object:
+        """End the call."""
+
+
+class OpenCall:
+    """A call that holds a thread.
+
+    Attributes:
+        caller: party or address.
+        context: of gRPC.
+        due_s: monotonic seconds by which the first message must have arrived.
+        is_refused: whether the caller is refused by now.
+        has_spoken: whether the first message has arrived.
+    """
+
+    __slots__ = ("caller", "context", "due_s", "has_spoken", "is_refused")
+
+    def __init__(self, caller: str, context: Context, first_s: float, is_refused: Callable[[], object]) -> None:
+        self.caller, self.context, self.is_refused = caller, context, is_refused
+        self.due_s = time.monotonic() + first_s
+        self.has_spoken = False
+
+
+class OpenCalls:
+    """The open calls on one set of threads; safe for threads.
+
+    ``most``: calls of all callers together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._calls: dict[OpenCall, None] = {}
+        self._of_caller: Counter[str] = Counter()
+        self._repeats = RepeatCounter()
+
+    def admit(self, call: OpenCall, most_of_caller: int) -> None:
+        """Add a call; end a silent one where there are too many.
+
+        Raises:
+            BusyError: all of the others have sent messages.
+        """
+        with self._lock:
+            number = self._of_caller[call.caller]
+            silent = None
+            if number >= most_of_caller or len(self._calls) >= self._most:
+                is_own = number >= most_of_caller
+                others = (each for each in self._calls if not is_own or each.caller == call.caller)
+                silent = next((each for each in others if not each.has_spoken), None)
+                if silent is None:
+                    raise BusyError(f"{call.caller} has {number} calls open here; end some, or try again later")
+                self._drop(silent)
+            self._calls[call] = None
+            self._of_caller[call.caller] += 1
+        if silent is not None:
+            self._end(silent, "others came after it")
+
+    def noted(self, call: OpenCall, messages: Iterable[Any]) -> Iterator[Any]:
+        """Pass the messages of a call on.
+
+        Raises:
+            BusyError: it was ended before the first one.
+        """
+        for message in messages:
+            if not call.has_spoken:
+                with self._lock:
+                    if call not in self._calls:
+                        raise BusyError("the call was ended before its first message; try again later")
+                    call.has_spoken = True
+            yield message
+
+    def leave(self, call: OpenCall) -> None:
+        """Remove a call that has ended; one that was ended here is no error."""
+        with self._lock:
+            self._drop(call)
+
+    def _drop(self, call: OpenCall) -> None:
+        if call in self._calls:
+            del self._calls[call]
+            self._of_caller[call.caller] -= 1
+            if not self._of_caller[call.caller]:
+                del self._of_caller[call.caller]
+
+    def end_silent(self, now_s: float) -> None:
+        """End the calls whose first message is overdue, and those of removed callers."""
+        with self._lock:
+            late = [call for call in self._calls if not call.has_spoken and now_s > call.due_s]
+            gone = [call for call in self._calls if call.is_refused()]
+            for call in (*late, *gone):
+                self._drop(call)
+        for call in late:
+            self._end(call, "no message arrived in time")
+        for call in gone:
+            self._end(call, "the caller was removed")
+
+    def _end(self, call: OpenCall, why: str) -> None:
+        count = self._repeats.told((call.caller, why))
+        if count:
+            _LOG.warning("a call of %s is ended: %s%s", call.caller, why, times(count))
+        call.context.cancel()
+
+
+_MAX_KEYS: Final = 4096
+
+
+class RateLimit:
+    """At most ``most`` events of a key within ``within_s`` seconds; safe for threads."""
+
+    def __init__(self, most: int, within_s: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._within_s, self._now_s = most, within_s, now_s
+        self._lock = threading.Lock()
+        self._at_s: dict[Hashable, list[float]] = {}
+
+    def allows(self, key: Hashable) -> bool:
+        """Whether one more event of a key is within the limit."""
+        with self._lock:
+            return len(self._recent(key)) < self._most
+
+    def count(self, key: Hashable) -> bool:
+        """Count an event if it is within the limit; return whether it is."""
+        with self._lock:
+            recent = self._recent(key)
+            if len(recent) >= self._most:
+                return False
+            if len(self._at_s) >= _MAX_KEYS:
+                self._at_s = {known: at_s for known in self._at_s if (at_s := self._recent(known))}
+            self._at_s[key] = [*recent, self._now_s()]
+            return True
+
+    def _recent(self, key: Hashable) -> list[float]:
+        now_s = self._now_s()
+        return [at_s for at_s in self._at_s.get(key, ()) if abs(now_s - at_s) < self._within_s]

@@ -1,0 +1,252 @@
+"""Limits for each caller: nobody's calls starve those of others, whatever they do not say."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from ringtune.errors import BusyError, TrustError
+from ringtune.transport.channels import _MOST_OPEN, Server, open_channel
+from ringtune.transport.open_calls import OpenCall, OpenCalls, RateLimit, address_of
+from ringtune.transport.parties import PERMISSIONS, Party, node_party
+from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
+from ringtune.transport.status import error_of_call
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.trust_parts import speaker_of
+
+WAIT_S = 30.0
+COORDINATOR = speaker_of("coordinator", "coordinator")
+
+
+class Context:
+    """A call's context that remembers its end."""
+
+    is_cancelled = False
+
+    def cancel(self) -> None:
+        """End the call."""
+        self.is_cancelled = True
+
+
+def call_of(caller: str, *, first_s: float = 60.0, refused: list[str] | None = None) -> OpenCall:
+    """An open call of somebody; ``refused`` names callers who are removed."""
+    gone = refused if refused is not None else []
+    return OpenCall(caller, Context(), first_s, lambda: caller in gone)
+
+
+def are_ended(*calls: OpenCall) -> list[bool]:
+    """Which calls were ended."""
+    return [call.context.is_cancelled for call in calls]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:41234", "10.0.0.7"),
+        ("ipv6:%5B2001:db8::7%5D:41234", "2001:db8::/64"),
+        ("ipv6:%5B2001:db8::9:7%5D:1", "2001:db8::/64"),
+        ("ipv6:[::ffff:10.0.0.7]:1", "10.0.0.7"),
+        ("unix:/tmp/x", ""),
+    ],
+)
+def test_address_of_a_peer(peer: str, address: str) -> None:
+    """Without its port; of IPv6 the network, as a machine has all of its addresses."""
+    assert address_of(peer) == address
+
+
+def test_open_calls_end_the_oldest_silent_one_of_a_caller() -> None:
+    """Not one that has sent something, nor one of others; if all of a caller's have, the next one is refused."""
+    calls = OpenCalls(most=10)
+    speaking, old, late, other = call_of("a"), call_of("a"), call_of("a"), call_of("b")
+    for each in (other, speaking, old):
+        calls.admit(each, 2)
+    assert list(calls.noted(speaking, ["hello", "again"])) == ["hello", "again"]
+    calls.admit(late, 2)
+    assert are_ended(speaking, old, late, other) == [False, True, False, False]
+    with pytest.raises(BusyError, match="ended before its first message"):  # it came too late: no handler may go on
+        list(calls.noted(old, ["hello"]))
+    list(calls.noted(late, ["hello"]))
+    with pytest.raises(BusyError, match="a has 2 calls open here"):
+        calls.admit(call_of("a"), 2)
+    calls.leave(old)  # its handler ends later
+    calls.leave(speaking)
+    calls.admit(call_of("a"), 2)
+
+
+def test_open_calls_of_many_callers_leave_room() -> None:
+    """Many certificates with few calls each fill the threads: the oldest silent call of all makes room."""
+    calls = OpenCalls(most=8)
+    crowd = [call_of(f"evil-{number % 4}") for number in range(8)]
+    for each in crowd:
+        calls.admit(each, 2)
+    calls.admit(call_of("a"), 2)
+    assert are_ended(*crowd) == [True, *[False] * 7]
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_open_calls_end_what_is_overdue_or_of_the_removed() -> None:
+    """A call without a first message at its deadline, and each call of a caller who was removed since."""
+    removed: list[str] = []
+    calls = OpenCalls(most=8)
+    silent, patient, speaking = call_of("a", first_s=10), call_of("a"), call_of("a", first_s=10)
+    link = call_of("b", refused=removed)
+    for each in (silent, patient, speaking, link):
+        calls.admit(each, 8)
+    for each in (speaking, link):
+        list(calls.noted(each, ["hello"]))
+    calls.end_silent(time.monotonic() + 20)
+    assert are_ended(silent, patient, speaking, link) == [True, False, False, False]
+    removed.append("b")
+    calls.end_silent(time.monotonic())
+    assert are_ended(link) == [True]
+
+
+def test_rate_limit_is_of_each_key() -> None:
+    """Events older than the time do not count, refused ones neither; keys without recent events are forgotten."""
+    now_s = [0.0]
+    limit = RateLimit(2, 60.0, now_s=lambda: now_s[0])
+    assert [limit.count("a") for _ in range(4)] == [True, True, False, False]
+    assert (limit.allows("a"), limit.count("b")) == (False, True)
+    now_s[0] = 60.0
+    assert limit.allows("a") and limit.count("a")
+    for number in range(10_000):
+        now_s[0] += 1.0
+        limit.count(number)
+    assert len(limit._at_s) <= 4096
+
+
+# ---- at a server -------------------------------------------------------------------------------------
+
+
+class Node(control_pb2_grpc.CoordinatorServicer):
+    """Answers heartbeats, and holds what others ask until the end."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def Heartbeat(
+        self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> control_pb2.HeartbeatReply:
+        """Answer."""
+        return control_pb2.HeartbeatReply(known=True)
+
+    def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:
+        """Hold the call."""
+        self.over.wait(WAIT_S)
+        return control_pb2.NodesReply()
+
+
+@contextlib.contextmanager
+def serving(max_workers: int = 1024) -> Iterator[tuple[Server, Speaker]]:
+    """An encrypted server, and the speaker that refuses who was removed."""
+    node, who = Node(), Speaker(COORDINATOR.identity)
+
+    def add(server: grpc.Server) -> None:
+        control_pb2_grpc.add_CoordinatorServicer_to_server(node, server)
+
+    with speaking_as(who):
+        server = Server("127.0.0.1:0", add, max_workers=max_workers)
+    try:
+        yield server, who
+    finally:
+        node.over.set()
+        server.stop(0.0)
+
+
+@contextlib.contextmanager
+def silent(server: Server, name: str, method: str, count: int) -> Iterator[list[Any]]:
+    """Calls of a node that send nothing, on two connections; its certificate is of generation 0."""
+    with contextlib.ExitStack() as stack:
+        calls: list[Any] = []
+        for _ in range(2):
+            with speaking_as(speaker_of(name)):
+                options = (("grpc.use_local_subchannel_pool", 1),)
+                channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
+            stream: Any = channel.stream_unary(f"/ringtune.v1.Coordinator/{method}")
+            calls += [
+                stream.future(iter(queue.SimpleQueue[bytes]().get, b""), timeout=WAIT_S) for _ in range(count // 2)
+            ]
+        yield calls
+        for call in calls:
+            call.cancel()
+
+
+def heartbeat(server: Server, name: str) -> Exception | None:
+    """Make a heartbeat; return its error."""
+    with speaking_as(speaker_of(name)), open_channel(server.address, peer=COORDINATOR.identity.party) as channel:
+        beat = control_pb2.HeartbeatRequest(node=name)
+        try:
+            control_pb2_grpc.CoordinatorStub(channel).Heartbeat(beat, timeout=WAIT_S)
+        except grpc.RpcError as error:
+            return error_of_call(error, peer="the coordinator")
+    return None
+
+
+def wait_for(number: int, calls: list[Any]) -> int:
+    """Wait until at most so many calls are open; return how many are."""
+    deadline_s = time.monotonic() + WAIT_S
+    while (left := sum(not call.done() for call in calls)) > number and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return left
+
+
+@pytest.mark.parametrize("method", ["Heartbeat", "Nodes"])
+def test_silent_calls_of_a_certificate_are_few(method: str) -> None:
+    """Of 300 at a server with 64 threads so many are left as a node may have; others are answered meanwhile."""
+    most = _MOST_OPEN["node"]
+    with serving(max_workers=64) as (server, _), silent(server, "evil", method, 300) as calls:
+        assert heartbeat(server, "a") is None
+        assert wait_for(most, calls) == most
+        assert heartbeat(server, "a") is None
+        assert heartbeat(server, "evil") is None  # its own process is not locked out by silent calls
+
+
+def test_calls_without_end_leave_heartbeats_alone() -> None:
+    """They take all threads of their kind; heartbeats have threads of their own."""
+    with serving(max_workers=8) as (server, _), contextlib.ExitStack() as stack:
+        with speaking_as(speaker_of("evil")):
+            channel = stack.enter_context(open_channel(server.address, peer=COORDINATOR.identity.party))
+        stub = control_pb2_grpc.CoordinatorStub(channel)
+        calls: list[Any] = [stub.Nodes.future(control_pb2.Empty(), timeout=WAIT_S) for _ in range(20)]
+        assert wait_for(7, calls) == 7  # the eighth thread refuses what comes
+        assert heartbeat(server, "a") is None
+
+
+def test_silent_calls_of_a_removed_certificate_are_refused_at_once() -> None:
+    """Before their first message: they hold no thread, and those that were open before the removal are ended."""
+    with serving() as (server, who):
+        with silent(server, "evil", "Nodes", 20) as before:
+            assert heartbeat(server, "evil") is None
+            who.removed = Removals([Removal("node evil was removed", party=node_party("evil"), generation=1)])
+            assert wait_for(0, before) == 0
+        with silent(server, "evil", "Heartbeat", 100) as calls:
+            assert wait_for(0, calls) == 0
+            assert {type(error_of_call(call.exception(), peer="it")) for call in calls} == {TrustError}
+        assert heartbeat(server, "a") is None
+
+
+def test_call_without_a_request_is_told() -> None:
+    """A client of another version that ends its stream of requests before the first one."""
+    with (
+        serving() as (server, _),
+        speaking_as(speaker_of("a")),
+        open_channel(server.address, peer=COORDINATOR.identity.party) as channel,
+    ):
+        stream: Any = channel.stream_unary("/ringtune.v1.Coordinator/Heartbeat")
+        with pytest.raises(grpc.RpcError, match="the call has no request"):
+            stream(iter(()), timeout=WAIT_S)
+
+
+def test_each_call_of_a_run_has_threads_apart() -> None:
+    """Heartbeats, reports and what a coordinator asks of its nodes do not wait behind others."""
+    urgent = {call for service in PERMISSIONS.values() for call, allowed in service.items() if allowed.is_urgent}
+    assert {"Join", "Heartbeat", "Leave", "Report", "Grant", "Release", "Prepare", "Rest", "Move"} <= urgent
+    assert not urgent & {"Run", "Evaluate", "Keep", "Link", "Fetch", "Status", "Renew"}
+    assert set(_MOST_OPEN) == {Party(role, "x").role for role in ("node", "submitter", "coordinator")}
