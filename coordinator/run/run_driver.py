@@ -47,7 +47,7 @@ from coordinator.run.node_client import (
     inspect_node,
     read_facts,
 )
-from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner
+from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, await_nodes, recover, recovery_policy, state_machine_of, with_role
 from coordinator.run.requests import RunRequest
@@ -130,6 +130,7 @@ class RunDriver(Driver):
         self.go_back: Callable[[str, float], Driver] | None = None
         self._job = request.job
         self._addresses: dict[str, str] = {}
+        self._wires: dict[str, int] = {}
         self._request = request
         self._initial_metadata = None
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
@@ -220,6 +221,7 @@ class RunDriver(Driver):
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
+        self._wires = {member.node: member.wire for member in members}
         self._neighbours = num_neighbours(members)
         self._run_planner.begin(members, self._calls)
         self._feed(rd.Started(tuple(sorted(self._addresses))))
@@ -417,6 +419,10 @@ class RunDriver(Driver):
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
+        wires = {node: wire for node, wire in self._wires.items() if node in plan.nodes}
+        if why := wire_problem(self._job, plan, wires, names_heads=self._checkpoints.names_heads):
+            self._feed(rd.PlanFailed(PlanError.__name__, why))
+            return
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
         self._collector.expect(made.profile.nodes[0].model)
         if made.planned.note:
