@@ -356,8 +356,6 @@ def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() 
     cluster.agents["b"].wire = 0
     wanted = of_all_parameters(recovery__copies="next", train__keep_best=True, train__eval_every=4)
     with cluster:
-        with pytest.raises(
-            PlanError, match=r"node b has an older build .* 'next' and train.keep_best;"
-        ):
+        with pytest.raises(PlanError, match=r"node b has an older build .* 'next' and train.keep_best;"):
             follow(cluster, wanted)
         run(cluster)
