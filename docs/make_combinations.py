@@ -79,6 +79,10 @@ def _no_other_placement(planned: Planned, job: Job) -> str:
     return stay_reason(planned.plan.course, planned.plan.placements)
 
 
+def _no_resume_elsewhere(planned: Planned, job: Job) -> str:
+    return stay_reason(planned.plan.course, planned.plan.placements, from_disks=True)
+
+
 def _no_replicas(planned: Planned, job: Job) -> str:
     profile = planned.profile or Profile(nodes=(), links=())
     plan = planned.plan
@@ -89,7 +93,7 @@ def _no_replicas(planned: Planned, job: Job) -> str:
 
 
 def _no_skip(planned: Planned, job: Job) -> str:
-    return wait_reason(planned.plan.course, _OWNERS[0]) or _no_other_placement(planned, job)
+    return wait_reason(planned.plan.course, _OWNERS[0]) or _no_resume_elsewhere(planned, job)
 
 
 _NOT_TRIED: Final = ("the time for planning was used up", "no node has memory for blocks of another one too")
@@ -107,7 +111,8 @@ class Feature(NamedTuple):
 FEATURES: Final = (
     Feature("recovery: copies of trained blocks", {"recovery.copies": "next"}),
     Feature("recovery: a lost owner is left out", {"recovery.owners": "skip", "recovery.copies": "next"}, _no_skip),
-    Feature("moves: replan, late joiners, slices that follow, resume on other nodes", {}, _no_other_placement),
+    Feature("moves: replan, late joiners, slices that follow", {}, _no_other_placement),
+    Feature("resume on other nodes", {}, _no_resume_elsewhere),
     Feature("several hosts of the same blocks", {"placement.replicas": "auto"}, _no_replicas),
     Feature("activation cache", {"cache.prefix": "auto"}, _left_out("hidden states are not kept")),
     Feature("best evaluation is kept", {"train.keep_best": True}),

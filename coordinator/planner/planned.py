@@ -27,7 +27,7 @@ from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.migration import copy_holder, stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload import HelpersReason
@@ -219,8 +219,9 @@ def with_copies(
         sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
         most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
         said = (
-            f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of the next host, "
-            "so that the run can go back there without a lost one; predictions leave this out"
+            f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of the next host"
+            f"{_copying_time(found, sizes)}, so that the run can go back there without a lost one; predictions leave "
+            "this out"
         )
         return dataclasses.replace(found, told=(*planned.told, said))
     if why := stay_reason(plan.course, plan.placements):
@@ -241,6 +242,18 @@ def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
     """Return the bytes of a trained block and of the head, with optimizer state, in a copy; 0 = the run trains none."""
     sizes = Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
     return CopyBytes(math.ceil(sizes.snapshot_bytes), math.ceil(sizes.head_bytes + sizes.head_state_bytes))
+
+
+def _copying_time(planned: Planned, sizes: Sizes) -> str:
+    """Tell the seconds in which the slowest link carries the copies of a checkpoint; empty without measured links."""
+    placement, links = planned.plan.placement, planned.profile.link_by_pair if planned.profile else {}
+    ways = [(links.get((piece.node, copy_holder(placement, piece.node))), piece) for piece in placement.hosts]
+    found = [
+        link.seconds(piece.num_blocks * sizes.snapshot_bytes)
+        for link, piece in ways
+        if link is not None and not link.is_assumed
+    ]
+    return f" in {format_seconds(max(found))}" if found else ""
 
 
 def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:

@@ -310,6 +310,11 @@ class CheckpointManager:
         return self._chosen.start if self._chosen else None
 
     @property
+    def names_heads(self) -> bool:
+        """Whether owners are told from which disk they take embedding and head."""
+        return self._chosen is not None and bool(self._chosen.heads)
+
+    @property
     def shards_run(self) -> str:
         """The run under which nodes keep shards: the first one, if the run is resumed."""
         return self._run_id

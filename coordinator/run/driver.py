@@ -199,6 +199,7 @@ class Driver(abc.ABC):
         self.run_id = run_id
         self.without: frozenset[str] = frozenset()
         self.after: Driver | None = None
+        self._stop_reason = ""
         self.board = StatusBoard(run_id)
         self._members = members
         self._lease_s = lease_s
@@ -225,6 +226,7 @@ class Driver(abc.ABC):
 
     def stop(self, reason: str) -> None:
         """Ask for the end of the work, or of that which goes on in its place, at once."""
+        self._stop_reason = reason
         if self.after is not None:
             self.after.stop(reason)
         self._queue.put(rd.RunStopRequested(reason))
@@ -301,6 +303,8 @@ class Driver(abc.ABC):
             try:
                 if outcome is not None:
                     self.after = self._begin_after(outcome)
+                if self.after is not None and self._stop_reason:
+                    self.after.stop(self._stop_reason)
                 self._on_end()  # before the last event: its reader may submit the next run
                 if self.after is None:
                     self._log_outcome(outcome)
@@ -422,12 +426,15 @@ class Driver(abc.ABC):
             if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
                 is_told = True
                 self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s)))
-            if named and time.monotonic() >= deadline_s:
-                if absent is not None and (found := choose_named(living, absent.instead(names, named))):
+            is_late = time.monotonic() >= deadline_s
+            if named and absent is not None and (is_late or self.without):  # a lost host is not waited for again
+                found = choose_named(living, absent.instead(names, named))
+                if found:
                     check_reachable(found)
                     return found
+            if named and is_late:
                 raise missing_nodes_error(living, named, join_s, has_given_plan=has_given_plan)
-            if not named and (not wanted or time.monotonic() >= deadline_s):
+            if not named and (not wanted or is_late):
                 raise too_few_nodes_error(living, wanted, join_s)
             raise_if_over(self._next())
 

@@ -20,6 +20,7 @@ from coordinator.planner.given_plan import with_given_times
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours
 from coordinator.run.migration import ReplanSearch
 from coordinator.run.node_client import AgentCalls, AgreedModel, Facts, inspect_node, read_facts
+from coordinator.run.planning import wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
@@ -318,6 +319,10 @@ class JoinHandler:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
         except RingTuneError as error:
             return str(error)
+        if self._known is not None and (
+            why := wire_problem(self._request.job, self._known.plan, {member.node: member.wire})
+        ):
+            return why
         if self._is_awaited(member.node):
             return ""
         if member.is_guest:

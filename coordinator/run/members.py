@@ -114,6 +114,7 @@ class Member:
         train_rows: of the data that it was started with; None = none, or not counted.
         eval_rows: the same for evaluation.
         cores: whole cores that it may use.
+        wire: number of the messages that it knows; 0 = before there was one.
         seen_at_s: monotonic seconds of the last sign of life.
         rss_bytes: resident memory at the last heartbeat.
     """
@@ -131,6 +132,7 @@ class Member:
     train_rows: int | None = None
     eval_rows: int | None = None
     cores: int = 0
+    wire: int = 0
     seen_at_s: float = 0.0
     rss_bytes: int = 0
 

@@ -70,6 +70,28 @@ def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
             )
 
 
+def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads: bool = False) -> str:
+    """Say which nodes are of a build that would pass over a part of the run; empty if all know it.
+
+    Nodes of one version may be of several builds. ``wires`` are the numbers of the messages that they know
+    (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head.
+    """
+    is_full = plan.course.method.full_parameters
+    needs = {
+        "adapter.from": bool(plan.course.initial),
+        "recovery.copies = 'next'": is_full and any(one.copies for one in plan.placements),
+        "train.keep_best": job.keeps_best_on_disk,
+        "blocks and heads from other disks": names_heads,
+    }
+    what, old = [key for key, is_used in needs.items() if is_used], sorted(node for node in wires if wires[node] < 1)
+    if not what or not old:
+        return ""
+    return (
+        f"node {', '.join(old)} has an older build of ringtune, which does not know {' and '.join(what)}; install the "
+        "coordinator's there"
+    )
+
+
 _LOG = logging.getLogger(__name__)
 
 

@@ -47,7 +47,7 @@ from coordinator.run.node_client import (
     inspect_node,
     read_facts,
 )
-from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner
+from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, await_nodes, recover, recovery_policy, state_machine_of, with_role
 from coordinator.run.requests import RunRequest
@@ -113,7 +113,7 @@ class RunDriver(Driver):
 
     Attributes:
         go_back: begins the run that goes on from the last checkpoint of this one without a process, given by its
-            ``instance``, and waits so many seconds for its owners of rows; None = no run does.
+            ``instance``, and waits so many seconds for owners of rows; None = no run does.
     """
 
     def __init__(
@@ -130,13 +130,14 @@ class RunDriver(Driver):
         self.go_back: Callable[[str, float], Driver] | None = None
         self._job = request.job
         self._addresses: dict[str, str] = {}
+        self._wires: dict[str, int] = {}
         self._request = request
         self._initial_metadata = None
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
         self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
         self._policy = recovery_policy(request, awaits_nodes=awaits_nodes)
-        self._lost, self._is_stopped = "", False
+        self._lost, self._is_drained = "", False
         self._checkpoints = CheckpointManager(run_id, request.job, request.resume)
         self._run_planner = RunPlanner(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
@@ -174,13 +175,8 @@ class RunDriver(Driver):
 
     def drain(self, reason: str) -> None:
         """Ask for the end of the run after the granted turns, with a checkpoint; a second call ends it at once."""
-        self._is_stopped = True
+        self._is_drained = True
         self._queue.put(rd.DrainRequested(reason))
-
-    def stop(self, reason: str) -> None:
-        """Ask for the end of the run at once."""
-        self._is_stopped = True
-        super().stop(reason)
 
     def joined(self, member: Member) -> None:
         """Queue that a node has joined the coordinator."""
@@ -221,6 +217,7 @@ class RunDriver(Driver):
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
+        self._wires = {member.node: member.wire for member in members}
         self._neighbours = num_neighbours(members)
         self._run_planner.begin(members, self._calls)
         self._models.expect(self._addresses)
@@ -419,6 +416,10 @@ class RunDriver(Driver):
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
+        wires = {node: wire for node, wire in self._wires.items() if node in plan.nodes}
+        if why := wire_problem(self._job, plan, wires, names_heads=self._checkpoints.names_heads):
+            self._feed(rd.PlanFailed(PlanError.__name__, why))
+            return
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
         self._collector.expect(made.profile.nodes[0].model)
         if made.planned.note:
@@ -486,10 +487,11 @@ class RunDriver(Driver):
 
         Otherwise the reason is added to the failure.
         """
-        plan = self._planned.plan if self._planned else None
+        resumed = self._request.resume.plan if self._request.resume else None
+        plan = self._planned.plan if self._planned else resumed
         if plan is None or not plan.course.method.full_parameters or not isinstance(failed, PeerLostError):
             return None
-        if self._is_stopped or not self._request.is_training or self._lost not in plan.nodes:
+        if self._is_drained or self._stop_reason or not self._request.is_training or self._lost not in plan.nodes:
             return None
         step = self._checkpoints.saved_step
         if why := checkpoint_reason(self._lost, plan, step, self._policy):
@@ -500,8 +502,7 @@ class RunDriver(Driver):
         try:
             self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
             self._finish_files()
-            is_awaited = plan.owner(self._lost) is not None and not self._policy.leaves_out
-            return self.go_back(self._instances[self._lost], self._policy.awaits_s if is_awaited else 0.0)
+            return self.go_back(self._instances[self._lost], self._policy.awaits_s)
         except RingTuneError as error:
             failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {error}",)
             return None

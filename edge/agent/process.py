@@ -40,6 +40,7 @@ from ringtune.storage.durable import keep_files_private
 from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
 from ringtune.transport.channels import open_channel
+from ringtune.transport.endpoints import WIRE
 from ringtune.transport.parties import COORDINATOR
 from ringtune.transport.retry import RetryState
 from ringtune.transport.speaker import Removals, speaker
@@ -231,6 +232,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         train_rows=None if options.watch_parent else count_rows(options.data, options.share),
         eval_rows=None if options.watch_parent else count_rows(options.eval_data, options.share),
         cores=usable_cores(),
+        wire=WIRE,
     )
 
 

@@ -26,7 +26,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.storage.chunks import cut_pieces
 from ringtune.transport.codecs import GrantReader, scores_to_proto
-from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS
+from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, WIRE
 from ringtune.transport.status import abort
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables
@@ -131,6 +131,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         on_inspect: called while it is asked.
         loss_of: mean loss after so many steps.
         drift: what its tensors gain in a step.
+        wire: number of the messages that it knows.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.on_inspect: Callable[[], object] = lambda: None
         self.loss_of: Callable[[int], float] = lambda step: 0.5
         self.drift, self._steps_done = 0, 0
+        self.wire = WIRE
         self._on_link = on_link or _one_megabyte_a_second
         self.keeps_from: list[int] = []
         self._numbers = itertools.count(1)
@@ -195,6 +197,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                 threads=1,
                 system="test",
                 instance=instance or self.address,
+                wire=self.wire,
             ),
             timeout=CALL_S,
         )

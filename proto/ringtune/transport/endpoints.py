@@ -184,6 +184,13 @@ SERVER_OPTIONS: Final[Options] = (
 """For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
 
 
+WIRE: Final = 1
+"""Number of the messages that this build knows: one more with each field that an older one would pass over in silence.
+
+1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train.
+"""
+
+
 def is_compatible(version: str) -> bool:
     """Whether a process of ``version`` is compatible with this one: major and minor number are equal."""
     return version.split(".")[:2] == __version__.split(".")[:2]

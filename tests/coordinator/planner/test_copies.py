@@ -16,7 +16,7 @@ from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line
-from ringtune.costs.profile import NodeFacts
+from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.placement import ActivationCacheSettings
@@ -79,7 +79,11 @@ def test_method_that_trains_all_parameters_copies_its_checkpoints_where_it_is_to
     copying = planned("next", small, train__method="hift", train__checkpoint_every=100)
     assert copying.plan.placement.copies and not copying.plan.goes_back
     assert copying.memory_bytes == found.memory_bytes and copies_line(copying.plan, copying.memory) == []
-    assert "at each checkpoint hosts send their blocks" in copying.note
+    assert "at most, to the disk of the next host, so that the run can go back there" in copying.note
+    links = [LinkFacts(source=one, target=other, rate_bytes_per_s=1e9, latency_s=0.0) for one, other in ("ab", "ba")]
+    job = wanted(recovery__copies="next", train__method="hift", train__checkpoint_every=100)
+    told = re.search(r"blocks, ([\d.]+) KiB at most, .* in ([\d.]+) ms,", make_plan(job, small, links=links).note)
+    assert told is not None and float(told[2]) == pytest.approx(float(told[1]) * 1024 / 1e6, rel=0.02)
     # There is nothing to say
     found = planned("auto", {"a": facts()["a"]})
     assert not found.plan.placement.copies and found.note == ""

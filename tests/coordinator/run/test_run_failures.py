@@ -31,6 +31,7 @@ from ringtune.errors import (
     JobError,
     ModelError,
     PeerLostError,
+    PlanError,
     RingTuneError,
     StorageError,
 )
@@ -347,3 +348,14 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
     """With the remedy."""
     with losing_host(**changes) as (cluster, wanted), pytest.raises(PeerLostError, match=message):
         follow(cluster, wanted)
+
+
+def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
+    """It has the same version; without such a part it trains there."""
+    cluster = FakeCluster("a", "b", "c")
+    cluster.agents["b"].wire = 0
+    wanted = of_all_parameters(recovery__copies="next", train__keep_best=True, train__eval_every=4)
+    with cluster:
+        with pytest.raises(PlanError, match=r"node b has an older build .* 'next' and train.keep_best;"):
+            follow(cluster, wanted)
+        run(cluster)
