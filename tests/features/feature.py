@@ -210,6 +210,12 @@ class Watched(TorchCarrier):
             self.too_low.update((action.seq, unit) for unit in units_with_gradients(executor) if unit not in units)
         return values
 
+    def put_head(self, node: str, content: Any) -> None:
+        """Replace no weight of an open graph, which an invertible adapter's may be."""
+        flows = self.executors[node]._flows._flows.values()
+        assert not any(start == EMBEDDING for flow in flows for start, _ in flow.graphs), f"{node} has a graph"
+        super().put_head(node, content)
+
     def take(self, node: str, key: TensorKey) -> Any:
         """Note what travels."""
         tensor, mask = content = super().take(node, key)

@@ -239,8 +239,9 @@ ADAPTER = [
 
 
 def invertible(name: str, model_type: str = "bert", config: str = "seq_bn_inv", **changes: Any) -> Feature:
-    """The embedding's adapter trains in the last three of six steps, of two owners."""
-    values = {"adapter": config, "num_steps": 6, "checkpoint_every": 4, "owners": ("a", "b"), **changes}
+    """The embedding's adapter trains in the last three of six steps, of two owners in turns of one step."""
+    values: dict[str, Any] = {"adapter": config, "num_steps": 6, "local_iterations": 1, "checkpoint_every": 4}
+    values |= {"owners": ("a", "b"), **changes}
     return Feature(**of_family(f"invertible/{name}", model_type, **values), load=loaded_plainly)
 
 
