@@ -113,6 +113,8 @@ class RunLogger:
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
 _LOG = logging.getLogger(__name__)
+_LONGEST_BEGIN_S = 60.0
+"""Wait for the beginning of another run, which is refused while a run drives; then the run that goes back begins."""
 
 
 class Coordinator:
@@ -411,10 +413,10 @@ class Coordinator:
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
-        if not self._beginning.acquire(blocking=False):
+        if not self._beginning.acquire(timeout=_LONGEST_BEGIN_S if replaces else 0.0):
             raise BusyError("this coordinator begins another run already; wait for its end or stop it")
         try:
-            return self._begun(job, what, who, make, initial)
+            return self._begun(job, what, who, make, initial, replaces)
         finally:
             self._beginning.release()
 
@@ -425,6 +427,7 @@ class Coordinator:
         who: str,
         make: Callable[[str, Callable[[], None]], AnyDriver],
         initial: Pieces | None,
+        replaces: Driver | None,
     ) -> AnyDriver:
         """Start a run; one call at a time, with ``_lock`` free while initial values are written and hashed."""
         with self._lock:
