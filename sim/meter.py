@@ -29,8 +29,6 @@ class ActionKind:
         effect: their effect on memory; None if there is none.
     """
 
-    __slots__ = ("busy_s", "count", "effect", "node", "op", "seconds")
-
     def __init__(self, node: str, op: Op, effect: Effect | None) -> None:
         self.node, self.op, self.effect = node, op, effect
         self.seconds: float | None = None

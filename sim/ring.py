@@ -177,25 +177,6 @@ class VirtualNode:
         engine: its state machine; None while it has no place in the placement.
     """
 
-    __slots__ = (
-        "commands",
-        "ends_s",
-        "engine",
-        "free_s",
-        "handle",
-        "handled",
-        "heads",
-        "inbox",
-        "is_running",
-        "last_s",
-        "left_s",
-        "name",
-        "order",
-        "peak_inbox",
-        "rest",
-        "spans",
-    )
-
     def __init__(self, name: str, engine: NodeEngine | None) -> None:
         self.name = name
         self.engine = engine
