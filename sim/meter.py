@@ -49,10 +49,7 @@ class ProfileTimes:
     """
 
     def __init__(
-        self,
-        costs: CourseCosts,
-        granted: Items,
-        effect: Callable[[str, Action, ItemKind], Effect | None] | None = None,
+        self, costs: CourseCosts, granted: Items, effect: Callable[[str, Action, ItemKind], Effect | None] | None = None
     ) -> None:
         self._costs, self._by_seq, self._effect = costs, granted.by_seq, effect
         self.kinds: dict[tuple[str, Op, int, int, int, int], ActionKind] = {}

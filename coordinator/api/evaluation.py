@@ -70,13 +70,7 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
 
 
 def evaluate_on_ring(
-    run: SavedRun,
-    data: Path | None,
-    address: str,
-    *,
-    join_s: float,
-    model: Path | None,
-    insecure: bool,
+    run: SavedRun, data: Path | None, address: str, *, join_s: float, model: Path | None, insecure: bool
 ) -> dict[str, Any]:
     """Evaluate on the nodes of a running coordinator, and one more node on this machine that owns the rows.
 

@@ -222,11 +222,7 @@ def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> 
 
 
 def _choice(
-    job: Job,
-    course: Course,
-    model: ModelFacts,
-    hosts: Sequence[Slice],
-    costs: Mapping[str, tuple[float, float]],
+    job: Job, course: Course, model: ModelFacts, hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]
 ) -> Choice:
     from ringtune.techniques.operation_capacities import choice_of
 

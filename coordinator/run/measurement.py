@@ -246,10 +246,7 @@ class MeasureDriver(Driver):
             return None
         for member in self._chosen:
             self._calls[member.node].inspect(
-                job.to_toml(),
-                measure=False,
-                timeout_s=job.runtime.wait_s,
-                on_result=self._answer_to(member.node),
+                job.to_toml(), measure=False, timeout_s=job.runtime.wait_s, on_result=self._answer_to(member.node)
             )
         facts = self._facts_of(self._chosen, "to report their facts")
         try:

@@ -195,13 +195,7 @@ class AgentCalls:
     """
 
     def __init__(
-        self,
-        node: str,
-        address: str,
-        run_id: str,
-        *,
-        lease_s: float,
-        on_failure: Callable[[str, RingTuneError], None],
+        self, node: str, address: str, run_id: str, *, lease_s: float, on_failure: Callable[[str, RingTuneError], None]
     ) -> None:
         self.node = node
         self._lease_s = lease_s

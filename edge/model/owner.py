@@ -182,11 +182,7 @@ class OwnerParts:
                 parameter.requires_grad_(True)
 
     def _result(
-        self,
-        hidden_BTD: torch.Tensor,
-        batch: Batch,
-        leaf: torch.Tensor | None,
-        num_targets: int,
+        self, hidden_BTD: torch.Tensor, batch: Batch, leaf: torch.Tensor | None, num_targets: int
     ) -> HeadResult:
         last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)
         counts = self._task.run(self.head, last_BTD, batch, more)
