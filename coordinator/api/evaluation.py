@@ -150,11 +150,7 @@ def _invitation(client: Client, node: str, file: Path) -> list[str]:
 
 
 def _free_coordinator(address: str, *, insecure: bool | None) -> Client:
-    """Connect to an idle coordinator; refuse a busy one before an agent is started, which takes seconds.
-
-    Raises:
-        BusyError: the coordinator drives a run.
-    """
+    """Connect to an idle coordinator; refuse a busy one before an agent is started, which takes seconds."""
     client = Client(address, insecure=insecure)
     try:
         status = client.status()

@@ -92,11 +92,7 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
 
 
 def _checked(course: Course) -> Course:
-    """Return the course, or refuse tables that no message can carry, and pruning that may leave nothing to train.
-
-    Raises:
-        JobError: with both numbers, and the keys to change.
-    """
+    """Return the course, or refuse tables that no message can carry, and pruning that may leave nothing to train."""
     choice = course.choice
     if choice is None:
         return course

@@ -111,11 +111,7 @@ class OwnerParts:
         return hidden_BTD
 
     def _require_finite(self, hidden_BTD: torch.Tensor) -> None:
-        """Refuse a non-finite hidden state that a frozen tensor of the embedding causes: no learning rate would help.
-
-        Raises:
-            ModelError: names that tensor.
-        """
+        """Refuse a non-finite hidden state that a frozen tensor causes, where no learning rate would help."""
         if not first_not_finite({"hidden": hidden_BTD.detach()}):
             return
         for path, module in owner_modules(self._skeleton):

@@ -367,12 +367,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         request: Any,
         context: grpc.ServicerContext,
     ) -> Work:
-        """Return the work of a call, or begin it.
-
-        Raises:
-            FrameError: this process never got the request.
-            BusyError: ``MAX_AT_WORK`` calls are running, or the system has no more threads.
-        """
+        """Return the work of a call, or begin it."""
         with self._lock:
             work = self._works.get(key)
             if work is not None:
