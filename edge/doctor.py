@@ -48,14 +48,7 @@ _BINDS = {"node": "127.0.0.1:0", "coordinator": "127.0.0.1:7070"}
 
 
 def examine(
-    role: str,
-    *,
-    model: Path | None,
-    coordinator: str,
-    bind: str,
-    disk: Path,
-    insecure: bool,
-    trust: Path | None = None,
+    role: str, *, model: Path | None, coordinator: str, bind: str, disk: Path, insecure: bool, trust: Path | None = None
 ) -> list[Check]:
     """Check this machine, and on request a model folder and a coordinator.
 

@@ -174,18 +174,6 @@ class NodeAccount:
         outputs: micro-batches whose hidden state is the output of a graph, which has it in its own account.
     """
 
-    __slots__ = (
-        "_gradients",
-        "_moments",
-        "_on_disk",
-        "_rests",
-        "_sizes",
-        "graphs",
-        "now_bytes",
-        "outputs",
-        "peak_bytes",
-    )
-
     def __init__(self, sizes: Sizes, *, rests: frozenset[int] = frozenset(), on_disk: bool = False) -> None:
         self.now_bytes = self.peak_bytes = 0.0
         self._sizes, self._rests, self._on_disk = sizes, rests, on_disk
@@ -240,8 +228,6 @@ class Effect:
         updates: units whose gradient is used up.
         completes: whether their gradient becomes whole right before: that of an embedding is rows until then.
     """
-
-    __slots__ = ("completes", "frees", "gradient", "graph", "held", "input_bytes", "takes", "touches", "updates")
 
     def __init__(
         self,

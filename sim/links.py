@@ -113,8 +113,6 @@ class _Passage(NamedTuple):
 class _Side:
     """One direction of a node's connection: the time until which it is taken, and its bytes per second."""
 
-    __slots__ = ("free_s", "rate")
-
     def __init__(self) -> None:
         self.free_s = 0.0
         self.rate = 0.0
@@ -122,20 +120,6 @@ class _Side:
 
 class _Link:
     """One directed link with its totals."""
-
-    __slots__ = (
-        "arrived_s",
-        "busy_s",
-        "downlink",
-        "facts",
-        "free_s",
-        "latency_s",
-        "passages",
-        "rate",
-        "sent_bytes",
-        "unit_bytes",
-        "uplink",
-    )
 
     def __init__(self, facts: LinkFacts | None, uplink: _Side, downlink: _Side) -> None:
         self.uplink, self.downlink = uplink, downlink

@@ -29,8 +29,6 @@ class ActionKind:
         effect: their effect on memory; None if there is none.
     """
 
-    __slots__ = ("busy_s", "count", "effect", "node", "op", "seconds")
-
     def __init__(self, node: str, op: Op, effect: Effect | None) -> None:
         self.node, self.op, self.effect = node, op, effect
         self.seconds: float | None = None
@@ -51,10 +49,7 @@ class ProfileTimes:
     """
 
     def __init__(
-        self,
-        costs: CourseCosts,
-        granted: Items,
-        effect: Callable[[str, Action, ItemKind], Effect | None] | None = None,
+        self, costs: CourseCosts, granted: Items, effect: Callable[[str, Action, ItemKind], Effect | None] | None = None
     ) -> None:
         self._costs, self._by_seq, self._effect = costs, granted.by_seq, effect
         self.kinds: dict[tuple[str, Op, int, int, int, int], ActionKind] = {}

@@ -19,7 +19,7 @@ from ringtune.costs.measurement import check_profile
 from ringtune.costs.memory_estimate import fullest, max_memory, parts_memory
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
-from ringtune.errors import CapacityError, DeadlineError, PlanError
+from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op
@@ -32,7 +32,7 @@ from ringtune.storage.strict import nearest
 from sim.ledger import Items, MemoryLedger
 from sim.links import MeasuredLinks
 from sim.meter import Meter, ProfileTimes, RecordedTimes, TimedStep
-from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing, garbage_collection_paused
+from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing
 
 
 def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: TimedShape | None = None) -> None:
@@ -247,12 +247,7 @@ def predict(
         move_s=simulated.move_s if move_s is None else lambda move: move_s,
         enters=simulated.enters,
     )
-    with garbage_collection_paused():
-        result = ring.run()
-    if result.finish is None or result.finish.error:
-        waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
-        raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
-    return simulated.prediction(result)
+    return simulated.prediction(ring.run_to_end())
 
 
 class _Options(NamedTuple):

@@ -259,11 +259,7 @@ def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Pla
 
 
 def _with_activations(plan: Plan, activations: str) -> Plan:
-    """Let every trained block keep everything (``none``) or run again (``recompute``).
-
-    Raises:
-        PlanError: another policy, which needs a planner.
-    """
+    """Let every trained block keep everything (``none``) or run again (``recompute``)."""
     if activations not in (NONE, RECOMPUTE):
         raise PlanError(
             f"--change activations={activations}: without planning it is '{NONE}' or '{RECOMPUTE}'; give --replan JOB"
@@ -274,11 +270,7 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
 
 
 def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:
-    """Set the helpers of a plan, with its settings of offload.
-
-    Raises:
-        PlanError: unknown node, no sizes of pairs in the profile, or users and a host without a helper.
-    """
+    """Set the helpers of a plan, with its settings of offload."""
     helper_of = parse_helpers(text, profile.by_name)
     if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
         raise PlanError(
@@ -291,11 +283,7 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
 
 
 def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
-    """Set how users train adapters, with merged adapters where the setting requires them.
-
-    Raises:
-        PlanError: unknown word, or no helpers.
-    """
+    """Set how users train adapters, with merged adapters where the setting requires them."""
     settings = plan.course.helper_settings
     if not helper_of:
         raise PlanError(

@@ -89,11 +89,7 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
 
 
 def _dotted(keyword: str) -> str:
-    """Return the job key of a keyword: ``train.rounds`` for ``train__rounds`` and for ``train.rounds``.
-
-    Raises:
-        UsageError: it is none; names the nearest.
-    """
+    """Return the job key of a keyword: ``train.rounds`` for ``train__rounds`` and for ``train.rounds``."""
     if "." in keyword:
         return keyword
     section, underscores, key = keyword.partition("__")
@@ -109,11 +105,7 @@ def _keywords() -> list[str]:
 
 
 def _tables(job: Mapping[str, Any]) -> dict[str, object]:
-    """Return the sections of a mapping with plain values.
-
-    Raises:
-        JobError: a section is no mapping.
-    """
+    """Return the sections of a mapping with plain values."""
     found: dict[str, object] = {}
     for section, keys in job.items():
         if not isinstance(keys, Mapping):

@@ -271,11 +271,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
 
 
 def _counted(job: Job) -> list[RowCounts]:
-    """Count the rows of the job's files.
-
-    Raises:
-        DataError: as ``count_rows``, for both files at once.
-    """
+    """Count the rows of the job's files."""
     counts, problems = [], list[str]()
     for file in filter(None, (job.data.train, job.data.eval)):
         try:

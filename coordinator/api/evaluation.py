@@ -70,13 +70,7 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
 
 
 def evaluate_on_ring(
-    run: SavedRun,
-    data: Path | None,
-    address: str,
-    *,
-    join_s: float,
-    model: Path | None,
-    insecure: bool,
+    run: SavedRun, data: Path | None, address: str, *, join_s: float, model: Path | None, insecure: bool
 ) -> dict[str, Any]:
     """Evaluate on the nodes of a running coordinator, and one more node on this machine that owns the rows.
 
@@ -156,11 +150,7 @@ def _invitation(client: Client, node: str, file: Path) -> list[str]:
 
 
 def _free_coordinator(address: str, *, insecure: bool | None) -> Client:
-    """Connect to an idle coordinator; refuse a busy one before an agent is started, which takes seconds.
-
-    Raises:
-        BusyError: the coordinator drives a run.
-    """
+    """Connect to an idle coordinator; refuse a busy one before an agent is started, which takes seconds."""
     client = Client(address, insecure=insecure)
     try:
         status = client.status()

@@ -178,11 +178,7 @@ def model_contents(
     config = read_run_file(saved / CONFIG_FILE)
     _check(run, saved, config)
     base_model = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
-    names = [
-        CONFIG_FILE,
-        *_weight_files(saved),
-        *(name for name in model_result().more if (saved / name).is_file()),
-    ]
+    names = [CONFIG_FILE, *_weight_files(saved), *(name for name in model_result().more if (saved / name).is_file())]
     contents: dict[str, Pieces] = {name: FilePieces(saved / name) for name in names}
     digests = {name: content.sha256() for name, content in contents.items()}
     return contents, whole_model_card(run, base_model=base_model, config=config, digests=digests, what=what)
@@ -219,13 +215,7 @@ _CARD = "README.md"
 
 
 def export_run(
-    folder: Path,
-    target: Path,
-    *,
-    base_model: str = "",
-    merge: bool = False,
-    model: Path | None = None,
-    user: str = "",
+    folder: Path, target: Path, *, base_model: str = "", merge: bool = False, model: Path | None = None, user: str = ""
 ) -> dict[str, str]:
     """Write the adapter or model of a run, with a model card, to the folder ``target``.
 

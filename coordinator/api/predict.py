@@ -510,11 +510,7 @@ def predict(
 
 @contextmanager
 def _file_of(data: Rows, job: Job) -> Iterator[Path]:
-    """Yield the file of rows; given rows are written to a temporary one, which errors do not name.
-
-    Raises:
-        UsageError: ``data`` is neither a file nor rows.
-    """
+    """Yield the file of rows; given rows are written to a temporary one, which errors do not name."""
     if isinstance(data, str | PathLike):
         yield Path(data)
         return

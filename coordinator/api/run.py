@@ -325,11 +325,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        folder: str | PathLike[str],
-        *,
-        insecure: bool = False,
-        process: subprocess.Popen[bytes] | None = None,
+        self, folder: str | PathLike[str], *, insecure: bool = False, process: subprocess.Popen[bytes] | None = None
     ) -> None:
         self.folder, self._insecure, self._process = Path(folder), insecure, process
         if not self.folder.is_dir():

@@ -107,11 +107,7 @@ def local_ring(
 
 
 def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
-    """Refuse to resume with other local nodes than the run began with.
-
-    Raises:
-        UsageError: names the missing nodes, or the number of owners.
-    """
+    """Refuse to resume with other local nodes than the run began with."""
     names = [node_name(index, setup.num_nodes) for index in range(setup.num_nodes)]
     missing = [node for node in plan.nodes if node not in names]
     if missing:
@@ -263,11 +259,7 @@ def require_place(local: int, coordinator: str, nodes: int) -> None:
 
 
 def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
-    """Refuse an impossible page or log before anything is started.
-
-    Raises:
-        UsageError: a page of a coordinator's run, an unknown log, or missing libraries.
-    """
+    """Refuse an impossible page or log before anything is started."""
     if web:
         from coordinator.web.server import require_web
 

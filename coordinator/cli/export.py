@@ -23,8 +23,7 @@ def export(
         bool, typer.Option("--merge", help="Write a whole model with the adapter merged into it; linear and lora only.")
     ] = False,
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path."),
+        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
     user: options.User = "",
     json: options.Json = False,

@@ -25,12 +25,10 @@ def init(
         ),
     ] = "",
     model: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Folder of the base model, for model.path. Default: the one beside FILE."),
+        str, typer.Option(metavar="DIR", help="Folder of the base model, for model.path. Default: the one beside FILE.")
     ] = "",
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Training rows, for data.train. Default: those beside FILE."),
+        Path | None, typer.Option(metavar="FILE", help="Training rows, for data.train. Default: those beside FILE.")
     ] = None,
     eval_data: Annotated[
         Path | None,

@@ -33,8 +33,7 @@ def measure(
     busy: Annotated[
         bool,
         typer.Option(
-            "--busy/--one-by-one",
-            help="Measure nodes of one machine all at once, as in a run, or one after another.",
+            "--busy/--one-by-one", help="Measure nodes of one machine all at once, as in a run, or one after another."
         ),
     ] = True,
     rehearse: Annotated[

@@ -43,8 +43,7 @@ def train(
     wire_dtypes: options.WireChoices = "",
     insecure: options.Insecure = False,
     detach: Annotated[
-        bool,
-        typer.Option("--detach", help="Return once the run trains; it continues by itself, see 'ringtune logs'."),
+        bool, typer.Option("--detach", help="Return once the run trains; it continues by itself, see 'ringtune logs'.")
     ] = False,
     coordinator_wait_s: Annotated[
         float,

@@ -130,11 +130,7 @@ def what_if(
 
 
 def _models(add: list[str], like: list[str]) -> list[str]:
-    """Return for each added node the one that it is like; one name is used for all.
-
-    Raises:
-        UsageError: another number of names.
-    """
+    """Return for each added node the one that it is like; one name is used for all."""
     from ringtune.errors import UsageError
 
     if add and len(like) == 1:

@@ -290,11 +290,7 @@ def _of_plan(
 
 
 def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[Length, ...]:
-    """List the run's former lengths, and the present one if the job asks for another.
-
-    Raises:
-        JobError: the run is of another job.
-    """
+    """List the run's former lengths, and the present one if the job asks for another."""
     try:
         before = parse_job(read_given(path), source=str(path))
     except FileNotFoundError:
@@ -326,11 +322,7 @@ def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
 def _at_turns(
     manifests: tuple[CheckpointManifest, ...], plan: Plan, note: Callable[[str], None]
 ) -> tuple[CheckpointManifest, ...]:
-    """Drop the checkpoint of a last turn that was cut short: the longer run does that turn to its end.
-
-    Raises:
-        UsageError: none is left.
-    """
+    """Drop the checkpoint of a last turn that was cut short: the longer run does that turn to its end."""
     length = plan.course.local_iterations
     usable = tuple(manifest for manifest in manifests if manifest.step % length == 0)
     for manifest in manifests:
@@ -345,9 +337,6 @@ def _require_unfinished(run_folder: Path) -> None:
     """Refuse to resume a finished run: its report, trace and adapter would be overwritten.
 
     The report is the last file of a run, and a resumed run moves it away first.
-
-    Raises:
-        UsageError: the run is finished.
     """
     if (run_folder / "report.json").exists():
         raise UsageError(

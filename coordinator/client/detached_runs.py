@@ -242,12 +242,7 @@ def kept_record(client: Connection, run_id: str) -> RunRecord:
 
 
 def fetch_run(
-    client: Connection,
-    record: RunRecord,
-    out: Path,
-    *,
-    replace: bool,
-    say: Callable[[str], object] = _LOG.warning,
+    client: Connection, record: RunRecord, out: Path, *, replace: bool, say: Callable[[str], object] = _LOG.warning
 ) -> None:
     """Write the stored events of a run into a folder, and confirm that to the coordinator.
 

@@ -273,11 +273,7 @@ class FollowerState:
         return {record.run_id: record for record in self._client.runs()}
 
     def _find(self) -> str:
-        """Find the run by its submission, before its id has arrived.
-
-        Raises:
-            ConnectionFailedError: the coordinator ended before it began the run.
-        """
+        """Find the run by its submission, before its id has arrived."""
         for record in self._client.runs():
             if record.submission == self._submission:
                 return record.run_id

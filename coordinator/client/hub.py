@@ -241,11 +241,7 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
 
 
 def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Pass pieces on while enough bytes arrive.
-
-    Raises:
-        DeadlineError: fewer than ``MIN_BYTES`` arrived within ``WINDOW_S``.
-    """
+    """Pass pieces on while enough bytes arrive."""
     began_s, came = time.monotonic(), 0
     for piece in pieces:
         came += len(piece)

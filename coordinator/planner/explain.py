@@ -9,12 +9,7 @@ from typing import Any
 
 from coordinator.planner.local_search import applied, moves
 from coordinator.planner.memory import MemoryCaps, extra_share, planned_saving
-from coordinator.planner.operations import (
-    OperationsReason,
-    balance_line,
-    explain_operations,
-    operations_reason_lines,
-)
+from coordinator.planner.operations import OperationsReason, balance_line, explain_operations, operations_reason_lines
 from coordinator.planner.phases import PhasesReason, phases_lines
 from coordinator.planner.replicas import ReplicasReason, replicas_lines
 from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.draft import (
-    agreed_model,
-    check_given_activations,
-    check_same_users,
-    job_draft,
-)
+from coordinator.planner.draft import agreed_model, check_given_activations, check_same_users, job_draft
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
 from coordinator.planner.planned import Planned, with_copies

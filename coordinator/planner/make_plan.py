@@ -360,12 +360,7 @@ def _placed(
     choice = None
     if any(_caps(job, draft, facts).may_fit() for draft in drafts):
         choice = choose_plan(
-            drafts,
-            profile,
-            optimizer=job.train.optimizer,
-            dtype=job.model.dtype,
-            effort=effort,
-            alike=is_alike,
+            drafts, profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort, alike=is_alike
         )
     if choice is None:
 

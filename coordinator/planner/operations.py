@@ -92,11 +92,7 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
 
 
 def _checked(course: Course) -> Course:
-    """Return the course, or refuse tables that no message can carry, and pruning that may leave nothing to train.
-
-    Raises:
-        JobError: with both numbers, and the keys to change.
-    """
+    """Return the course, or refuse tables that no message can carry, and pruning that may leave nothing to train."""
     choice = course.choice
     if choice is None:
         return course
@@ -222,11 +218,7 @@ def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> 
 
 
 def _choice(
-    job: Job,
-    course: Course,
-    model: ModelFacts,
-    hosts: Sequence[Slice],
-    costs: Mapping[str, tuple[float, float]],
+    job: Job, course: Course, model: ModelFacts, hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]
 ) -> Choice:
     from ringtune.techniques.operation_capacities import choice_of
 

@@ -174,12 +174,7 @@ def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: Ring
     if job.placement.replicas != NEVER:
         clock = effort.clock()
         stages, _ = choose_replicas(
-            ring,
-            [draft],
-            profile,
-            optimizer=job.train.optimizer,
-            dtype=job.model.dtype,
-            is_over=clock.is_over,
+            ring, [draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, is_over=clock.is_over
         )
         if stages is not None:
             yield stages

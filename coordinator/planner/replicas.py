@@ -272,13 +272,7 @@ class _Option(NamedTuple):
 
 
 def choose_replicas(
-    plan: Plan,
-    drafts: Sequence[Draft],
-    profile: Profile,
-    *,
-    optimizer: str,
-    dtype: str,
-    is_over: Callable[[], bool],
+    plan: Plan, drafts: Sequence[Draft], profile: Profile, *, optimizer: str, dtype: str, is_over: Callable[[], bool]
 ) -> tuple[Plan | None, ReplicasReason]:
     """Judge the best layouts that fit the nodes' memory, against the best ring.
 

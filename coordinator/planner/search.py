@@ -374,13 +374,7 @@ class Choice:
 
 
 def choose_plan(
-    drafts: Sequence[Draft],
-    profile: Profile,
-    *,
-    optimizer: str,
-    dtype: str,
-    effort: Effort,
-    alike: bool = False,
+    drafts: Sequence[Draft], profile: Profile, *, optimizer: str, dtype: str, effort: Effort, alike: bool = False
 ) -> Choice | None:
     """Choose one of ``drafts`` and a ring for it, for the least predicted seconds of the job.
 

@@ -170,10 +170,7 @@ class PredictedPlan:
     def _moves(self) -> list[dict[str, Any]]:
         course = self.plan.course
         return [
-            {
-                "step": first_step(course, one),
-                "slices": {piece.node: [piece.start, piece.stop] for piece in one.slices},
-            }
+            {"step": first_step(course, one), "slices": {piece.node: [piece.start, piece.stop] for piece in one.slices}}
             for one in self.plan.placements[1:]
         ]
 

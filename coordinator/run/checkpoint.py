@@ -176,9 +176,6 @@ class ResumeChooser:
         """The plan, the part of it that holds at once, and what the nodes need from there on.
 
         It has another placement from the step of the manifest on if a node of its own is not there.
-
-        Raises:
-            CapacityError, StorageError: the nodes that are there have no memory, or no room on disk, for the model.
         """
         plan = Plan(course, self._resume.whole(manifest.placement_number).placements)
         missing = self._missing(manifest)

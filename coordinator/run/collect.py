@@ -369,11 +369,7 @@ class Results:
 
 
 def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
-    """Return a file that is read whole.
-
-    Raises:
-        IntegrityError: it is longer than ``MAX_CONFIG_BYTES``.
-    """
+    """Return a file that is read whole."""
     found = files.get(name, Pieces.of(b""))
     if found.size_bytes > MAX_CONFIG_BYTES:
         raise IntegrityError(f"node {node} sent {name} of {found.size_bytes:,} bytes; use one version on all machines")

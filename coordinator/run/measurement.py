@@ -248,10 +248,7 @@ class MeasureDriver(Driver):
         self._models.expect(member.node for member in self._chosen)
         for member in self._chosen:
             self._calls[member.node].inspect(
-                job.to_toml(),
-                measure=False,
-                timeout_s=job.runtime.wait_s,
-                on_result=self._answer_to(member.node),
+                job.to_toml(), measure=False, timeout_s=job.runtime.wait_s, on_result=self._answer_to(member.node)
             )
         facts = self._facts_of(self._chosen, "to report their facts")
         try:

@@ -457,13 +457,7 @@ class ReplanSearch:
         try:
             effort = Effort(seconds=self._job.runtime.plan_s)
             found = replanned(
-                part,
-                self._job,
-                profile,
-                step=step,
-                move_s=move_s,
-                effort=effort,
-                unfreeze_at=turn.unfreeze_at,
+                part, self._job, profile, step=step, move_s=move_s, effort=effort, unfreeze_at=turn.unfreeze_at
             )
         except RingTuneError as error:
             problem = f"no other placement was found: {error}"

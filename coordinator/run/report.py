@@ -144,8 +144,6 @@ _NAMES: Final[Mapping[str, str]] = {
 class _ParcelBytes:
     """Sent bytes of parcels by kind and link."""
 
-    __slots__ = ("_links",)
-
     def __init__(self) -> None:
         self._links: dict[str, dict[str, int]] = {payload: defaultdict(int) for payload in _NAMES}
 

@@ -128,11 +128,7 @@ def wanted_packages() -> list[str]:
 
 
 def _suite_and_mirror() -> tuple[str, str]:
-    """Find the Debian of this machine, and where apt fetches it from.
-
-    Raises:
-        MissingTool: apt knows no mirror of it.
-    """
+    """Find the Debian of this machine, and where apt fetches it from."""
     release = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines() if "=" in line
     )

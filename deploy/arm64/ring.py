@@ -124,11 +124,7 @@ def _free_port() -> int:
 
 
 def _await_port(address: str) -> None:
-    """Wait until somebody listens.
-
-    Raises:
-        TimeoutError: nobody does.
-    """
+    """Wait until somebody listens."""
     host, _, port = address.rpartition(":")
     deadline_s = time.monotonic() + _LISTENS_S
     while time.monotonic() < deadline_s:

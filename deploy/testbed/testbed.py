@@ -58,12 +58,7 @@ class Testbed:
     __test__ = False
 
     def __init__(
-        self,
-        layout: Layout,
-        *,
-        folder: Path,
-        capabilities: Capabilities | None = None,
-        ledgers: Path = LEDGERS,
+        self, layout: Layout, *, folder: Path, capabilities: Capabilities | None = None, ledgers: Path = LEDGERS
     ) -> None:
         self.layout = layout
         self.folder = folder.resolve()

@@ -437,11 +437,7 @@ class AgentMigration:
             return self._num_calls
 
     def _end_before(self, number: int, run_id: str) -> None:
-        """End this node's current placement, unless there was a call after number ``number``.
-
-        Raises:
-            InterruptedRunError: there was a later call.
-        """
+        """End this node's current placement, unless there was a call after number ``number``."""
         if number != self._num_calls:
             raise InterruptedRunError(
                 f"run {run_id} was moved or released meanwhile, so node {self._node} does not move"

@@ -358,11 +358,7 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
 
 
 def _block_of(name: str) -> int:
-    """Block index of a tensor ``adapter/3.attention...``, of its optimizer state, or of VeLoRA's vector.
-
-    Raises:
-        IntegrityError: the tensor is of no block.
-    """
+    """Block index of a tensor ``adapter/3.attention...``, of its optimizer state, or of VeLoRA's vector."""
     for prefix in (*PREFIXES, VECTORS):
         if name.startswith(prefix):
             number = name.removeprefix(prefix).partition(".")[0]

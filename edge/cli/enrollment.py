@@ -191,13 +191,7 @@ _ASK_MS = 1000
 
 
 def find_coordinator(
-    name: str,
-    trust: Path | None,
-    token_file: Path | None,
-    *,
-    state: Path,
-    insecure: bool,
-    token: Token | None = None,
+    name: str, trust: Path | None, token_file: Path | None, *, state: Path, insecure: bool, token: Token | None = None
 ) -> tuple[str, Token | None]:
     """Find the coordinator that this node joins; arguments as ``choose_trust``.
 

@@ -48,18 +48,14 @@ def node(
         ),
     ] = None,
     keep_days: Annotated[
-        float,
-        typer.Option(metavar="DAYS", min=0.0, help="Days that checkpoints of a finished run stay in --state."),
+        float, typer.Option(metavar="DAYS", min=0.0, help="Days that checkpoints of a finished run stay in --state.")
     ] = KEPT.days,
     keep_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Disk space for checkpoints of all finished runs in --state.")
     ] = KEPT_SIZE,
     cache: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for weights from other nodes. Default: the user's cache folder.",
-        ),
+        typer.Option(metavar="DIR", help="Folder for weights from other nodes. Default: the user's cache folder."),
     ] = None,
     device: Annotated[str, typer.Option(help="Compute device: auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(help="Compute threads; 0 = as in the job, or all cores.")] = 0,

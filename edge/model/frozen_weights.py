@@ -244,12 +244,7 @@ def product(x: torch.Tensor, matrix: FrozenMatrix, bias: torch.Tensor | None = N
 
 
 def mm_into(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    matrix: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    add: bool = False,
+    out: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, *, bias: torch.Tensor | None = None, add: bool = False
 ) -> None:
     """Write ``x @ matrix + bias`` into ``out``, or add ``x @ matrix`` to it; outside of any graph.
 

@@ -316,10 +316,7 @@ class QuestionAnswering(_OneOutput):
         both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
         losses = [
             nn.functional.cross_entropy(
-                logits.masked_fill(batch.mask == 0, _NO_SHARE),
-                labels,
-                ignore_index=IGNORED,
-                reduction="sum",
+                logits.masked_fill(batch.mask == 0, _NO_SHARE), labels, ignore_index=IGNORED, reduction="sum"
             )
             for logits, labels in both
         ]

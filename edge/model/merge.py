@@ -235,11 +235,7 @@ def _tensor(files: Sequence[TensorFile], name: str, is_own: Callable[[int], bool
 
 
 def _rank(file: TensorFile, name: str) -> int:
-    """Return the rank of a low-rank factor; 0 for another tensor.
-
-    Raises:
-        IntegrityError: the other factor is missing, or they do not fit.
-    """
+    """Return the rank of a low-rank factor; 0 for another tensor."""
     if not name.endswith((_DOWN, _UP)):
         return 0
     stem = name.removesuffix(_DOWN).removesuffix(_UP)
@@ -369,11 +365,7 @@ class _Change(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs.
-
-        Raises:
-            IntegrityError: the factors do not fit each other.
-        """
+        """Outputs and inputs."""
         up, down = self.file.infos[self.up].shape, self.file.infos[self.down or self.up].shape
         if len(up) != 2 or len(down) != 2 or up[0] % self.parts or (self.down and up[1] * self.parts != down[0]):
             raise IntegrityError(f"{self.up} of a user does not fit the rest of it; copy the run's folder again")

@@ -116,11 +116,7 @@ class OwnerParts:
         return hidden_BTD
 
     def _require_finite(self, hidden_BTD: torch.Tensor) -> None:
-        """Refuse a non-finite hidden state that a frozen tensor of the embedding causes: no learning rate would help.
-
-        Raises:
-            ModelError: names that tensor.
-        """
+        """Refuse a non-finite hidden state that a frozen tensor causes, where no learning rate would help."""
         if not first_not_finite({"hidden": hidden_BTD.detach()}):
             return
         for path, module in owner_modules(self._skeleton):
@@ -187,11 +183,7 @@ class OwnerParts:
                 parameter.requires_grad_(True)
 
     def _result(
-        self,
-        hidden_BTD: torch.Tensor,
-        batch: Batch,
-        leaf: torch.Tensor | None,
-        num_targets: int,
+        self, hidden_BTD: torch.Tensor, batch: Batch, leaf: torch.Tensor | None, num_targets: int
     ) -> HeadResult:
         last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
         counts = self._task.run(self.head, last_BTD, batch, more)

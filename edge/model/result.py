@@ -556,13 +556,15 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
         IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.
     """
     if skeleton.full_parameters:
-        _load_model(folder / WEIGHTS_FILE, model_tensors(skeleton, task, without_blocks=(), with_owner=with_head))
+        wanted = model_tensors(skeleton, task, without_blocks=(), with_owner=with_head)
+        _load(folder / WEIGHTS_FILE, wanted, lambda name: name in wanted)  # a model may have others, such as a pooler
         return
     anywhere = (_blocks_prefix(skeleton), _invertible_prefix(skeleton))
     hosted = _hosted_prefixes(skeleton, is_owner=with_head)
     own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
     for name, targets in sorted(own.items()):
-        _load(folder / name, targets, elsewhere=() if name == HEAD_FILE else anywhere, hosted=hosted)
+        elsewhere = () if name == HEAD_FILE else anywhere
+        _load(folder / name, targets, lambda name: name.startswith(hosted) or not name.startswith(elsewhere))  # noqa: B023
 
 
 def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence[str]] | None = None) -> None:
@@ -589,32 +591,11 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
             raise IntegrityError(f"adapter.from has {name} with numbers beyond {targets[name].dtype}; take another one")
 
 
-def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Read every target from the weights of a model, which may have other tensors, such as a pooler."""
+def _load(path: Path, targets: Mapping[str, torch.Tensor], is_own: Callable[[str], bool]) -> None:
+    """Read every target from a file, whose tensors of this node have to be these."""
     try:
         file = TensorFile(FilePieces(path), where=path.name)
-        _check_names(path.name, file.infos.keys() & targets.keys(), targets)
-        _fill_all(path.name, file, targets)
-    except OSError as error:
-        raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
-
-
-def _load(
-    path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: tuple[str, ...], hosted: tuple[str, ...]
-) -> None:
-    """Read every target from a file.
-
-    Args:
-        path: of the file.
-        targets: tensors that this node would save, by name.
-        elsewhere: name prefixes of other nodes' tensors; empty if there are none.
-        hosted: name prefixes of this node's tensors.
-    """
-    try:
-        file = TensorFile(FilePieces(path), where=path.name)
-        others = {name for name in file.infos if name.startswith(elsewhere)}
-        others -= {name for name in others if name.startswith(hosted)}
-        _check_names(path.name, file.infos.keys() - others, targets)
+        _check_names(path.name, set(filter(is_own, file.infos)), targets)
         _fill_all(path.name, file, targets)
     except OSError as error:
         raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error

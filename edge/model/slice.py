@@ -79,13 +79,7 @@ def materialise(
 
 
 def _read_module(
-    skeleton: Skeleton,
-    weights: SafetensorsFiles,
-    path: str,
-    dtype: torch.dtype,
-    *,
-    private: bool,
-    device: torch.device,
+    skeleton: Skeleton, weights: SafetensorsFiles, path: str, dtype: torch.dtype, *, private: bool, device: torch.device
 ) -> None:
     """Read the tensors of the base model under ``path``.
 

@@ -141,11 +141,7 @@ def _add_tied(tied: Tied) -> None:
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:
-    """Return the required dtype and shape of each tensor of a file.
-
-    Raises:
-        IntegrityError: the file has other tensors than gradients, or both or half of the forms for one parameter.
-    """
+    """Return the required dtype and shape of each tensor of a file."""
     wanted: dict[str, TensorSpec] = {}
     for name, parameter in parameters.items():
         whole, rows, values = names = [f"{prefix}{name}" for prefix in (_WHOLE, _ROWS, _VALUES)]
@@ -177,11 +173,7 @@ def _read(file: TensorFile, name: str, like: TensorSpec, where: str) -> torch.Te
 
 
 def _grad(found: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, where: str) -> torch.Tensor | None:
-    """Return the gradient of one parameter; None if there is none.
-
-    Raises:
-        IntegrityError: its rows are not ascending within the table.
-    """
+    """Return the gradient of one parameter; None if there is none."""
     rows = found.get(f"{_ROWS}{name}")
     if rows is None:
         return found.get(f"{_WHOLE}{name}")

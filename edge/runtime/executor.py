@@ -82,14 +82,7 @@ class NodeExecutor:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        node: str,
-        job: Job,
-        model_folder: Path,
-        dataset: OwnerDataset | None,
-        *,
-        device: str = "cpu",
+        self, plan: Plan, node: str, job: Job, model_folder: Path, dataset: OwnerDataset | None, *, device: str = "cpu"
     ) -> None:
         self._plan, self._course, self._ends = plan, plan.course, (EMBEDDING, plan.course.head)
         self._slice = plan.slice_of(node)

@@ -206,11 +206,7 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
 
 
 def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
-    """Refuse an adapter with an input that another layer keeps.
-
-    Raises:
-        JobError: it has a gate, or is a parallel bottleneck with the input of a norm.
-    """
+    """Refuse an adapter with an input that another layer keeps."""
     from adapters.methods.modeling import ParallelAdapter
 
     keeper, remedy = "", ""

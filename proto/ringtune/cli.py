@@ -189,9 +189,6 @@ def _require_printed(command: str) -> None:
     """Fail if a command's result is its printed text and that could not be written.
 
     A broken pipe is no error: the reader, such as ``head``, has read enough.
-
-    Raises:
-        StorageError: the text could not be written, because of a full disk for example.
     """
     lost = lost_output() if command in _PRINTED else None
     if lost is not None and lost.errno != errno.EPIPE:

@@ -48,8 +48,7 @@ def coordinator_option(*instead: str) -> Any:
 Coordinator = Annotated[str, coordinator_option()]
 CoordinatorOrLocal = Annotated[str, coordinator_option("local")]
 Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only."),
+    bool, typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only.")
 ]
 Trust = Annotated[
     Path | None,
@@ -115,9 +114,7 @@ Columns = Annotated[
 Missing = Annotated[
     str,
     typer.Option(
-        "--missing",
-        metavar="error|skip",
-        help="Refuse or skip rows with an empty cell. Default: as in the run's job.",
+        "--missing", metavar="error|skip", help="Refuse or skip rows with an empty cell. Default: as in the run's job."
     ),
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
@@ -132,6 +129,5 @@ MicrobatchChoices = Annotated[
     ),
 ]
 WireChoices = Annotated[
-    str,
-    typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's."),
+    str, typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's.")
 ]

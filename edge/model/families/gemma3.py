@@ -19,10 +19,7 @@ class Gemma3Family(LayeredFamily):
 
     def positions(self, context: LayeredContext) -> dict[str, Any]:
         """Return both rotary tables; each block uses its own."""
-        return {
-            "position_embeddings_global": context.full.rotary,
-            "position_embeddings_local": context.sliding.rotary,
-        }
+        return {"position_embeddings_global": context.full.rotary, "position_embeddings_local": context.sliding.rotary}
 
 
 FAMILY = Gemma3Family()

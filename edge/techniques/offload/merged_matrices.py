@@ -200,11 +200,7 @@ def _matrix(
 
 
 def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
-    """Return the memory of a matrix.
-
-    Raises:
-        JobError: it is held in int8; an update would change its scales.
-    """
+    """Return the memory of a matrix."""
     if not isinstance(weight, FrozenMatrix):
         return weight.detach()
     if weight.held.scales is not None:

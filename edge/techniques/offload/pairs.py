@@ -380,8 +380,6 @@ class Captures:
 class _Part:
     """Pairs of one kind, and the recorded rows of its users; None = all rows."""
 
-    __slots__ = ("pairs", "picked", "prefix")
-
     def __init__(self, prefix: str, pairs: Pairs, picked: Sequence[int] | None) -> None:
         self.prefix, self.pairs, self.picked = prefix, pairs, picked
 

@@ -96,8 +96,6 @@ Works = Mapping[str, tuple[float, float]]
 class _Turns:
     """Turns of one name and kind: the first, the newest, and the number of all."""
 
-    __slots__ = ("first", "newest", "number")
-
     def __init__(self) -> None:
         self.first: list[Works] = []
         self.newest: deque[Works] = deque(maxlen=LASTING_TURNS)

@@ -399,10 +399,7 @@ def moving_memory(
     for node, here in after.items():
         old = before.get(node, MemoryEstimate())
         coming = tuple(_coming(_new_share(*placements, node), here))
-        moments = (
-            MemoryEstimate((*_resting(old), *coming)),
-            MemoryEstimate((*_resting(here), *coming, *_kept(old))),
-        )
+        moments = (MemoryEstimate((*_resting(old), *coming)), MemoryEstimate((*_resting(here), *coming, *_kept(old))))
         found[node] = max(moments, key=lambda one: one.total_bytes)
     return found
 

@@ -49,8 +49,6 @@ class Copies:
     There are none with adapters, and none at nodes that own no rows.
     """
 
-    __slots__ = ("_arrived", "_credit_boundary", "_queue", "_under_way")
-
     def __init__(self, course: Course, node: str) -> None:
         others = other_owners(course, node) if course.owner(node) is not None else ()
         self._credit_boundary = credit_boundary(course, Payload.UNIT_GRAD)
@@ -139,8 +137,6 @@ def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
 class ReplicaSums:
     """Gradients that the hosts of one stage send each other; empty where it has one host."""
 
-    __slots__ = ("_arrived", "_names", "_node", "_plan", "_queue", "_rank", "_sent")
-
     def __init__(self, plan: Plan, node: str) -> None:
         self._plan, self._node = plan, node
         self._names = replicas(plan.placement, node)
@@ -198,8 +194,6 @@ class ReplicaSums:
 
 class HelperItems:
     """Items with pairs for this helper, and the pairs that have arrived."""
-
-    __slots__ = ("_arrived", "_placement", "_queue")
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
@@ -274,8 +268,6 @@ def _has_fit(flow: MicroBatchState, update: Action) -> bool:
 class PendingInstalls:
     """Weights that helpers of one host have sent, and that it has not taken yet."""
 
-    __slots__ = ("_arrived", "_helpers")
-
     def __init__(self, placement: Placement, node: str) -> None:
         self._helpers = placement.helpers_of(node)
         self._arrived: dict[TensorKey, str] = {}
@@ -308,8 +300,6 @@ class Exchange:
         helping: pairs that this node fits for hosts.
         sums: gradients among the replicas of its stage.
     """
-
-    __slots__ = ("_course", "_installs", "copies", "helping", "sums")
 
     def __init__(self, plan: Plan, node: str) -> None:
         self._course = plan.course

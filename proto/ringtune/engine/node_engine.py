@@ -53,27 +53,6 @@ class NodeEngine:
         PlanError: the node is not in the plan.
     """
 
-    __slots__ = (
-        "_handlers",
-        "_head",
-        "_head_may_move",
-        "_head_unit",
-        "_last_progress_s",
-        "_next_turn",
-        "_ready_queue",
-        "_running",
-        "_running_flow",
-        "_running_state",
-        "_start_point",
-        "_stopped",
-        "_timer_is_set",
-        "_turn_items_left",
-        "_turns",
-        "_wait_s",
-        "node",
-        "plan",
-    )
-
     def __init__(self, plan: Plan, node: str, *, wait_s: float = 300.0, start: StartPoint | None = None) -> None:
         if node not in plan.nodes:
             raise PlanError(f"node {node!r} is not in the plan, which has {', '.join(plan.nodes)}")

@@ -48,8 +48,6 @@ class Channel:
         left: number of hidden states that may be sent now.
     """
 
-    __slots__ = ("boundary", "left", "most", "target")
-
     def __init__(self, target: str, boundary: int, most: int) -> None:
         self.target, self.boundary = target, boundary
         self.most = self.left = most
@@ -62,8 +60,6 @@ class Channel:
 
 class Credits:
     """The channels of one node."""
-
-    __slots__ = ("_channels", "_most")
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -115,24 +111,6 @@ class Place:
         next: the next place; None = it is the last one.
     """
 
-    __slots__ = (
-        "awaits",
-        "credit",
-        "frontier",
-        "goes_on",
-        "is_downward",
-        "is_of_embedding",
-        "is_upward",
-        "keeps_graph",
-        "next",
-        "op",
-        "rank",
-        "receive",
-        "send",
-        "start",
-        "stop",
-    )
-
     def __init__(self, leg: Leg, receive: Message | None, send: Message | None, credit: Channel | None) -> None:
         self.op = op = leg.op
         self.start, self.stop = leg.start, leg.stop
@@ -163,8 +141,6 @@ class Path:
         has_embedding: whether it begins with the embedding here.
         head_room: the channel of which a credit returns after the head; None where a message feeds the head.
     """
-
-    __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
 
     def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int = 0) -> None:
         credits_at = _credits(legs, private_blocks, room, pairs_boundary)
@@ -242,8 +218,6 @@ class MicroBatchState:
         arrived: the tensor that ``place`` needs, once it is here.
     """
 
-    __slots__ = ("arrived", "micro", "path", "place", "seq", "state")
-
     def __init__(self, state: ItemState, micro: int, path: Path) -> None:
         self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
         self.place: Place | None = path.first
@@ -314,27 +288,6 @@ class ItemState:
         lagging: updates that wait for the backward of the next item.
         values: numbers for the report, summed over micro-batches.
     """
-
-    __slots__ = (
-        "awaited_seq",
-        "backward_versions",
-        "backwards",
-        "copies",
-        "embedding_backwards",
-        "embedding_version",
-        "fits",
-        "flows",
-        "flows_left",
-        "forward_versions",
-        "head_version",
-        "heads",
-        "helped",
-        "is_own",
-        "item",
-        "lagging",
-        "updates",
-        "values",
-    )
 
     def __init__(
         self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None] = ()

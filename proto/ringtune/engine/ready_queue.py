@@ -37,8 +37,6 @@ class UnitVersions:
         embedding: version of the embedding, a copy or an invertible adapter as this node has it.
     """
 
-    __slots__ = ("_blocks", "_head", "_piece", "embedding")
-
     def __init__(self, plan: Plan, node: str) -> None:
         self._piece, self._head = plan.slice_of(node), plan.course.head
         self._blocks: dict[int, int] = {}
@@ -168,39 +166,6 @@ class ReadyQueue:
         states: items that are not done, in order.
         is_host: whether the node hosts blocks.
     """
-
-    __slots__ = (
-        "_backwards",
-        "_course",
-        "_credits",
-        "_early",
-        "_embeds",
-        "_embeds_in_flight",
-        "_floor",
-        "_flows",
-        "_going_on",
-        "_graphs",
-        "_head",
-        "_head_unit",
-        "_heads",
-        "_is_starved",
-        "_max_embeds",
-        "_max_graphs",
-        "_max_updating",
-        "_may_go_down",
-        "_may_run_head",
-        "_may_update",
-        "_node",
-        "_pairs_boundary",
-        "_paths",
-        "_private_blocks",
-        "_updating",
-        "_upward",
-        "_versions",
-        "exchange",
-        "is_host",
-        "states",
-    )
 
     def __init__(self, plan: Plan, node: str, head: HeadTracker) -> None:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)

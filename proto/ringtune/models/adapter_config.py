@@ -278,12 +278,7 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mtl_lora": (
         "mtl_lora",
-        {
-            **_LORA,
-            "n_up_projection": 1,
-            "task_specific_matrix_type": "singular_values",
-            "weights_sharpness": 0.05,
-        },
+        {**_LORA, "n_up_projection": 1, "task_specific_matrix_type": "singular_values", "weights_sharpness": 0.05},
     ),
     "loreft": ("reft", _REFT),
     "noreft": ("reft", {**_REFT, "orthogonality": False}),
@@ -575,8 +570,7 @@ def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: 
     """
     parts = parse_adapter_config(config)
     return max(
-        range(num_blocks),
-        key=lambda block: (_block_params(parts, block, hidden_size, widths, num_blocks), block),
+        range(num_blocks), key=lambda block: (_block_params(parts, block, hidden_size, widths, num_blocks), block)
     )
 
 

@@ -93,10 +93,7 @@ GPT2 = Family(
         "tie_word_embeddings": ConfigKey(default=True),
         "pad_token_id": NULL_INT,
     },
-    refused={
-        "add_cross_attention": "cross-attention has a second input",
-        "pruned_heads": "its blocks differ in shape",
-    },
+    refused={"add_cross_attention": "cross-attention has a second input", "pruned_heads": "its blocks differ in shape"},
     no_number=frozenset({"is_decoder", "n_ctx"}),
     aliases={
         "hidden_size": "n_embd",

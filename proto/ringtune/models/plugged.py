@@ -207,12 +207,7 @@ _BOTH_WAYS: Final = {"use_bidirectional_attention": "a decoder's tokens attend b
 _PLAIN_ROPE: Final = {**LLAMA.refused, **_BOTH_WAYS, "rope_scaling": "this Gemma has plain rotary positions"}
 QWEN2: Final = _family("qwen2", _QWEN_KEYS)
 QWEN3: Final = _family(
-    "qwen3",
-    {
-        **_QWEN_KEYS,
-        "head_dim": ConfigKey(default=128, at_least=1),
-        "attention_bias": ConfigKey(default=False),
-    },
+    "qwen3", {**_QWEN_KEYS, "head_dim": ConfigKey(default=128, at_least=1), "attention_bias": ConfigKey(default=False)}
 )
 GEMMA: Final = _family("gemma", _GEMMA_KEYS, refused=_PLAIN_ROPE, no_number=LLAMA.no_number | {"hidden_activation"})
 GEMMA2: Final = _family("gemma2", _GEMMA2_KEYS, problem=_windowed_problem, refused=_PLAIN_ROPE)
@@ -230,10 +225,6 @@ GEMMA3: Final = _family(
     },
     problem=_windowed_problem,
     no_number=LLAMA.no_number | {"_sliding_window_pattern"},  # its effect is in layer_types
-    refused={
-        **LLAMA.refused,
-        **_BOTH_WAYS,
-        "attn_logit_softcapping": "transformers does not apply it in Gemma 3",
-    },
+    refused={**LLAMA.refused, **_BOTH_WAYS, "attn_logit_softcapping": "transformers does not apply it in Gemma 3"},
 )
 SMOLLM3: Final = _family("smollm3", _SMOLLM3_KEYS)

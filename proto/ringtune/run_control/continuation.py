@@ -205,11 +205,7 @@ def longer(plan: Plan, job: Job) -> Plan:
 
 
 def _require_endless(job: Job, course: Course) -> None:
-    """Refuse a course with steps that depend on the number of steps.
-
-    Raises:
-        JobError: names the key.
-    """
+    """Refuse a course with steps that depend on the number of steps."""
     if job.train.lr_schedule != "constant":
         raise JobError(f"train.lr_schedule = {job.train.lr_schedule!r} ends with the last step, {_AGAIN}")
     if course.decides:

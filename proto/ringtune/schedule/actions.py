@@ -250,10 +250,7 @@ Op.FIT = Op(
     timing=Timing(work="fit", is_optional=True),
 )
 Op.UPDATE = Op(
-    letter="U",
-    name="update",
-    scope=Scope.UNITS,
-    timing=Timing(work="update", head="update_head", is_sized=False),
+    letter="U", name="update", scope=Scope.UNITS, timing=Timing(work="update", head="update_head", is_sized=False)
 )
 Op.SAVE = Op(letter="K", name="save", scope=Scope.ITEM, timing=Timing(work="save", is_sized=False, is_optional=True))
 Op.SEND = Op(letter=">", name="send", scope=Scope.MESSAGE)

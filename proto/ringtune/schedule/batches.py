@@ -214,13 +214,7 @@ def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...]
 
 
 def split_rows(
-    num_rows: int,
-    *,
-    num_owners: int,
-    share: int,
-    seed: int,
-    split: str = "iid",
-    labels: Sequence[str] | None = None,
+    num_rows: int, *, num_owners: int, share: int, seed: int, split: str = "iid", labels: Sequence[str] | None = None
 ) -> tuple[int, ...]:
     """Return the row indices of one share, ascending; shares are disjoint, not empty, and cover all rows.
 

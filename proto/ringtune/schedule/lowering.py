@@ -203,13 +203,7 @@ def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=WAYS_AT_ONCE)
 def lower(
-    plan: Plan,
-    owner: str,
-    lowest: int,
-    pattern: str,
-    has_update: bool = True,
-    lane: int = 0,
-    passage: Passage = WHOLE,
+    plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = True, lane: int = 0, passage: Passage = WHOLE
 ) -> dict[str, Legs]:
     """Lower a micro-batch's way to legs at every node.
 

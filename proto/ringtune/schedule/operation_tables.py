@@ -550,7 +550,7 @@ class Policy(enum.StrEnum):
 
 UNDEFINED_POLICIES: Final = {
     "gshard": "the paper compares with it, but does not say where the gating networks of a pre-trained model and their "
-    "weights come from, how many experts a row takes, and what capacity an expert has",
+    "weights come from, how many experts a row takes, and what capacity an expert has"
 }
 """Policies that the paper does not describe completely -> missing facts."""
 
@@ -684,10 +684,7 @@ class Choice:
         """Return the choice that repeats the tables of another run."""
         check_tables(tables)
         return Choice(
-            policy=Policy.STANDARD.value,
-            subnets=tables[0].operations.subnets,
-            capacities=(),
-            tables=tuple(tables),
+            policy=Policy.STANDARD.value, subnets=tables[0].operations.subnets, capacities=(), tables=tuple(tables)
         )
 
     def given_at(self, step: int) -> Operations | None:

@@ -532,12 +532,7 @@ def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool,
 def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
     """Return the turn after ``last`` in which every node saves; ``holder`` has the head."""
     return _next_turn(
-        last,
-        kind=StepKind.CHECKPOINT,
-        owner=holder,
-        round=last.round,
-        num_items=1,
-        first_step=last.end_step,
+        last, kind=StepKind.CHECKPOINT, owner=holder, round=last.round, num_items=1, first_step=last.end_step
     )
 
 
@@ -658,11 +653,5 @@ def _use(course: Course, owner: Owner, steps: int) -> RowUse:
     if twice:
         most = max(most, 2 * epochs + first + last)
     return RowUse(
-        owner=owner.node,
-        rows=owner.train_rows,
-        batch_rows=size,
-        steps=steps,
-        used_rows=used,
-        least=epochs,
-        most=most,
+        owner=owner.node, rows=owner.train_rows, batch_rows=size, steps=steps, used_rows=used, least=epochs, most=most
     )

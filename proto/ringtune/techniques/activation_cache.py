@@ -56,15 +56,7 @@ from ringtune.schedule.placement import (
 from ringtune.schedule.plan import Plan, no_cache_reason
 from ringtune.schedule.run_shape import EQUAL, turn_counts, weights
 from ringtune.schedule.stages import hosts_of_lane, lane_of
-from ringtune.schedule.turns import (
-    ITEMS_AHEAD,
-    Item,
-    StepKind,
-    Turn,
-    evaluation_is_due,
-    items,
-    turn_sequence,
-)
+from ringtune.schedule.turns import ITEMS_AHEAD, Item, StepKind, Turn, evaluation_is_due, items, turn_sequence
 from ringtune.schedule.versions import trained, weight_version
 from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import DiskTerm, Technique

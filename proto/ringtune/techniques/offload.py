@@ -228,11 +228,7 @@ def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fu
 
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
-    """The adapter configurations of a job, by their name in messages.
-
-    Raises:
-        JobError: one of a user is not readable.
-    """
+    """The adapter configurations of a job, by their name in messages."""
     own = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
     for where, config in own.items():
         try:

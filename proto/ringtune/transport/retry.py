@@ -39,14 +39,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import grpc
 
-from ringtune.errors import (
-    BusyError,
-    ConnectionFailedError,
-    DeadlineError,
-    FrameError,
-    PeerLostError,
-    RingTuneError,
-)
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, FrameError, PeerLostError, RingTuneError
 from ringtune.transport.status import WireStatus, abort, error_of_status, status_of_error
 
 T = TypeVar("T")
@@ -74,12 +67,7 @@ class RetryState:
     """
 
     def __init__(
-        self,
-        *,
-        lease_s: float,
-        timeout_s: float,
-        request_bytes: int = 0,
-        now_s: Callable[[], float] = time.monotonic,
+        self, *, lease_s: float, timeout_s: float, request_bytes: int = 0, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._now_s = now_s
         self._heard_s = now_s()
@@ -379,12 +367,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         request: Any,
         context: grpc.ServicerContext,
     ) -> Work:
-        """Return the work of a call, or begin it.
-
-        Raises:
-            FrameError: this process never got the request.
-            BusyError: ``MAX_AT_WORK`` calls are running, or the system has no more threads.
-        """
+        """Return the work of a call, or begin it."""
         with self._lock:
             work = self._works.get(key)
             if work is not None:

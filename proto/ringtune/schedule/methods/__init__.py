@@ -7,14 +7,4 @@ from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.methods.ringada import RingAda
 from ringtune.schedule.methods.single import Single
 
-__all__ = [
-    "Everything",
-    "Hift",
-    "Method",
-    "PipeAdapter",
-    "RingAda",
-    "Single",
-    "method",
-    "method_class",
-    "method_names",
-]
+__all__ = ["Everything", "Hift", "Method", "PipeAdapter", "RingAda", "Single", "method", "method_class", "method_names"]
