@@ -105,6 +105,7 @@ docs: $(STAMP)
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_job
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_options
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_combinations
+	PYTHONPATH=proto:. $(BIN)/python -m docs.make_trust
 	PYTHONPATH=proto:. $(BIN)/python -m docs.how.drawings
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
 

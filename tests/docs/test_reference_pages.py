@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 
-from docs import make_combinations, make_job, make_options
-from ringtune.errors import JobError
+from docs import make_combinations, make_job, make_options, make_trust
+from ringtune.errors import JobError, TrustError
 from ringtune.job.job import Job, Model
 from ringtune.job.job_reference import KeyFacts, describe_job
 from ringtune.models.adapter_config import (
@@ -17,6 +17,8 @@ from ringtune.models.adapter_config import (
     parse_adapter_config,
     refused_configurations,
 )
+from ringtune.transport import parties
+from ringtune.transport.parties import Permission
 from tests.contract.test_hints import commands
 from tests.support.cases import cases
 from tests.support.job_keys import KEYS, refusal
@@ -37,6 +39,24 @@ def test_job_page_is_current() -> None:
 def test_page_of_combinations_is_current() -> None:
     """If this fails, a refusal has changed: run ``python -m docs.make_combinations``."""
     assert make_combinations.PAGE.read_text(encoding="utf-8") == make_combinations.page()
+
+
+def test_table_of_calls_is_current() -> None:
+    """If this fails, a call or who may make it has changed: run ``python -m docs.make_trust``."""
+    assert make_trust.PAGE.read_text(encoding="utf-8") == make_trust.page()
+
+
+@pytest.mark.parametrize(
+    ("roles", "error"), [({}, TrustError), ({"Steal": Permission(frozenset({"node"}))}, ValueError)]
+)
+def test_table_of_calls_has_no_call_without_a_row(
+    roles: dict[str, Permission], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new call needs a permission, and one between nodes rows of the access list or a digest."""
+    monkeypatch.setattr(make_trust, "calls", lambda: ["Snapshots.Steal"])
+    monkeypatch.setattr(parties, "PERMISSIONS", {"Snapshots": roles})
+    with pytest.raises(error, match="Steal"):
+        make_trust.page()
 
 
 def test_combinations_are_found_by_the_checks() -> None:
