@@ -149,7 +149,11 @@ def coordinator(
         float, typer.Option(metavar="DAYS", min=0, help="Days that a fetched run is kept after its end.")
     ] = 7.0,
     keep_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Disk space for all runs; only fetched ones are deleted for it.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Disk space for all runs: only fetched ones are deleted for it, and no new run begins beyond it.",
+        ),
     ] = "10GiB",
     keep_unfetched_days: Annotated[
         float | None,

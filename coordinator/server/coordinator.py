@@ -41,6 +41,7 @@ from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.endpoints import require_compatible, require_private
+from ringtune.transport.open_calls import RateLimit
 from ringtune.v1 import control_pb2
 
 
@@ -112,6 +113,8 @@ class RunLogger:
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
+_MOST_LINES = 20
+"""Lines a minute of one node that joins and leaves again and again."""
 _LOG = logging.getLogger(__name__)
 _LONGEST_BEGIN_S = 60.0
 """Wait for the beginning of another run, which is refused while a run drives; then the run that goes back begins."""
@@ -142,6 +145,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._beginning = threading.Lock()  # held while a run begins, also by a stop
         self._registry = Registry(lease_s)
+        self._lines = RateLimit(_MOST_LINES, 60.0)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
         self._drivers: list[Driver] = []  # the driven one, and earlier ones that may still send their last event
@@ -164,8 +168,9 @@ class Coordinator:
             self._registry.join(member, self._now_s())
             if self._driver is not None and not was_there:
                 self._driver.joined(member)  # before other threads see it as living
-        _LOG.info("node %s at %s joined", member.node, member.address)
-        self.tell(joined_line(member))
+        if self._lines.count(member.node):
+            _LOG.info("node %s at %s joined", member.node, member.address)
+            self.tell(joined_line(member))
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
         """Renew a node's lease; return whether the node is a member, and the id of the driven run."""
@@ -177,7 +182,7 @@ class Coordinator:
         """Remove a member that leaves in order."""
         with self._lock:
             has_left = self._registry.leave(node, instance)
-        if has_left:
+        if has_left and self._lines.count(node):
             _LOG.info("node %s left", node)
             self.tell(f"node {node} left")
 

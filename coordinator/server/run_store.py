@@ -35,6 +35,7 @@ from platformdirs import user_state_path
 from coordinator.server.run_record import RunRecord, chain_of, in_order, to_drop
 from ringtune.errors import IntegrityError, InterruptedRunError, StorageError, UsageError
 from ringtune.ids import RUN_ID
+from ringtune.quantities import format_bytes
 from ringtune.storage.durable import (
     FileLock,
     make_folder,
@@ -320,7 +321,8 @@ class RunStore:
     Args:
         folder: made if it is missing.
         keep_days: days for fetched runs, since their end.
-        keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it.
+        keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it, but no run begins
+            while they exceed it.
         keep_unfetched_days: days for runs that were not fetched; infinite = for ever.
 
     Raises:
@@ -390,9 +392,15 @@ class RunStore:
         with the step when the manifest of a checkpoint is on disk.
 
         Raises:
-            StorageError: no room.
+            StorageError: no room, or the runs that were not fetched exceed the limit; a resumed run is not refused.
         """
         self.prune()
+        stored_bytes = sum(record.size_bytes for record in self._sized())
+        if stored_bytes > self._keep_bytes and record.first_run == record.run_id:
+            raise StorageError(
+                f"the stored runs take {format_bytes(stored_bytes)}, more than the {format_bytes(self._keep_bytes)} of "
+                "--keep-size, and were not fetched: fetch them ('ringtune runs' lists them), or allow more"
+            )
         folder = self.folder / _RUNS / record.run_id
         run = StoredRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
         write_durably(folder / _REQUEST, request)
@@ -489,13 +497,23 @@ class RunStore:
 
     # ---- room -------------------------------------------------------------------------------------
 
+    def _sized(self) -> list[RunRecord]:
+        """Return the records with the bytes of all files of a run, the initial values included."""
+        records = []
+        for record in self.records().values():
+            others = (self.initial_file(record.run_id), self.folder / _RUNS / record.run_id / _REQUEST)
+            others_bytes = sum(path.stat().st_size for path in others if path.is_file())
+            records.append(replace(record, size_bytes=record.size_bytes + others_bytes))
+        return records
+
     def prune(self) -> tuple[str, ...]:
         """Delete the runs that ``to_drop`` chooses; return their ids."""
         records = self.records()
+        sized = self._sized()
         with self._lock:
             busy = {name for name, count in self._readers.items() if count}
             names = to_drop(
-                records.values(),
+                sized,
                 now_unix_s=time.time(),
                 keep_days=self._keep_days,
                 keep_bytes=self._keep_bytes,

@@ -25,6 +25,7 @@ from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, Stor
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import Length, job_digest
 from ringtune.schedule.operation_tables import Operations, ScheduledTable
+from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
 from tests.support.choosing import table_of
 from tests.support.fake_agents import job
@@ -304,6 +305,23 @@ def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
         again.close()
     assert f"run {ONE} is deleted: it was not fetched for 0 days" in caplog.text
     assert not (tmp_path / "runs").exists()
+
+
+def test_books_that_nobody_fetches_have_a_limit_with_their_initial_values(tmp_path: Path) -> None:
+    """Beyond it no run begins; one that is resumed does, and after a fetch the next one."""
+    kept = RunStore(tmp_path, keep_bytes=5000)
+    run = kept.begin(record(ONE), initial=Pieces.of(bytes(6000)), on_saved=nobody)
+    with pytest.raises(
+        StorageError, match=r"the stored runs take .*, more than the .* of --keep-size.*'ringtune runs'"
+    ):
+        kept.begin(record(TWO), on_saved=nobody)
+    run(PLAN)
+    run(DONE)
+    kept.begin(record(TWO, first_run=ONE), on_saved=nobody)(DONE)
+    kept.fetched(TWO)
+    kept.begin(record(run_id(3)), on_saved=nobody)
+    assert list(kept.records()) == [run_id(3)]
+    kept.close()
 
 
 def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
