@@ -160,10 +160,6 @@ class Saver:
             executor.load_shard(content, written, with_head=with_head)
         except (IntegrityError, DivergedError) as error:
             raise type(error)(f"node {self._node}, {shards.path(step)}: {error}") from error
-        except OSError as error:  # the content is read from the disk a second time
-            raise IntegrityError(
-                f"node {self._node} can't read its shard {shards.path(step)}: {error.strerror}"
-            ) from error
 
     def require_rows(self) -> None:
         """Refuse rows of this owner that differ from those of the run's start.

@@ -61,7 +61,7 @@ from ringtune.storage.durable import (
     write_durably,
     write_pieces_durably,
 )
-from ringtune.storage.pieces import FilePieces, Piece, Pieces
+from ringtune.storage.pieces import FilePieces, Piece, Pieces, StoredPieces
 from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.transport.parties import node_trust
@@ -335,8 +335,7 @@ class RunShards:
         try:
             if self.folder.is_symlink() or ((path.is_symlink() or path.exists()) and not is_plain_file(path)):
                 raise IntegrityError(f"node {node}: shard {path} is damaged (a link or folder is in its place)")
-            content = FilePieces(path)
-            found = content.sha256()
+            content, found = StoredPieces(path), FilePieces(path).sha256()
         except FileNotFoundError as error:
             raise IntegrityError(f"node {node} has no shard {path}") from error
         except OSError as error:
@@ -441,7 +440,7 @@ class SavedParts:
         try:
             digests = read_object(self._best_index(step).read_text(encoding="utf-8"), str(self._best_index(step)))
             for name, digest in digests.items():
-                found[name] = content = FilePieces(self._best_path(step, name))
+                found[name] = content = StoredPieces(self._best_path(step, name))
                 if content.sha256() != digest:
                     raise IntegrityError(f"{self._best_path(step, name)} is damaged (its digest differs)")
         except (OSError, UnicodeDecodeError) as error:
@@ -541,7 +540,7 @@ class SavedParts:
         return TensorFile(self._content(file), where=str(file.path))
 
     def _content(self, file: _File) -> Pieces:
-        content = FilePieces(file.path)
+        content = StoredPieces(file.path)
         if content.sha256() != file.sha256:
             raise IntegrityError(f"{file.path} is damaged (its digest differs), so it is not used")
         return content

@@ -92,7 +92,7 @@ class CopySender:
 
     def _send_all(self) -> None:
         while (copy := self._copies.get()) is not None and not self._closed.is_set():
-            unread: list[RingTuneError] = []
+            unread: list[IntegrityError] = []
             try:
                 self._send(copy, _noting(copy, unread))
             except RingTuneError as error:
@@ -129,28 +129,20 @@ class CopySender:
             self._closed.wait(_RETRY_S)
 
 
-def _noting(copy: _Copy, problems: list[RingTuneError]) -> Pieces:
-    """Return the content of a copy; an error of the disk that it is read from is noted before it is raised.
+def _noting(copy: _Copy, problems: list[IntegrityError]) -> Pieces:
+    """Return the content of a copy; what is damaged on this node's disk is noted before the error is raised.
 
     Raises:
-        IntegrityError: it is damaged.
-        StorageError: it can't be read.
+        IntegrityError: it is damaged, or can't be read.
     """
 
     @contextmanager
     def noted() -> Iterator[None]:
         try:
             yield
-        except (IntegrityError, OSError) as error:
-            found = (
-                error
-                if isinstance(error, IntegrityError)
-                else StorageError(
-                    f"the shard of step {copy.step} can't be read to copy it to {copy.holder}: {error}; check the disk"
-                )
-            )
-            problems.append(found)
-            raise found from error
+        except IntegrityError as error:
+            problems.append(error)
+            raise
 
     def read() -> Iterator[Piece]:
         with noted():

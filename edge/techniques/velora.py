@@ -167,7 +167,7 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
             if path.startswith(f"{layout.down}.") and _keeps_down_input(skeleton, index):
                 continue  # LoRA beside a matrix whose input stays anyway
             for layer in _adapter_layers(f"{index}.{path}", module):
-                _check_alone(layer, module, norm_first=layout.norm_first)
+                _check_alone(layer, word, module, norm_first=layout.norm_first)
                 yield layer
     elif path := str(getattr(layout, word)):
         module = block.get_submodule(path)
@@ -206,7 +206,11 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
 
 
 def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
-    """Refuse an adapter with an input that another layer keeps."""
+    """Refuse an adapter with an input that another layer keeps.
+
+    Raises:
+        JobError: it has a gate, or is a parallel bottleneck with the input of a norm.
+    """
     from adapters.methods.modeling import ParallelAdapter
 
     keeper, remedy = "", ""
@@ -216,7 +220,7 @@ def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
         keeper, remedy = "the norm before the feed-forward part", "use seq_bn"
     if keeper:
         raise JobError(
-            f"velora.layers has 'adapter_down', but {keeper} keeps the input of {layer.name} anyway; leave it out, or "
+            f"velora.layers has {word!r}, but {keeper} keeps the input of {layer.name} anyway; leave it out, or "
             f"{remedy}"
         )
 

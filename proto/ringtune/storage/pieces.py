@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ringtune.errors import IntegrityError
+
 PIECE_BYTES: Final = 1 << 20
 """Bytes of a piece that is read from a file."""
 
@@ -118,6 +120,20 @@ class FilePieces(Pieces):
             while left and (piece := file.read(min(PIECE_BYTES, left))):
                 left -= len(piece)
                 yield piece
+
+
+class StoredPieces(FilePieces):
+    """Content of a file that this node has written; iterating it raises ``IntegrityError`` where the disk fails."""
+
+    def part(self, start: int, size_bytes: int) -> Pieces:
+        """Return a range of the range, which is read alone."""
+        return StoredPieces(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
+
+    def _read(self) -> Iterator[bytes]:
+        try:
+            yield from super()._read()
+        except OSError as error:
+            raise IntegrityError(f"{self._path} can't be read: {error.strerror}; check the disk") from error
 
 
 class OpenFilePieces(Pieces):

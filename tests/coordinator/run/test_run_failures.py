@@ -297,18 +297,21 @@ def losing_host(**changes: Any) -> Iterator[tuple[FakeCluster, Job]]:
 
     def stop(agent: FakeAgent, turns: list[Turn]) -> None:
         agent.stub.Report(agent.report([turn for turn in turns if turn.end_step <= 4]), timeout=CALL_S)
-        if any(turn.end_step > 4 for turn in turns):
-            stopped.set()
+        if not wanted.train.checkpoint_every:
+            lose()
 
-    def lose(event: control_pb2.RunEvent) -> None:
-        if event.WhichOneof("event") == "checkpoint_json" or (stopped.is_set() and not wanted.train.checkpoint_every):
-            cluster.server.coordinator.node_failed("c", PeerLostError("node c is lost"))
+    def on_event(event: control_pb2.RunEvent) -> None:
+        if event.WhichOneof("event") == "checkpoint_json":
+            lose()
 
-    stopped, wanted = threading.Event(), of_all_parameters(**changes)
+    def lose() -> None:
+        cluster.server.coordinator.node_failed("c", PeerLostError("node c is lost"))
+
+    wanted = of_all_parameters(**changes)
     stays = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
     agents = {"a": stays, "b": stays, "c": {"rows": 0, "on_grant": stop}}
     with FakeCluster(*agents, agents=agents) as cluster:
-        cluster.server.coordinator.sinks.append(lose)
+        cluster.server.coordinator.sinks.append(on_event)
         yield cluster, wanted
 
 

@@ -412,7 +412,7 @@ def test_velora_refuses_layers_that_save_nothing(build: Any) -> None:
         ("bert", "full", {"layers": ("up", "gate")}, "has 'gate', but nothing of that kind trains"),
         ("llama", "full", {"layers": ("up",)}, "has up without gate: in a llama both read one tensor"),
         ("bert", "seq_bn[use_gating=True]", {}, f"{gate} anyway; leave it out, or use an"),
-        ("bert", "lora[use_gating=True]", {}, f"{gate}lora_A anyway"),
+        ("bert", "lora[use_gating=True]", {"layers": ("adapter_down:query",)}, f"'adapter_down:query', {gate}lora_A"),
         (
             "gpt2",
             "par_bn",
