@@ -137,7 +137,7 @@ def _add_tied(tied: Tied) -> None:
             continue
         own, value.grad, stand_in.grad = value.grad, stand_in.grad, None
         if own is not None:
-            value.grad.add_(own.coalesce() if own.is_sparse else own)  # type: ignore[union-attr]
+            value.grad.add_(own.coalesce() if own.is_sparse else own)
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, TensorSpec]:
