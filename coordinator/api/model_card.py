@@ -41,8 +41,8 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 
 The head is the base model's own: it did not train, so it is not in this folder."""
 _INVERSE = (
-    "The last hidden state goes to the head through the inverse of the invertible adapter, which `AutoModelForCausalLM` "
-    "leaves out."
+    "The last hidden state goes to the head through the inverse of the invertible adapter, which "
+    "`AutoModelForCausalLM` leaves out."
 )
 _LOADING_PLUGGED = """```python
 import json
