@@ -131,6 +131,7 @@ FEATURES: Final = (
     Feature("dropout", {"train.dropout": 0.1}),
     Feature("lora", {"adapter.config": "lora"}),
     Feature("full: own weights of blocks", {"adapter.config": "full"}),
+    Feature("invertible adapter", {"adapter.config": "seq_bn_inv"}),
 )  # fmt: skip
 
 

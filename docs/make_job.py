@@ -196,6 +196,17 @@ residual, as in Llama, and never passes a norm of the block: Gemma's norms behin
 of the result has `adapter_interface.json` besides; README.md has the lines that load it. These models have the tasks
 `sequence-classification` and `regression` (by one matrix without bias, the architecture's own head) and `causal-lm`.
 """
+_INVERTIBLE = """\
+### Invertible adapters
+
+A bottleneck with `inv_adapter='nice'`, as in `seq_bn_inv` and `double_seq_bn_inv` (MAD-X), has two small networks F
+and G after the embedding: the halves x1 and x2 of a token become `y1 = x1 + F(x2)` and `y2 = x2 + G(y1)`. Before a
+language model's decoder the same weights compute the inverse. Owners have it, and hand it over with the head. It
+trains while block 0 does: with `ringada` from the last unfreezing on, with private blocks never; until then it is
+applied with the values with which it began. AdapterHub has it for BERT, RoBERTa, XLM-R, ELECTRA, DistilBERT, GPT-2,
+Llama and Mistral. The result of a language model loads into an `AutoAdapterModel`: `AutoModelForCausalLM` leaves the
+inverse out.
+"""
 _FULL = """\
 ### Without an adapter
 
@@ -257,6 +268,7 @@ def page() -> str:
         _configurations(),
         *map(_options, _kinds()),
         _refused(),
+        _INVERTIBLE,
         _plugged(),
         _AUXILIARY,
         _USERS,

@@ -17,7 +17,7 @@ from coordinator.api.model_card import adapter_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
-from ringtune.models.adapter_config import FULL, trains_own_weights
+from ringtune.models.adapter_config import FULL, INVERTIBLE, INVERTIBLE_TENSORS, trains_own_weights
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
 from ringtune.models.family import NAMED_TASKS
 from ringtune.models.folder import (
@@ -50,8 +50,11 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
     facts = described(config, where=where) if where == AUXILIARY_CONFIG_FILE else None
     if facts is None and not (isinstance(config.get("config"), dict) and config.get("model_type")):
         raise IntegrityError("adapter_config.json does not describe an adapter; copy the run's folder again")
+    _check_invertible(tensors, is_expected=run.plan.course.invertible)
     blocks: dict[int, set[str]] = {}
     for name in tensors:
+        if f".{INVERTIBLE}." in name:
+            continue
         found = _BLOCK.search(name)
         if found is None:
             raise IntegrityError(f"adapter.safetensors has {name}, which belongs to no block; train again")
@@ -70,6 +73,16 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
     if not blocks or max(blocks) >= num_blocks:
         raise IntegrityError(
             f"adapter.safetensors has blocks {sorted(blocks)}, the model has {num_blocks}; it mixes runs"
+        )
+
+
+def _check_invertible(tensors: Iterable[str], *, is_expected: bool) -> None:
+    found = {name.partition(f".{INVERTIBLE}.")[2].partition(".")[2] for name in tensors if f".{INVERTIBLE}." in name}
+    wanted = set(INVERTIBLE_TENSORS if is_expected else ())
+    if found != wanted:
+        raise IntegrityError(
+            f"adapter.safetensors has {len(found)} tensors of an invertible adapter, the run has {len(wanted)}; copy "
+            "the run's folder again"
         )
 
 

@@ -41,8 +41,8 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 
 The head is the base model's own: it did not train, so it is not in this folder."""
 _INVERSE = (
-    "The head is the base model's own: it did not train, so it is not in this folder. It gets the last hidden state "
-    "through the inverse of the invertible adapter, which `AutoModelForCausalLM` with `adapters.init` leaves out."
+    "The last hidden state goes to the head through the inverse of the invertible adapter, which "
+    "`AutoModelForCausalLM` leaves out."
 )
 _LOADING_PLUGGED = """```python
 import json
@@ -72,9 +72,9 @@ load_auxiliary(model, "PATH_OF_THIS_FOLDER")
 {what}"""
 _LOADING_AUXILIARY_WITH_OWN_HEAD = """```python
 from edge.model.auxiliary import load_auxiliary
-from transformers import AutoModelForCausalLM
+from {source} import {loader}
 
-model = AutoModelForCausalLM.from_pretrained({base})
+model = {loader}.from_pretrained({base})
 load_auxiliary(model, "PATH_OF_THIS_FOLDER")
 ```
 
@@ -109,14 +109,15 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     ``adapter`` is the content of the file that describes the adapter, ``digests`` the SHA-256 of the other files.
     """
     has_head = has_trained_head(run.job.model.task)
+    has_inverse = not has_head and invertible_of(run.job.adapter.config) is not None
     loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
-    if not has_head and invertible_of(run.job.adapter.config) is not None:
-        loading = f"{_LOADING}\n\n{_INVERSE}"
+    loading = f"{_LOADING}\n\n{_OWN_HEAD.strip()}" if has_inverse else loading
     what = _AUXILIARY + (_WITH_LIBRARY if library_config(run.job.adapter.config) else "")
+    choices, loader = "", "AutoAdapterModel" if has_inverse else "AutoModelForCausalLM"
     if auxiliary_of(run.job.adapter.config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
         library = "ringtune"
-    choices, loader = "", "AutoModelForCausalLM"
+    source = "adapters" if has_inverse else "transformers"
     if INTERFACE_FILE in digests:
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = "AutoModelForSequenceClassification" if has_head else loader
@@ -130,7 +131,8 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         what=f"adapter configuration `{run.job.adapter.config}`",
         loading="\n\n".join(
             [
-                loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices),
+                loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source),
+                *([_INVERSE] if has_inverse else []),
                 *_of_transformers_5(Path(run.job.model.path) / CONFIG_FILE),
             ]
         ),

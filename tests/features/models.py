@@ -70,10 +70,11 @@ def loaded_auxiliary(case: Case, folder: Path) -> Any:
     from edge.model.auxiliary import load_auxiliary
 
     assert not (folder / "adapter_config.json").exists()
-    if case.task == "causal-lm":
+    if case.task == "causal-lm" and not invertible_of(case.adapter):
         return load_auxiliary(AutoModelForCausalLM.from_pretrained(str(case.folder / "model")), folder)
     plain = AutoAdapterModel.from_pretrained(str(case.folder / "model"))
-    plain.load_head(str(folder), use_safetensors=True)
+    if case.task != "causal-lm":
+        plain.load_head(str(folder), use_safetensors=True)
     return load_auxiliary(plain, folder)
 
 
@@ -253,6 +254,7 @@ INVERTIBLE = [
     ),
     invertible("all", config="double_seq_bn_inv", method="all", microbatches=4),
     invertible("sgd-dropout", "gpt2", optimizer="sgd", dropout=0.2),
+    invertible("with-linear", "gpt2", config="seq_bn_inv|linear[attn_matrices=['v']]"),
     invertible("union", config="lora[r=2]|par_bn[inv_adapter='nice',inv_adapter_reduction_factor=3]", turns="rows"),
     invertible("three-owners", "llama", owners=("a", "c", "b"), num_steps=12, local_iterations=1, eval_every=3),
 ]

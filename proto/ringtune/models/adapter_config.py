@@ -372,6 +372,11 @@ def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
 INVERTIBLE: Final = "invertible_adapters"
 """Name of the library's module with invertible adapters, in the base model."""
 
+INVERTIBLE_TENSORS: Final = tuple(
+    f"{part}.{at}.{kind}" for part in "FG" for at in (0, 2) for kind in ("weight", "bias")
+)
+"""Names of its tensors: F and G have a Linear before and after an activation."""
+
 
 class Invertible(NamedTuple):
     """An invertible adapter at the embedding, of NICE's kind: two coupled bottlenecks, each of half of the channels.

@@ -196,7 +196,7 @@ FORMAT: Final = "ringtune-auxiliary"
 VERSION: Final = 2
 _ONE_KIND: Final = 1
 
-_LIBRARY_MODULES: Final = ("adapters", "loras", "refts")
+_LIBRARY_MODULES: Final = ("adapters", "loras", "refts", "invertible_adapters")
 """Parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
 
 _OF_WHOLE: Final = ("model_type", "model_name", "name")

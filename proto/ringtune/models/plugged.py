@@ -32,7 +32,7 @@ FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 LAYER_TYPES: Final = (FULL, SLIDING)
 METHODS: Final = ("bottleneck", "lora", "reft")
-"""Kinds of adapters of these families; invertible ones would be outside the blocks."""
+"""Kinds of adapters of these families; the plug-in interface of each names no invertible ones."""
 WRITTEN_OUT: Final = ("gemma2",)
 """``model_type`` of models with soft-capped scores, which need eager attention."""
 

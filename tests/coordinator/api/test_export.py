@@ -20,8 +20,9 @@ from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import evaluation_job, read_run
 from ringtune import cli
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_config import INVERTIBLE_TENSORS, parse_adapter_config
 from ringtune.schedule.methods import Hift
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.disk import log_of_syncs
@@ -98,6 +99,22 @@ def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_o
     card = (tmp_path / "out/README.md").read_text()
     assert 'model = AutoModelForCausalLM.from_pretrained("tiny")\nadapters.init(model)\n' in card
     assert "AutoAdapterModel" not in card
+
+
+def test_export_of_a_language_model_with_an_invertible_adapter_needs_the_inverse(run: Path, tmp_path: Path) -> None:
+    """The card loads it with the class that computes the inverse; a tensor that is missing is found."""
+    job, plan, path = (run / name for name in ("job.toml", "plan.json", "adapter/adapter.safetensors"))
+    text = job.read_text().replace('"sequence-classification"', '"causal-lm"')
+    job.write_text(text.replace('config = "seq_bn"', 'config = "seq_bn_inv"'))
+    plan.write_text(json.dumps(changed(Plan.from_json(json.loads(plan.read_text())), invertible=True).to_json()))
+    with pytest.raises(IntegrityError, match="has 0 tensors of an invertible adapter, the run has 8; copy"):
+        export_run(run, tmp_path / "out")
+    prefix, one = "bert.invertible_adapters.ringtune.", numpy.ones(1, dtype=numpy.float32)
+    tensors = load(path.read_bytes()) | {f"{prefix}{name}": one for name in INVERTIBLE_TENSORS}
+    path.write_bytes(save(tensors))
+    export_run(run, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'model = AutoAdapterModel.from_pretrained("tiny")\n' in card and "through the inverse" in card
 
 
 def test_export_of_auxiliary_models_says_how_they_load(run: Path, tmp_path: Path) -> None:
