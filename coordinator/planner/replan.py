@@ -29,9 +29,12 @@ from ringtune.job.job import Job
 from ringtune.quantities import format_seconds
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import sources
-from ringtune.schedule.placement import Placement
+from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import in_ranges
 from ringtune.schedule.stages import no_replicas
+from ringtune.schedule.units import Range
+from ringtune.techniques.offload import helpers_of
 
 
 def placed_without(
@@ -39,8 +42,9 @@ def placed_without(
 ) -> Placement:
     """Return the best ring of the nodes that are not lost.
 
-    A host whose helper is lost trains its blocks itself, unless nothing fits then: every host gets a helper in that
-    case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have files of the run already.
+    A host whose helper is lost trains its blocks itself, unless that would change the result or nothing fits then: it
+    gets another helper in that case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have
+    files of the run already.
 
     Raises:
         CapacityError: the others have no memory for the model.
@@ -55,7 +59,13 @@ def placed_without(
         if choice is None:
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
-        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=found.helpers)
+        helpers = helpers_of(part.course, found.hosts, draft.helper_of)
+        if lacking := _unhelped(part.course, helpers):
+            error = CapacityError(
+                f"without it no other node can be the helper of {found.host_of(lacking[0])}, which {_NEEDED}"
+            )
+            continue
+        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=helpers)
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
             refuse_if_full(job, alone, living.by_name, goes_on=goes_on)
@@ -66,15 +76,30 @@ def placed_without(
     raise error
 
 
+_NEEDED: Final = "needs one, as the adapters would be trained otherwise without"
+
+
+def _unhelped(course: Course, helpers: Sequence[Helper]) -> list[int]:
+    """Return the blocks that may not be without a helper, and have none."""
+    if course.offload is None or not course.offload.needs_helpers:
+        return []
+    helped = [Range(one.start, one.stop) for one in helpers]
+    return [
+        block for start, stop in course.offload.blocks for block in range(start, stop) if not in_ranges(block, helped)
+    ]
+
+
 def _helped_again(drafts: Sequence[Draft], living: Profile) -> Iterator[Draft]:
     """Yield drafts with the helpers that are left, then with others in place of lost ones."""
     names = living.by_name
-    for draft in drafts:
-        left = {host: one for host, one in draft.helper_of.items() if host in names and one in names}
-        yield dataclasses.replace(draft, helper_of=left)
-    for draft in drafts:
+    lefts = [{host: one for host, one in draft.helper_of.items() if {host, one} <= names.keys()} for draft in drafts]
+    for draft, left in zip(drafts, lefts, strict=True):
+        if not draft.helper_settings.needs_helpers:
+            yield dataclasses.replace(draft, helper_of=left)
+    for draft, left in zip(drafts, lefts, strict=True):
         if draft.helper_of and len(names) > 1:
-            yield from (dataclasses.replace(draft, helper_of=helper_of) for helper_of in helper_maps(living))
+            for helper_of in helper_maps(living):
+                yield dataclasses.replace(draft, helper_of={**helper_of, **left})
 
 
 def without(profile: Profile, lost: Collection[str]) -> Profile:
@@ -147,7 +172,12 @@ def replanned(
     drafts += () if now is part else drafts_of(part)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
     others = {
-        one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits, helpers=one.helpers)
+        one.slices: dataclasses.replace(
+            placement,
+            slices=one.slices,
+            credits=one.credits,
+            helpers=helpers_of(part.course, one.hosts, drafts[0].helper_of),
+        )
         for one in found
     }
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
