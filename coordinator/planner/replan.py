@@ -31,9 +31,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.migration import sources
 from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import in_ranges
 from ringtune.schedule.stages import no_replicas
-from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helpers_of
 
 
@@ -51,8 +49,10 @@ def placed_without(
         StorageError: their disks have no room for it.
     """
     placement, living = part.placement, without(profile, lost)
+    needs_helpers = part.course.helper_settings.needs_helpers
+    also = ", with a helper for each host," if needs_helpers else ""
     error: CapacityError | StorageError = CapacityError(
-        f"without it no ring of {', '.join(living.by_name)} has memory for the model"
+        f"without it no ring of {', '.join(living.by_name)}{also} has memory for the model"
     )
     for draft in _helped_again(drafts_of(part), living):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
@@ -60,10 +60,7 @@ def placed_without(
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
         helpers = helpers_of(part.course, found.hosts, draft.helper_of)
-        if lacking := _unhelped(part.course, helpers):
-            error = CapacityError(
-                f"without it no other node can be the helper of {found.host_of(lacking[0])}, which {_NEEDED}"
-            )
+        if needs_helpers and not _are_whole(part.course, helpers):
             continue
         placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=helpers)
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
@@ -76,17 +73,10 @@ def placed_without(
     raise error
 
 
-_NEEDED: Final = "needs one, as the adapters would be trained otherwise without"
-
-
-def _unhelped(course: Course, helpers: Sequence[Helper]) -> list[int]:
-    """Return the blocks that may not be without a helper, and have none."""
-    if course.offload is None or not course.offload.needs_helpers:
-        return []
-    helped = [Range(one.start, one.stop) for one in helpers]
-    return [
-        block for start, stop in course.offload.blocks for block in range(start, stop) if not in_ranges(block, helped)
-    ]
+def _are_whole(course: Course, helpers: Sequence[Helper]) -> bool:
+    """Whether each block that helpers fit by the course has one."""
+    helped = {block for one in helpers for block in range(one.start, one.stop)}
+    return course.offload is None or all(block in helped for part in course.offload.blocks for block in range(*part))
 
 
 def _helped_again(drafts: Sequence[Draft], living: Profile) -> Iterator[Draft]:
