@@ -421,7 +421,8 @@ def _placement_without(part: Plan, name: str) -> Placement:
     """Give the blocks of a node to others, each with the helper that it has for its own, unless that is the node."""
     helper_of = {host: helper for host, helper in helpers_by_host(part).items() if name not in (host, helper)}
     found = dataclasses.replace(part.placement, slices=_slices_without(part.placement, name), helpers=())
-    return dataclasses.replace(found, helpers=helpers_of(part.course, found.hosts, helper_of))
+    free = dataclasses.replace(part.course, offload=None)
+    return dataclasses.replace(found, helpers=helpers_of(free, found.hosts, helper_of))
 
 
 def _of_others(table: Operations, name: str) -> Operations:

@@ -153,7 +153,13 @@ def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
     run again, a second draft recomputes all trained blocks of a slice, so that more may fit. The caller checks memory
     with the blocks that really run again.
     """
-    draft = dataclasses.replace(Draft.of(part), has_files=has_files, helper_of=helpers_by_host(part))
+    draft = dataclasses.replace(
+        Draft.of(part),
+        course=dataclasses.replace(part.course, offload=None),
+        has_files=has_files,
+        helper_of=helpers_by_host(part),
+        helper_settings=part.course.helper_settings,
+    )
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
 

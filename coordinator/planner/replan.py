@@ -29,9 +29,10 @@ from ringtune.job.job import Job
 from ringtune.quantities import format_seconds
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import sources
-from ringtune.schedule.placement import Placement
+from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
+from ringtune.techniques.offload import helpers_of
 
 
 def placed_without(
@@ -39,23 +40,29 @@ def placed_without(
 ) -> Placement:
     """Return the best ring of the nodes that are not lost.
 
-    A host whose helper is lost trains its blocks itself, unless nothing fits then: every host gets a helper in that
-    case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have files of the run already.
+    A host whose helper is lost trains its blocks itself, unless that would change the result or nothing fits then: it
+    gets another helper in that case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have
+    files of the run already.
 
     Raises:
         CapacityError: the others have no memory for the model.
         StorageError: their disks have no room for it.
     """
     placement, living = part.placement, without(profile, lost)
+    needs_helpers = part.course.helper_settings.needs_helpers
+    also = ", with a helper for each host," if needs_helpers else ""
     error: CapacityError | StorageError = CapacityError(
-        f"without it no ring of {', '.join(living.by_name)} has memory for the model"
+        f"without it no ring of {', '.join(living.by_name)}{also} has memory for the model"
     )
     for draft in _helped_again(drafts_of(part, has_files=goes_on), living):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
         if choice is None:
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
-        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=found.helpers)
+        helpers = helpers_of(part.course, found.hosts, draft.helper_of)
+        if needs_helpers and not _are_whole(part.course, helpers):
+            continue
+        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=helpers)
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
             refuse_if_full(job, alone, living.by_name, goes_on=goes_on)
@@ -66,15 +73,23 @@ def placed_without(
     raise error
 
 
+def _are_whole(course: Course, helpers: Sequence[Helper]) -> bool:
+    """Whether each block that helpers fit by the course has one."""
+    helped = {block for one in helpers for block in range(one.start, one.stop)}
+    return course.offload is None or all(block in helped for part in course.offload.blocks for block in range(*part))
+
+
 def _helped_again(drafts: Sequence[Draft], living: Profile) -> Iterator[Draft]:
     """Yield drafts with the helpers that are left, then with others in place of lost ones."""
     names = living.by_name
-    for draft in drafts:
-        left = {host: one for host, one in draft.helper_of.items() if host in names and one in names}
-        yield dataclasses.replace(draft, helper_of=left)
-    for draft in drafts:
+    lefts = [{host: one for host, one in draft.helper_of.items() if {host, one} <= names.keys()} for draft in drafts]
+    for draft, left in zip(drafts, lefts, strict=True):
+        if not draft.helper_settings.needs_helpers:
+            yield dataclasses.replace(draft, helper_of=left)
+    for draft, left in zip(drafts, lefts, strict=True):
         if draft.helper_of and len(names) > 1:
-            yield from (dataclasses.replace(draft, helper_of=helper_of) for helper_of in helper_maps(living))
+            for helper_of in helper_maps(living):
+                yield dataclasses.replace(draft, helper_of={**helper_of, **left})
 
 
 def without(profile: Profile, lost: Collection[str]) -> Profile:
@@ -147,7 +162,12 @@ def replanned(
     drafts += () if now is part else drafts_of(part, has_files=True)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
     others = {
-        one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits, helpers=one.helpers)
+        one.slices: dataclasses.replace(
+            placement,
+            slices=one.slices,
+            credits=one.credits,
+            helpers=helpers_of(part.course, one.hosts, drafts[0].helper_of),
+        )
         for one in found
     }
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from edge.agent.active_run import ActiveRun
-from edge.checkpoint.shard_file import PREFIXES, VECTORS
-from edge.checkpoint.snapshots import METADATA, MigratedState
+from edge.checkpoint.snapshots import METADATA, MigratedState, block_of
 from edge.checkpoint.state_folder import disk_of, room_bytes
 from edge.data.dataset import NO_TOKENS, OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_budget, device_name, multiplies_bfloat16_fast, numerics_of
@@ -358,10 +357,8 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
 
 
 def _block_of(name: str) -> int:
-    """Block index of a tensor ``adapter/3.attention...``, of its optimizer state, or of VeLoRA's vector."""
-    for prefix in (*PREFIXES, VECTORS):
-        if name.startswith(prefix):
-            number = name.removeprefix(prefix).partition(".")[0]
-            if number.isdecimal():
-                return int(number)
-    raise IntegrityError(f"a snapshot has a tensor {name!r} of no block; use one version on all machines")
+    """Block index of a tensor; raises ``IntegrityError`` if it is of no block."""
+    found = block_of(name)
+    if found < 0:
+        raise IntegrityError(f"a snapshot has a tensor {name!r} of no block; use one version on all machines")
+    return found

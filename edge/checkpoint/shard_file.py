@@ -5,7 +5,9 @@
     adapter/<block>.<name>          a trainable tensor of the node's slice
     moments/<block>.<name>/<key>    its optimizer state (AdamW: exp_avg, exp_avg_sq, step), once it was updated
     velora/<block>.<name>           VeLoRA's vector of a linear layer, empty before its first micro-batch
-    sums/<block>.<name>             a helper's gradient sums between two updates
+    pairs/<block>.<name>            VeLoRA's vector of a pair, at its host, and once it was sent at the helper
+    sums/<block>.<name>             gradient sums between two updates
+    merged/<block>.<name>           at a helper of users in collaboration: the sum of their adapters, for another host
     head                            at the owner that holds it: the bytes of ``head_blob``
 
 The metadata names run, plan, node and step. Frozen weights are not in the file.
@@ -19,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from edge.checkpoint.snapshots import HEAD, METADATA
+from edge.checkpoint.snapshots import HEAD, METADATA, STATE
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from ringtune.errors import IntegrityError
@@ -28,8 +30,8 @@ from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 
 FORMAT = "ringtune-shard-1"
-PREFIXES = NamePrefixes(value="adapter/", state="moments/")
-VECTORS = "velora/"
+PREFIXES = NamePrefixes(value="adapter/", state=f"{STATE}/")
+VECTORS, PAIRS, SUMS, MERGED = "velora/", "pairs/", "sums/", "merged/"
 _WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]

@@ -269,6 +269,9 @@ class MigratedState(NamedTuple):
 METADATA: Final = "ringtune"
 """Metadata key of these files; its value is JSON with the run, and the step or placement number."""
 
+STATE: Final = "moments"
+"""Prefix of the names of optimizer state."""
+
 HEAD: Final = "head"
 """Name of the tensor of a shard with the bytes of the head."""
 
@@ -302,6 +305,13 @@ def head_digest(head: bytes) -> str:
 
 
 def block_of(name: str) -> int:
-    """Block index of a tensor ``adapter/3.attention...``, or of its optimizer state; -1 for other tensors."""
-    number = name.partition("/")[2].partition(".")[0]
+    """Block index of a tensor; -1 for other tensors.
+
+    Example: 3 for ``adapter/3.output.weight``, a user's ``adapter/anna/3.output.weight``, its optimizer state
+    ``moments/3.output.weight/step`` and the gradient sums ``sums/3.output.weight``.
+    """
+    prefix, _, rest = name.partition("/")
+    if prefix == STATE:
+        rest = rest.rpartition("/")[0]
+    number = rest.rpartition("/")[2].partition(".")[0]
     return int(number) if number.isdecimal() else -1

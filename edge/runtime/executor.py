@@ -21,7 +21,18 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge.checkpoint.shard_file import PREFIXES, VECTORS, ExtraTensors, load_shard, small_tensors, to_shard
+from edge.checkpoint.shard_file import (
+    MERGED,
+    PAIRS,
+    PREFIXES,
+    SUMS,
+    VECTORS,
+    ExtraTensors,
+    load_shard,
+    small_tensors,
+    to_shard,
+)
+from edge.checkpoint.snapshots import block_of as block_of_tensor
 from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.optimizer_state import InactiveState
@@ -51,6 +62,7 @@ from ringtune.engine.failure_texts import diverged, may_diverge
 from ringtune.errors import DivergedError, PlanError
 from ringtune.job.job import Job
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import COLLABORATION
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
@@ -97,7 +109,7 @@ class NodeExecutor:
         self._replica = Replica(plan, node, self._hosted)
         self._parcels = Parcels(self._hosted, self.offloading, self._replica)
         self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
-        self.part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
+        self.part = CheckpointPart(plan, self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
@@ -558,8 +570,10 @@ class CheckpointPart:
         vectors: VeLoRA's; None without VeLoRA.
     """
 
-    def __init__(self, piece: Slice, hosted: HostedModel, offloading: OffloadRunner, vectors: Vectors | None) -> None:
-        self._piece, self._hosted = piece, hosted
+    def __init__(
+        self, plan: Plan, piece: Slice, hosted: HostedModel, offloading: OffloadRunner, vectors: Vectors | None
+    ) -> None:
+        self._course, self._piece, self._hosted = plan.course, piece, hosted
         self._offloading, self._vectors = offloading, vectors
 
     @property
@@ -599,29 +613,34 @@ class CheckpointPart:
         return head
 
     def tensors(self) -> dict[str, TensorPieces]:
-        """Return trained tensors with optimizer state, and VeLoRA's vectors, by their names in a shard."""
-        vectors = self._vectors.tensors() if self._vectors is not None else {}
-        return self._state(self.trained).tensors() | {
-            f"{VECTORS}{name}": pieces_of(value) for name, value in vectors.items()
-        }
+        """Return trained tensors with optimizer state, and what goes with them, by their names in a shard."""
+        found = self._state(self.trained).tensors()
+        for prefix, more in self._besides().items():
+            found |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
+        return found
 
     def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
         """Load ``tensors()`` of other nodes for ``blocks``; all other blocks are untrained yet.
 
-        Of blocks that a helper trains only the values are loaded.
+        Of blocks that a helper trains only values and vectors are loaded.
 
         Raises:
             IntegrityError: the tensors do not fit the blocks.
         """
         trained = {name: value for name, value in self.trained.items() if block_of(name) in blocks}
         installed = {name: value for name, value in self._offloading.installed.items() if block_of(name) in blocks}
-        file = TensorFile(write_tensors(_without_state(tensors, installed)), where=_WHERE)
-        state = self._state(trained, installed)
-        vectors = small_tensors(file, VECTORS) if self._vectors is not None else {}
-        state.check(file, besides=tuple(f"{VECTORS}{name}" for name in vectors))
-        if self._vectors is not None:
-            self._vectors.load_blocks(vectors, blocks, where=_WHERE)
+        is_sum = self._course.helper_settings.users == COLLABORATION
+        file = TensorFile(write_tensors(_for_node(tensors, installed, is_sum=is_sum)), where=_WHERE)
+        state, sums = self._state(trained, installed), Sums(self._added_up(trained))
+        given = {prefix: small_tensors(file, prefix) for prefix in (VECTORS, PAIRS, SUMS)}
+        state.check(file, besides=tuple(f"{prefix}{name}" for prefix, found in given.items() for name in found))
+        sums.check(given[SUMS], where=_WHERE)
+        for prefix, vectors in ((VECTORS, self._vectors), (PAIRS, self._offloading.vectors)):
+            if vectors is not None:
+                vectors.load_blocks(given[prefix], blocks, where=_WHERE)
+        sums.load(given[SUMS])
         state.load(file)
+        self._offloading.loaded()
 
     def _state(
         self, parameters: Mapping[str, nn.Parameter], installed: Mapping[str, torch.Tensor] | None = None
@@ -637,19 +656,40 @@ class CheckpointPart:
         )
 
     def _besides(self) -> dict[str, ExtraTensors]:
-        fitted = self._hosted.fitted()
         found: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
         if self._offloading.vectors is not None:
             found["pairs"] = self._offloading.vectors
-        if fitted:
-            found["sums"] = Sums(fitted)
+        if self._offloading.merged_sums is not None:
+            found["merged"] = self._offloading.merged_sums
+        if added_up := self._added_up(self.trained):
+            found["sums"] = Sums(added_up)
         return found
 
+    def _added_up(self, trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Select the tensors with gradients that are added up over several steps, here or at a helper."""
+        offload, fitted = self._course.offload, self._hosted.fitted()
+        return {
+            name: value
+            for name, value in trained.items()
+            if name in fitted or (offload is not None and offload.has_block(block_of(name)))
+        }
 
-def _without_state(tensors: Mapping[str, TensorPieces], installed: Collection[str]) -> dict[str, TensorPieces]:
-    """Leave out the optimizer state of tensors that a helper trains."""
-    return {
-        name: value
-        for name, value in tensors.items()
-        if not (name.startswith(PREFIXES.state) and name.removeprefix(PREFIXES.state).rpartition("/")[0] in installed)
-    }
+
+def _for_node(
+    tensors: Mapping[str, TensorPieces], installed: Collection[str], *, is_sum: bool
+) -> dict[str, TensorPieces]:
+    """Select what a node loads of trained blocks, by the names in a shard.
+
+    Of blocks that a helper trains it loads values and vectors alone; ``installed`` are their names here. With
+    ``is_sum`` these values are sums of all users' adapters.
+    """
+    found: dict[str, TensorPieces] = {}
+    blocks = {block_of(name) for name in installed}
+    for name, value in tensors.items():
+        kind = f"{name.partition('/')[0]}/"
+        inside = name.removeprefix(kind)
+        if kind == MERGED:
+            found |= {f"{PREFIXES.value}{inside}": value} if inside in installed else {}
+        elif block_of_tensor(name) not in blocks or kind == PAIRS or (kind == PREFIXES.value and not is_sum):
+            found[name] = value
+    return found

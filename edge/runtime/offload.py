@@ -14,10 +14,9 @@ from edge.model.slice import Empty
 from edge.model.tensor_files import DTYPE_NAMES
 from edge.runtime.micro_batches import MicroBatches, OpenItem
 from edge.runtime.node_model import HostedModel
-from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
-from edge.techniques.offload.pairs import PairsByKind, PairWire, from_file, to_file
+from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums
+from edge.techniques.offload.pairs import PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, install
-from edge.techniques.velora import Vectors
 from ringtune.costs.offload_costs import LOSSY
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
@@ -57,9 +56,17 @@ class OffloadRunner:
         return bool(self._helpers)
 
     @property
-    def vectors(self) -> Vectors | None:
-        """VeLoRA's vectors of this host's pairs; None where pairs are sent exact or rounded."""
-        return self._wire.vectors if self._hosted.captures is not None else None
+    def vectors(self) -> PairVectors | None:
+        """VeLoRA's vectors of pairs here; None where pairs are sent exact or rounded."""
+        if self._wire.vectors is None:
+            return None
+        own = self._wire.vectors if self._hosted.captures is not None else None
+        return PairVectors(own, [wire for _, wire in self._fitted])
+
+    @property
+    def merged_sums(self) -> MergedSums | None:
+        """The sums of users' adapters that are fitted here; None if users do not collaborate or have no helper here."""
+        return MergedSums(self._hosted.helped) if self._is_collaboration and self._hosted.helped else None
 
     @property
     def installed(self) -> dict[str, torch.Tensor]:

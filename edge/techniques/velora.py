@@ -205,7 +205,7 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
         yield first
 
 
-def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
+def _check_alone(layer: ChosenLayer, word: str, adapter: Any, *, norm_first: bool) -> None:
     """Refuse an adapter with an input that another layer keeps.
 
     Raises:
@@ -300,6 +300,11 @@ def _added_to_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 _COUNT: Final = "/count"
 
 
+def block_of(layer: str) -> int:
+    """Block index of a layer, named with or without its kind of adapters."""
+    return int(layer.rpartition("/")[2].partition(".")[0])
+
+
 class Vectors:
     """The vectors of some layers.
 
@@ -378,7 +383,7 @@ class Vectors:
         Raises:
             IntegrityError: layers or sizes differ.
         """
-        others = {name: value for name, value in self.tensors().items() if int(name.partition(".")[0]) not in blocks}
+        others = {name: value for name, value in self.tensors().items() if block_of(name) not in blocks}
         self.check(others | dict(tensors), where=where)
         self.load(others | dict(tensors))
 

@@ -418,3 +418,4 @@ USERS_IN_ANY_TIMING = [
     ),
 ]
 """Hosts that do not wait, pairs that are rounded or projected: no plain loop is written for them."""
+WITH_HELPERS = [*HELPED, *OVERLAP_AND_INTERVAL, *USERS, *USERS_IN_ANY_TIMING]

@@ -13,14 +13,15 @@ from tests.features.feature import Feature, carry_out, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import PLAIN
 from tests.features.models import INVERTIBLE, OWN_WEIGHTS
-from tests.features.offload import EXACT_HELPERS
+from tests.features.offload import WITH_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.support.moves import moving, random_slices
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import distance
 
 NODES = ("a", "b", "c", "d", "e")
-MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE, *EXACT_HELPERS]
+HELPED = [one for one in WITH_HELPERS if one.changes.get("local_iterations", 2) < one.changes.get("num_steps", 4)]
+MOVES = [*PLAIN, *OWN_WEIGHTS[:1], *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE, *HELPED]
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 
 

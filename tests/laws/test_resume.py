@@ -14,6 +14,7 @@ from edge.checkpoint.snapshots import MigratedState, metadata
 from edge.checkpoint.state_folder import RunShards, SavedParts
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Shard
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.storage.pieces import Pieces
 from tests.features.catalog import ALL
@@ -21,6 +22,8 @@ from tests.features.feature import Feature, Run, carry_out, each, each_technique
 from tests.features.full_parameters import HIFT
 from tests.features.methods import DRAWN, PIPEADAPTER, SHAPE
 from tests.features.models import INVERTIBLE
+from tests.features.offload import WITH_HELPERS
+from tests.support.moves import with_slices
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import TorchCarrier, distance
 
@@ -87,15 +90,17 @@ def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
 
 
 @pytest.mark.promise("1 partition invariance")
-@each_technique([*SHAPE, *HIFT, *INVERTIBLE])
+@each_technique([*SHAPE, *HIFT, *INVERTIBLE, *WITH_HELPERS])
 def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> None:
-    """Blocks come from the shards of the nodes that had them, embedding and head from those of an owner."""
+    """Blocks come from the shards of the nodes that trained them, embedding and head from those of an owner."""
     run = run_of(feature, feature.split)
     saved = run.logged(rd.LogCheckpoint)[0]
     rng, first, stop = random.Random(feature.name), feature.case.private_blocks, feature.case.num_blocks
     (low, high), cut = rng.sample(("a", "b", "c", "e"), 2), rng.randint(first, stop)
     other = ((low, first, cut), (high, cut, stop))
-    rest = carry_out(placed_anew(run, saved), feature.plan(feature.case, other), 2, saved=saved)
+    plan = feature.plan(feature.case, other) if not run.plan.placement.helpers else run.plan
+    placement = with_slices(rng, plan, other, ("a", "c", "e"))
+    rest = carry_out(placed_anew(run, saved), Plan(plan.course, (placement,)), 2, saved=saved)
     assert distance(rest.tensors, run.tensors) < 1e-9
     assert rest.losses == pytest.approx(run.losses[saved.step :], rel=1e-9)
 

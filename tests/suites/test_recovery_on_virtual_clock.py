@@ -14,9 +14,9 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from sim.ring import RingResult
-from tests.features.plans import moving_plan
+from tests.features.plans import moving_plan, with_helpers
 from tests.support.choosing import DrawnTables
-from tests.support.moves import random_placement, random_slices, with_slices
+from tests.support.moves import moving_at_random, random_placement, random_slices, with_slices
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
 
@@ -47,7 +47,8 @@ def placing(rng: random.Random, names: Sequence[str]) -> Any:
         course = asked.part.course
         may_repeat = not (no_replicas(course) or placement.helpers)
         pieces = random_slices(rng, living, placement.private_blocks, course.num_blocks, with_replicas=may_repeat)
-        return with_slices(rng, asked.part, pieces, living) if living else None
+        fits = len(living) > (1 if course.helper_settings.needs_helpers else 0)
+        return with_slices(rng, asked.part, pieces, living) if fits else None
 
     return place
 
@@ -102,11 +103,14 @@ def check_kept(result: RingResult, plan: Plan) -> None:
 
 
 def plan_of(rng: random.Random) -> Plan:
-    """Any plan that may move, of several nodes; some move by themselves."""
+    """Any plan that may move, of several nodes; some move by themselves, and some have helpers."""
     while True:
         plan = moving_plan(rng)
         if rng.random() < 0.6:
             plan = plan.at(0)
+        if rng.random() < 0.3 and not (plan.course.may_skip or plan.placement.has_replicas):
+            helped = with_helpers(plan.at(0), rng, interval=rng.choice([1, 3]), overlap=rng.random() < 0.3)
+            plan = moving_at_random(rng, helped) if plan.moves else helped
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
         if hosts and len(plan.nodes) > 2 and not stay_reason(plan.course, plan.placements):
             return plan
@@ -163,8 +167,8 @@ def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int
         rng = random.Random(seed)
         plan = plan_of(rng)
         wanted = ring_of(plan, random.Random(seed)).run()
-        others = [random_placement(rng, plan, 0, 0) for _ in range(rng.randint(1, 3))]
-        others = [one for one in others if {piece.node for piece in one.slices} <= set(plan.nodes)]
+        others = [random_placement(rng, plan, 0, 0) for _ in range(rng.randint(2, 4))]
+        others = [one for one in others if {*one.members, *(piece.node for piece in one.slices)} <= set(plan.nodes)]
         ring = ring_of(plan, rng, replans=[(wanted.wall_s * rng.random(), one) for one in others])
         lose_at(ring, rng, sorted(rng.choices(range(1, 400), k=rng.choice([1, 1, 2]))))
         result = ring.run()

@@ -295,6 +295,26 @@ def _drop_all_but(skeleton: Skeleton, units: tuple[int, ...]) -> None:
             setattr(base, name, Empty())
 
 
+class MergedSums:
+    """The sums of all users' adapters at a helper, which are made of their sets: nothing is loaded."""
+
+    def __init__(self, models: Sequence[AuxiliaryModels]) -> None:
+        self._models = models
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the sums by name."""
+        found: dict[str, torch.Tensor] = {}
+        for models in self._models:
+            found |= models.sums(models.units.start, models.units.stop)
+        return found
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Take any tensors: earlier versions saved none."""
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Do nothing."""
+
+
 class Sums:
     """The gradients of some weights that have one."""
 

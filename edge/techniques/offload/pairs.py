@@ -43,7 +43,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
@@ -54,7 +54,7 @@ from edge.model.auxiliary import is_addition
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.techniques.offload.sites import Passage, Site, pack, sites_of
-from edge.techniques.velora import Vectors, project
+from edge.techniques.velora import Vectors, block_of, project
 from ringtune.costs.offload_costs import BFLOAT16, VELORA, WIRES
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
@@ -440,6 +440,20 @@ class PairWire:
         self._shown: set[str] = set()
         self._known: dict[str, torch.Tensor] = {}
 
+    @property
+    def inputs(self) -> Mapping[str, int]:
+        """Width of each x that is projected, by the name of its site."""
+        return self._inputs
+
+    @property
+    def known(self) -> dict[str, torch.Tensor]:
+        """The vectors that a helper was sent, by site."""
+        return dict(self._known)
+
+    def learn(self, vectors: Tensors) -> None:
+        """Take vectors that another helper was sent; those of sites without projections are ignored."""
+        self._known |= {site: value for site, value in vectors.items() if site in self._inputs and value.numel()}
+
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
         """Return the encoded pairs; with ``velora`` the first pair of a site includes its vector."""
         if self._wire == BFLOAT16:
@@ -488,6 +502,55 @@ class PairWire:
                 f"{inputs} inputs in sub-tokens of {self._sizes[site]}"
             )
         return (z.unsqueeze(-1) * vector).flatten(2)[..., :inputs]
+
+
+class PairVectors:
+    """VeLoRA's vectors of a node's pairs: of a host that projects them, and of helpers that were sent them.
+
+    Args:
+        own: of the host; None = it has no helpers.
+        shown: decoders of the helper.
+    """
+
+    def __init__(self, own: Vectors | None, shown: Sequence[PairWire]) -> None:
+        self._own, self._shown = own, shown
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the vectors by site; of the host all, empty before the first micro-batch."""
+        found = {} if self._own is None else self._own.tensors()
+        return found | {site: value for wire in self._shown for site, value in wire.known.items()}
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Refuse vectors of other sites, or of other sizes than the host's; earlier versions saved none at a helper.
+
+        Raises:
+            IntegrityError: sites or sizes differ.
+        """
+        own = {} if self._own is None else self._own.tensors()
+        known = own.keys() | {site for wire in self._shown for site in wire.inputs}
+        if odd := sorted(tensors.keys() - known):
+            raise IntegrityError(f"{where} has a vector of {odd[0]}, which is not projected here")
+        if self._own is not None:
+            self._own.check({name: tensors[name] for name in own if name in tensors}, where=where)
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all vectors."""
+        if self._own is not None:
+            self._own.load({name: tensors[name] for name in self._own.tensors()})
+        for wire in self._shown:
+            wire.learn(tensors)
+
+    def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
+        """Replace the vectors of some blocks by those that their helper was sent; it may not have all yet.
+
+        Raises:
+            IntegrityError: sizes differ.
+        """
+        if self._own is not None:
+            names = [name for name in self._own.tensors() if block_of(name) in blocks]
+            self._own.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
+        for wire in self._shown:
+            wire.learn(tensors)
 
 
 def _rounded(tensor: torch.Tensor) -> torch.Tensor:

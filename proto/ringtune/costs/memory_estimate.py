@@ -49,7 +49,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import COLLABORATION, Course
 from ringtune.schedule.lowering import WAITING
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.placement import Placement
@@ -535,8 +535,9 @@ def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
     """Bytes of adapters in a shard: with optimizer state if trained here for others, without if trained by helpers."""
     fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
     own = sum(stop - start for start, stop in share.helped)
-    has_sums = course.helper_settings.interval > 1
-    of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if has_sums else 0)
+    settings = course.helper_settings
+    of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if settings.interval > 1 else 0)
+    of_helper += sizes.helped.sent if settings.users == COLLABORATION else 0
     return fitted * of_helper + own * (sizes.helped.hosted or sizes.helped.sent)
 
 

@@ -26,7 +26,7 @@ from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, 
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course
+from ringtune.schedule.course import COLLABORATION, EXACT, TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
@@ -332,7 +332,8 @@ class Sizes:
     Attributes:
         context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
         helped: bytes of a block's adapters that a helper trains.
-        snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state and VeLoRA's vectors.
+        snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state, gradients that are
+            added up over an interval, the sum of users in collaboration, and VeLoRA's vectors.
         handed_over_bytes: of the head with its optimizer state, and with adapters of an invertible one.
     """
 
@@ -381,12 +382,16 @@ class Sizes:
         head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
-        self.snapshot_bytes = (
-            self.adapter_bytes + self.adapter_state_bytes + self._item_bytes * _vector_values(course, model)
-        )
         kinds = kinds_of_users(model, course.user_sets)
         self.sets_state_bytes = sum(
             state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
+        )
+        self.snapshot_bytes = (
+            self.helped.held
+            + self.sets_state_bytes
+            + (self.helped.gradients if course.helper_settings.interval > 1 else 0)
+            + (self.helped.sent if course.helper_settings.users == COLLABORATION else 0)
+            + self._item_bytes * _vector_values(course, model)
         )
         self.token_bytes, self._hidden_size = course.hidden_size * self._item_bytes, course.hidden_size
         self.data_bytes = data_bytes

@@ -34,7 +34,7 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, Evaluations, StartPoint, Unfreezing
-from ringtune.schedule.versions import weight_version
+from ringtune.schedule.versions import was_trained
 from ringtune.storage.strict import LATER, json_digest, parse_json, read_dataclass, to_table, with_renamed_key
 from ringtune.techniques.operations import check_in_force
 
@@ -305,7 +305,7 @@ class CheckpointHolders:
     ) -> None:
         self._manifest, self._course, self._placement = manifest, course, placement
         settled = course.decided(manifest.unfreezing.unfreeze_at, manifest.operations)
-        self._trained = tuple(one for one in range(course.num_blocks) if weight_version(settled, one, manifest.step))
+        self._trained = tuple(one for one in range(course.num_blocks) if was_trained(settled, one, manifest.step))
         self._holders: dict[int, list[_Holder]] = {block: [] for block in self._trained}
         self._heads: list[_Holder] = []
         for shard in manifest.shards:

@@ -137,6 +137,11 @@ class HelperSettings:
         return self.users != JOINT
 
     @property
+    def needs_helpers(self) -> bool:
+        """Whether a block without a helper would be trained otherwise; an interval is kept by a host as well."""
+        return (self.pairs, self.merged, self.overlap, self.users) != (EXACT, False, False, JOINT)
+
+    @property
     def is_exact(self) -> bool:
         """Whether the weights are those of local training."""
         return (self.interval, self.pairs, self.merged, self.overlap, self.users) == (1, EXACT, False, False, JOINT)

@@ -41,7 +41,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.run_shape import DroppedOwner, Owner, next_owner, turn_counts, weights
 from ringtune.schedule.turns import StepKind, Turn
-from ringtune.schedule.versions import may_be_stale, weight_version
+from ringtune.schedule.versions import may_be_stale, was_trained
 
 TURNS_KEPT: Final = 3
 """Train turns with kept ends at a node: the committed one, and two that may be granted since."""
@@ -202,8 +202,6 @@ def stay_reason(course: Course, placements: Sequence[Placement], *, from_disks: 
         return f"{course.method.name} trains all parameters, which do not fit beside those of the next slice"
     if may_be_stale(course):
         return f"the result of {course.method.name} depends on the ring"
-    if not course.helper_settings.is_exact:
-        return "what helpers fit depends on more than adapters and moments"
     return ""
 
 
@@ -240,7 +238,7 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
 def _single(course: Course, before: Placement, after: Placement, node: str, step: int) -> Iterator[Source]:
     had = before.trained_at(node)
     for block in after.held_at(node):
-        if weight_version(course, block, step):
+        if was_trained(course, block, step):
             yield Source(node if block in had else before.trainer_of(block), block, block + 1)
 
 
@@ -261,7 +259,7 @@ def joined(parts: Iterator[Source]) -> Iterator[Source]:
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:
     """Return the blocks that a node has trained until the end of a turn, ascending."""
     settled = turn.settled(course)
-    return tuple(block for block in placement.trained_at(node) if weight_version(settled, block, turn.end_step))
+    return tuple(block for block in placement.trained_at(node) if was_trained(settled, block, turn.end_step))
 
 
 class CopyHolders:

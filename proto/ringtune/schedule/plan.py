@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtune.errors import PlanError
-from ringtune.schedule.course import TABLES_AT_ONCE, Course
+from ringtune.schedule.course import TABLES_AT_ONCE, Course, Offload
 from ringtune.schedule.migration import check_placements
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Helper, Placement, Slice
@@ -280,7 +280,7 @@ def _check(plan: Plan) -> None:
 
 def _check_helpers(course: Course, placement: Placement) -> None:
     ranges = merged(Range(helper.start, helper.stop) for helper in placement.helpers)
-    if course.offload is not None and merged(course.offload.blocks) != ranges:
+    if course.offload is not None and not _may_help(course.offload, ranges):
         raise PlanError(
             f"the course lets helpers fit the blocks {ranges_to_json(course.offload.blocks)}, the placement has "
             f"helpers for {ranges_to_json(ranges)}; plan anew"
@@ -294,6 +294,13 @@ def _check_helpers(course: Course, placement: Placement) -> None:
             raise PlanError(
                 f"helper {helper.node} has the blocks {helper.text}, but the lowest {course.frozen_blocks} never train"
             )
+
+
+def _may_help(offload: Offload, ranges: Sequence[Range]) -> bool:
+    """Whether helpers may be there for these blocks: for all of the course, or for some that hosts train alike."""
+    if offload.needs_helpers:
+        return merged(offload.blocks) == tuple(ranges)
+    return all(offload.has_block(block) for start, stop in ranges for block in range(start, stop))
 
 
 def _check_users(course: Course, helped: Sequence[Range]) -> None:

@@ -60,6 +60,11 @@ def head_version(course: Course, step: int) -> int:
     return sum(weight_version(course, unit, step) for unit in both)
 
 
+def was_trained(course: Course, unit: int, step: int) -> bool:
+    """Whether any step before ``step`` had a gradient of ``unit``, be it updated or, at a helper, only added up."""
+    return course.method.updates(course, unit, step) > 0
+
+
 def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:
     """Position of a unit's learning rate: updates before that of ``step``, and updates of the whole schedule."""
     if course.offload is not None and course.offload.has_block(unit):

@@ -271,8 +271,9 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
     Raises:
         PlanError: the course excludes helpers, or a host would help itself.
     """
+    free = dataclasses.replace(plan.course, offload=None)
     placements = tuple(
-        dataclasses.replace(one, helpers=helpers_of(plan.course, one.hosts, helper_of)) for one in plan.placements
+        dataclasses.replace(one, helpers=helpers_of(free, one.hosts, helper_of)) for one in plan.placements
     )
     offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in placements[0].helpers)
     if (placements, offload) == (plan.placements, plan.course.offload):
@@ -281,13 +282,17 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
 
 
 def helpers_of(course: Course, hosts: Iterable[Slice], helper_of: Mapping[str, str]) -> tuple[Helper, ...]:
-    """Return a helper for every block of the named hosts that may train, ascending; see ``helped``."""
+    """Return a helper for every block of the named hosts that may train, ascending; see ``helped``.
+
+    If helpers change the result, only of those that the course lets them fit.
+    """
     return tuple(
         Helper(node=helper_of[piece.node], start=block, stop=block + 1)
         for piece in hosts
         if piece.node in helper_of
         for start, stop in course.trainable.ranges_within(piece.start, piece.stop)
         for block in range(start, stop)
+        if course.offload is None or course.offload.has_block(block)
     )
 
 

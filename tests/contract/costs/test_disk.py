@@ -112,14 +112,17 @@ def test_shards_of_adapters_are_not_counted() -> None:
     [
         (HelperSettings(), 1, 1, 0),
         (HelperSettings(users=ALONE), 3, 3, 0),
-        (HelperSettings(users=COLLABORATION, merged=True), 3, 3, 0),
+        (HelperSettings(users=COLLABORATION, merged=True), 3, 3, 3),
         (HelperSettings(users=ALONE, interval=2), 3, 3, 3),
     ],
 )
 def test_checkpoints_have_the_sets_of_a_helper_with_moments_and_those_of_its_host(
     manner: HelperSettings, sets: int, hosted: int, sums: int
 ) -> None:
-    """Two blocks of 10,000 bytes, three users; one checkpoint, of the last step. With an interval gradients too."""
+    """Two blocks of 10,000 bytes, three users; one checkpoint, of the last step. With an interval gradients too.
+
+    In collaboration the sum of all users.
+    """
     users = tuple(UserRows(name=f"u{index}", train_rows=4) for index in range(3))
     bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], method="all", num_steps=10, checkpoint_every=10)
     bare = changed(bare, owners=(Owner(node="b", train_rows=12, users=users),))

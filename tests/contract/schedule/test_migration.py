@@ -13,11 +13,13 @@ import pytest
 from ringtune.errors import PlanError
 from ringtune.run_control.events import Move
 from ringtune.run_control.recovery import Recovery
-from ringtune.schedule.course import Course, Offload
+from ringtune.schedule.course import Course
 from ringtune.schedule.migration import (
     CopyHolders,
     Source,
     all_owners,
+    copied_from,
+    copies_of,
     head_holder,
     reduced_num_steps,
     sources,
@@ -211,18 +213,24 @@ def test_placement_0_holds_from_the_beginning() -> None:
     assert changed(PLAN, placement_number=2).placement.placement_number == 2
 
 
-def test_courses_that_stay_on_one_placement_are_refused_by_name() -> None:
-    """Each with its reason; with one placement they are as good as ever."""
+def test_course_that_stays_on_one_placement_is_refused_by_name() -> None:
+    """With one placement it is as good as ever."""
     stale = make_plan(FIRST, ["a"], method="pipeadapter")
-    helped = changed(
-        PLAN, offload=Offload(blocks=(Range(0, 2),), interval=2), helpers=(Helper(node="z", start=0, stop=2),)
-    )
-    for plan, message in (
-        (stale, "the result of pipeadapter depends on the ring; give the plan one placement"),
-        (helped, "what helpers fit depends on more than adapters and moments; give the plan one placement"),
+    with pytest.raises(
+        PlanError, match="can't move to another placement: the result of pipeadapter depends on the ring"
     ):
-        with pytest.raises(PlanError, match=f"a run can't move to another placement: {message}"):
-            moving(plan, (1, [("b", 0, 2), ("c", 2, 4)]))
+        moving(stale, (1, [("b", 0, 2), ("c", 2, 4)]))
+
+
+def test_copies_of_a_helper_are_at_the_hosts() -> None:
+    """And what a host trains itself at the next one, or at an idle helper if it is the only host."""
+    helpers = (Helper(node="z", start=0, stop=1), Helper(node="a", start=2, stop=3), Helper(node="z", start=3, stop=4))
+    placement = changed(make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), helpers=helpers).placement
+    assert copies_of(placement, "z") == {"a": (0,), "b": (3,)}
+    assert copies_of(placement, "a") == {"b": (1, 2)} and copies_of(placement, "b") == {}
+    assert copied_from(placement, "b") == {"a": (1, 2), "z": (3,)}
+    alone = changed(make_plan([("a", 0, 4)], ["a"]), helpers=helpers[:1]).placement
+    assert copies_of(alone, "a") == {"z": (1, 2, 3)} and copies_of(alone, "z") == {"a": (0,)}
 
 
 def test_only_blocks_that_were_trained_travel() -> None:

@@ -10,9 +10,11 @@ import pytest
 from coordinator.planner.draft import job_draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import keep_plan, make_plan, refuse_if_full
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, measured_time
+from coordinator.planner.replan import placed_without
 from coordinator.planner.what_if import WhatIf
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts, Profile
@@ -20,6 +22,7 @@ from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import HelperSettings, Offload
+from ringtune.schedule.methods import Single
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import UserRows
@@ -28,8 +31,10 @@ from ringtune.techniques.offload import helped, helpers_by_host
 from tests.support import offloading
 from tests.support.fake_agents import MODEL, facts, job
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT
+from tests.support.plans import changed
 
 ROOM = 400_000_000
+QUICK = Effort(judged_actions=0)
 
 
 def nodes(adapter_params: int, *, bytes_per_s: float, weak_bytes: int = 10**11, strong_bytes: int = ROOM) -> Profile:
@@ -411,3 +416,30 @@ def test_helpers_whose_pairs_no_link_takes_are_refused_in_planning() -> None:
         make_plan(wanted, roomy)
     with pytest.raises(CapacityError, match="for helper b have"):
         refuse_if_full(wanted, planned_with({"a": "b"}, "a", "b").plan, roomy)
+
+
+@pytest.mark.parametrize("settings", [HelperSettings(), HelperSettings(interval=3), HelperSettings(pairs="bfloat16")])
+def test_host_of_a_lost_helper_gets_another_one_only_where_the_result_needs_it(settings: HelperSettings) -> None:
+    """An interval is kept without a helper too; what is rounded on its way to a helper is not."""
+    profile = offloading.profile(LINEAR_PARAMS)
+    part = helped(offloading.plan(), {"weak": "strong"}, settings)
+    placed = placed_without(part, wanted(), profile, {"strong"}, QUICK)
+    (host,) = {piece.node for piece in placed.hosts}
+    assert {host, *(one.node for one in placed.helpers)} == ({"weak", "owner"} if settings.needs_helpers else {host})
+    assert not settings.needs_helpers or [one.start for one in placed.helpers] == [0, 1, 2, 3]
+    lonely = dataclasses.replace(part.course, owners=(dataclasses.replace(part.course.owners[0], node="weak"),))
+    if settings.needs_helpers:
+        with pytest.raises(CapacityError, match="no ring of weak, with a helper for each host, has memory"):
+            placed_without(Plan(lonely, part.placements), wanted(), profile, {"strong", "owner"}, QUICK)
+
+
+def test_host_of_a_lost_helper_gets_another_one_if_nothing_fits_otherwise() -> None:
+    """All blocks on one node, which has no memory for the moments of their adapters."""
+    profile, part = offloading.profile(LINEAR_PARAMS), changed(offloading.plan(), method=Single())
+    alone = placed_without(part, wanted(), profile, {"strong"}, QUICK)
+    (host,) = {piece.node for piece in alone.hosts}
+    needs = keep_plan(wanted(), Plan.of(part.course, alone), profile.by_name).memory[host].total_bytes
+    tight = dataclasses.replace(
+        profile, nodes=tuple(dataclasses.replace(one, memory_bytes=needs - 10_000_000) for one in profile.nodes)
+    )
+    assert not alone.helpers and placed_without(part, wanted(), tight, {"strong"}, QUICK).helpers
