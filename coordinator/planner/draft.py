@@ -412,7 +412,6 @@ def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeF
         draft,
         course=course,
         state_on_disk=job.keeps_state_on_disk,
-        keeps_best=job.keeps_best_on_disk,
         activations=NONE,
         velora=None,
         may_project=False,

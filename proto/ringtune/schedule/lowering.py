@@ -135,18 +135,10 @@ def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
     count = num_microbatches(plan.course, item)
     if patterns(plan.course, item) or item.kind is StepKind.CHECKPOINT:
         return tuple(way(plan, item, micro).get(node, ()) for micro in range(count))
-    lowest = trained(plan.course, item.kind, item.step).lowest
-    return _full_legs(plan.plain, node, item.owner, lowest, item.kind.has_update, item.passage, count)
-
-
-@functools.lru_cache(maxsize=WAYS_AT_ONCE)
-def _full_legs(
-    plan: Plan, node: str, owner: str, lowest: int, has_update: bool, passage: Passage, count: int
-) -> tuple[Legs, ...]:
-    """Return the legs of micro-batches without a table: all of a lane are alike, and one lane is the usual case."""
-    lanes = (lane_of(plan.placement, micro) for micro in range(min(count, num_lanes_of(plan.placement))))
-    found = tuple(lower(plan, owner, lowest, "", has_update, lane, passage).get(node, ()) for lane in lanes)
-    return tuple(itertools.islice(itertools.cycle(found), count))
+    plain, placement, lowest = plan.plain, plan.placement, trained(plan.course, item.kind, item.step).lowest
+    lanes = (lane_of(placement, micro) for micro in range(min(count, num_lanes_of(placement))))  # all of one are alike
+    ways = (lower(plain, item.owner, lowest, "", item.kind.has_update, lane, item.passage) for lane in lanes)
+    return tuple(itertools.islice(itertools.cycle([one.get(node, ()) for one in ways]), count))
 
 
 def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str]:
