@@ -29,6 +29,7 @@ from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import copy_holder, stay_reason
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.offload import HelpersReason
 
@@ -239,9 +240,14 @@ def with_copies(
 
 
 def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
-    """Return the bytes of a trained block and of the head, with optimizer state, in a copy; 0 = the run trains none."""
+    """Return the bytes of a trained block and of the head, with optimizer state, in a copy.
+
+    Where all parameters train, a file with the head has the embedding too.
+    """
     sizes = Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
-    return CopyBytes(math.ceil(sizes.snapshot_bytes), math.ceil(sizes.head_bytes + sizes.head_state_bytes))
+    units = (EMBEDDING, course.head) if course.method.full_parameters else (course.head,)
+    head_bytes = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
+    return CopyBytes(math.ceil(sizes.snapshot_bytes), math.ceil(head_bytes))
 
 
 def _copying_time(planned: Planned, sizes: Sizes) -> str:

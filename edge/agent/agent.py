@@ -174,7 +174,7 @@ class Agent:
         self._release_other("")
         plan = Plan.from_json(read_object(plan_json, "the received plan"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s)
+        taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s, sizes)
         active = self.adopt(run_id, placement_number, plan, start, sizes)
         self.begin(active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken)
         return int(active.executor.hosted_bytes)

@@ -238,7 +238,12 @@ class AgentMigration:
         return saved_parts(self._agent.options.state, self._node, run_id)
 
     def from_disks(
-        self, goes_on: ResumeShard | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
+        self,
+        goes_on: ResumeShard | None,
+        job_toml: str,
+        addresses: Mapping[str, str],
+        deadline_s: float,
+        sizes: CopyBytes,
     ) -> MigratedState | None:
         """Fetch the blocks of a resumed run from the nodes' disks; None for a new run, or one that resumes from shards.
 
@@ -255,6 +260,7 @@ class AgentMigration:
             deadline_s,
             self._check,
             lease_s=_lease_s(job_toml, goes_on.run_id),
+            sizes=sizes,
         )
 
     def halt(self, run_id: str, *, timeout_s: float) -> None:
@@ -324,7 +330,7 @@ class AgentMigration:
     def _fetch(self, to: NextPlacement, source: Source, deadline_s: float) -> Pieces:
         """Fetch blocks of another node: of its snapshot, or as it keeps them after ``to.from_step`` steps."""
         terms = (self._node, to.run_id, to.from_placement_number, [source], to.addresses, deadline_s, self._check)
-        (file,) = fetch(*terms, step=to.from_step, lease_s=_lease_s(to.job_toml, to.run_id))
+        (file,) = fetch(*terms, step=to.from_step, lease_s=_lease_s(to.job_toml, to.run_id), sizes=to.sizes)
         return file
 
     def _kept(self, to: NextPlacement, step: int, head_unit: int, deadline_s: float) -> tuple[MigratedState, int]:
@@ -405,7 +411,7 @@ class AgentMigration:
         else:
             address, lease_s = to.addresses.get(node, ""), _lease_s(to.job_toml, to.run_id)
             terms = (self._node, to.run_id, to.from_placement_number, step, node, address, deadline_s, self._check)
-            head = fetch_head(*terms, lease_s=lease_s)
+            head = fetch_head(*terms, lease_s=lease_s, sizes=to.sizes)
         if sha256 not in (None, head_digest(bytes(head))):
             raise _differs(node, "the head", step)
         if node != self._node:
@@ -545,11 +551,12 @@ def load_from_disks(
     check: Callable[[str, str], None],
     *,
     lease_s: float,
+    sizes: CopyBytes,
 ) -> MigratedState:
     """Fetch blocks from other nodes' disks to files without a name, and read those on this node's disk.
 
     ``check`` is called with node and address, and raises an error if the node may not be reached there. A node without
-    an answer is retried for ``lease_s`` seconds.
+    an answer is retried for ``lease_s`` seconds. No file is larger than ``sizes`` plan.
 
     Raises:
         UsageError: this node has to read from its disk, and has no folder.
@@ -558,7 +565,7 @@ def load_from_disks(
     """
     node, step, attempt = options.name, goes_on.shard.step, saved.attempt
     parts, files, head = saved_parts(options.state, node, goes_on.run_id), list[Pieces](), None
-    fetched = functools.partial(fetch, step=step, lease_s=lease_s, attempt=attempt, folder=options.state)
+    fetched = functools.partial(fetch, step=step, lease_s=lease_s, attempt=attempt, folder=options.state, sizes=sizes)
     for source in saved.sources:
         if source.node != node:
             files += fetched(node, goes_on.run_id, 0, [source], addresses, deadline_s, check)
@@ -567,7 +574,14 @@ def load_from_disks(
     if saved.head_from not in ("", node):
         address = addresses.get(saved.head_from, "")
         terms = (node, goes_on.run_id, 0, step, saved.head_from, address, deadline_s, check)
-        head = fetch_head(*terms, lease_s=lease_s, attempt=attempt, sha256=saved.head_sha256, folder=options.state)
+        head = fetch_head(
+            *terms,
+            lease_s=lease_s,
+            attempt=attempt,
+            sha256=saved.head_sha256,
+            folder=options.state,
+            sizes=sizes,
+        )
     elif saved.head_from or goes_on.holder == node:
         head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
     return MigratedState(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)

@@ -17,7 +17,7 @@ from edge.checkpoint.state_folder import SavedParts
 from edge.transport.access import RunAccess
 from ringtune.errors import IntegrityError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
-from ringtune.schedule.access import MAX_COPY_BYTES, Asked, NodeCall, State
+from ringtune.schedule.access import NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces
 from ringtune.storage.durable import temporary_file
@@ -49,6 +49,7 @@ def fetch(
     lease_s: float = 0.0,
     attempt: str = "",
     folder: Path | None = None,
+    sizes: CopyBytes = NOT_PLANNED,
 ) -> tuple[Pieces, ...]:
     """Fetch blocks of other nodes' snapshots into memory, or with ``attempt`` to files.
 
@@ -64,11 +65,12 @@ def fetch(
         lease_s: seconds for which a node without an answer is retried.
         attempt: fetch from disks, as this run trained the blocks; empty = from memory.
         folder: on the disk for the files; None = the one for temporary files.
+        sizes: planned; no larger file is received.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
         FrameError: a node has no such snapshot in memory.
-        IntegrityError: a received file is damaged.
+        IntegrityError: a received file is damaged, or larger than planned.
         DeadlineError: the deadline is over.
         StorageError: the disk is full.
     """
@@ -78,7 +80,8 @@ def fetch(
         address = addresses.get(source.node, "")
         check(source.node, address)
         name = part_name(source.start, source.stop)
-        found.append(_received(request, name, source.node, address, deadline_s, lease_s, folder))
+        most_bytes = copy_limit(sizes, source.stop - source.start, on_disk=bool(attempt))
+        found.append(_received(request, name, source.node, address, deadline_s, lease_s, folder, most_bytes))
     return tuple(found)
 
 
@@ -110,6 +113,7 @@ def fetch_head(
     attempt: str = "",
     sha256: str = "",
     folder: Path | None = None,
+    sizes: CopyBytes = NOT_PLANNED,
 ) -> Pieces:
     """Fetch another node's copy of the head after ``step`` steps; arguments and errors as for ``fetch``.
 
@@ -121,7 +125,8 @@ def fetch_head(
     )
     if attempt:
         request.is_saved, request.attempt, request.sha256 = True, attempt, sha256
-    return _received(request, HEAD_FILE, source, address, deadline_s, lease_s, folder)
+    most_bytes = copy_limit(sizes, 0, has_head=True, on_disk=bool(attempt))
+    return _received(request, HEAD_FILE, source, address, deadline_s, lease_s, folder, most_bytes)
 
 
 def _received(
@@ -132,9 +137,10 @@ def _received(
     deadline_s: float,
     lease_s: float,
     folder: Path | None,
+    most_bytes: int,
 ) -> Pieces:
-    """Receive the file ``name`` from another node, from its disk to this one's; a head in memory has a limit."""
-    peer, most_bytes = f"node {node} at {address}", MAX_COPY_BYTES if request.is_head and not request.is_saved else None
+    """Receive the file ``name`` from another node, from its disk to this one's."""
+    peer = f"node {node} at {address}"
     with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
@@ -161,7 +167,7 @@ def _joined(
     name: str,
     peer: str,
     on_progress: Callable[[], None],
-    most_bytes: int | None,
+    most_bytes: int,
 ) -> Pieces:
     """Join the chunks of a file of at most ``most_bytes`` in ``file``."""
     joiner = FileJoiner(name, file, source=peer)
@@ -169,7 +175,7 @@ def _joined(
         on_progress()
         if chunk.path != name:
             raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
-        if most_bytes is not None and file.tell() + len(chunk.chunk) > most_bytes:
+        if file.tell() + len(chunk.chunk) > most_bytes:
             raise IntegrityError(f"{peer} sends more than {most_bytes} B as {name}; use one version everywhere")
         try:
             is_last = joiner.add(chunk)

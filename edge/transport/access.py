@@ -43,6 +43,10 @@ _MAX_WAITING: Final = 2
 """Most calls of one node that wait for a row; each holds a thread of the server."""
 
 
+_MAX_DIGESTS: Final = 4096
+"""Most copies that are compared with later ones; copies of older steps are refused anyway."""
+
+
 class RunAccess:
     """The rows of the run at one node; thread-safe.
 
@@ -59,7 +63,7 @@ class RunAccess:
         self._placed: tuple[AccessRight, ...] = ()
         self._fetches: tuple[AccessRight, ...] = ()
         self._granted_step = 0
-        self._digests: dict[tuple[str, bool, int], str] = {}
+        self._digests: dict[tuple[int, str, bool], str] = {}  # step, node, is_head -> digest
         self._waiting = Counter[str]()
         self._refused = RepeatCounter()
 
@@ -152,6 +156,7 @@ class RunAccess:
             self._changed.wait_for(has_row, self._wait_s)
         finally:
             self._waiting[asked.node] -= 1
+            self._waiting += Counter()  # drops nodes without a waiting call
 
     def require_member(self, call: NodeCall, caller: Party | None) -> None:
         """Refuse a call that names neither caller nor run, unless its certificate is of a node of this run.
@@ -169,7 +174,9 @@ class RunAccess:
             TrustError: another copy of it is kept.
         """
         with self._changed:
-            if self._digests.setdefault((asked.node, asked.is_head, asked.step), sha256) == sha256:
+            if self._digests.setdefault((asked.step, asked.node, asked.is_head), sha256) == sha256:
+                if len(self._digests) > _MAX_DIGESTS:
+                    del self._digests[min(self._digests)]
                 return
         error = TrustError(
             f"node {self._node} has another copy of {asked.text} of node {asked.node} already, and keeps that; train "

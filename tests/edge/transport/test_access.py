@@ -64,6 +64,17 @@ def test_refusals_are_logged_once_with_the_caller(caplog: pytest.LogCaptureFixtu
     assert [line.split(",")[0] for line in caplog.messages] == ["node b refuses Snapshots.Keep of node 'z'"] * 2
 
 
+@pytest.mark.promise("7 bounded memory")
+def test_copies_of_long_ago_are_forgotten() -> None:
+    """A run may have any number of turns; those whose copies are permitted now are compared."""
+    access = RunAccess("b", wait_s=0.0)
+    for step in range(2, 12_000, 2):
+        access.require_only(COPY._replace(step=step), "first")
+    assert len(access._digests) == 4096
+    with pytest.raises(TrustError, match="has another copy of blocks"):
+        access.require_only(COPY._replace(step=11_998), "second")
+
+
 def test_nodes_of_no_run_are_measured_by_nobody() -> None:
     """A call without a name is known by its certificate; in plain text nobody is."""
     access = RunAccess("b", wait_s=0.0)
