@@ -44,7 +44,7 @@ from ringtune.transport.open_calls import RateLimit
 from ringtune.v1 import control_pb2
 
 
-def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
+def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "", owner: str = "") -> RunRecord:
     """Make the record of a run that begins; ``takes_up`` is the interrupted run that it resumes, if any."""
     return RunRecord(
         run_id=run_id,
@@ -57,6 +57,7 @@ def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: 
         kept_step=request.resume.manifests[0].step if request.resume else -1,
         takes_up=takes_up,
         submission=request.submission,
+        owner=owner,
     )
 
 
@@ -264,10 +265,10 @@ class Coordinator:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def run(self, request: RunRequest, *, takes_up: str = "") -> RunDriver:
+    def run(self, request: RunRequest, *, takes_up: str = "", owner: str = "") -> RunDriver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
 
-        ``takes_up`` is the interrupted run that the coordinator resumes by itself.
+        ``takes_up`` is the interrupted run that the coordinator resumes by itself; ``owner`` is for its record.
 
         Raises:
             BusyError: a run or measurement is driven already.
@@ -279,16 +280,25 @@ class Coordinator:
             request.job,
             request.kind,
             request.submitted_by,
-            lambda run_id, on_end: self._stored_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end),
+            lambda run_id, on_end: self._stored_driver(
+                run_id, request, takes_up, owner, lease_s=lease_s, on_end=on_end
+            ),
             initial=request.initial,
         )
 
     def _stored_driver(
-        self, run_id: str, request: RunRequest, takes_up: str, *, lease_s: float, on_end: Callable[[], None]
+        self,
+        run_id: str,
+        request: RunRequest,
+        takes_up: str,
+        owner: str,
+        *,
+        lease_s: float,
+        on_end: Callable[[], None],
     ) -> RunDriver:
         driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
         if self.kept is not None and request.is_training:
-            record = record_of(run_id, request, time.time(), takes_up=takes_up)
+            record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
             asked = run_request_to_proto(request).SerializeToString()
             driver.keep(self.kept.begin(record, request=asked, initial=request.initial, on_saved=driver.noted))
         return driver
@@ -309,7 +319,7 @@ class Coordinator:
         try:
             asked = with_initial(read_run_request(kept.request(found.run_id)), kept.initial_file(found.run_id))
             request = resume_request(asked, found, kept.events(found.run_id, wait=False))
-            driver = self.run(request, takes_up=found.run_id)
+            driver = self.run(request, takes_up=found.run_id, owner=found.owner)
             if request.resume is None:  # the run starts from the beginning, so the old events are not needed
                 kept.fetched(found.run_id)
         except RingTuneError as error:
