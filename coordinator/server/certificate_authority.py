@@ -235,6 +235,15 @@ class Register:
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
         return number
 
+    def has_certificate(self, party: Party, now_unix_s: float) -> bool:
+        """Whether a party has a certificate that is neither removed nor expired."""
+        with self._transaction() as database:
+            found = database.execute(
+                "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?",
+                (*_key(party), now_unix_s),
+            ).fetchone()
+        return found is not None
+
     def removed(self, now_unix_s: float) -> Removals:
         """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
 
@@ -678,10 +687,13 @@ class TrustKeeper:
 
         Raises:
             TrustError: the name is not one of such nodes (``GUEST``).
+            BusyError: another guest has the name.
         """
         party = node_party(node)
         if not party.is_guest:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
+        if self._register.has_certificate(party, self._clock()):  # joining would end that of another user's guest
+            raise BusyError(f"a guest {node} has joined already; take another name")
         return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
 
     def remove(self, party: Party, reason: str) -> int:

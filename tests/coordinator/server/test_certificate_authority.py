@@ -711,6 +711,8 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
             keeper.invite("pi")
         identity = join(address, parse_token(keeper.invite(guest.name)), tmp_path / "guest")
         assert identity.party == guest
+        with pytest.raises(BusyError, match="take another name"):  # its certificate would end with the next one's
+            keeper.invite(guest.name)
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
         speaker = Speaker(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s
