@@ -69,8 +69,14 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
 
 
 def token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The node, or with --role submitter the user.")],
-    role: Annotated[str, typer.Option(help="node, or submitter: a user of another machine.")] = "node",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node, or with another --role the user.")],
+    role: Annotated[
+        str,
+        typer.Option(
+            help="node; submitter: a user of another machine, with the own runs only; administrator: one with all runs "
+            "and the membership."
+        ),
+    ] = "node",
     ttl: Annotated[
         str, typer.Option("--ttl", metavar="TIME", help="How long the token is valid, e.g. 30m, 24h, 7d.")
     ] = "24h",
@@ -90,16 +96,19 @@ def token(
     from ringtune.errors import UsageError
     from ringtune.quantities import parse_seconds
     from ringtune.storage.durable import check_writable, require_absent, write_durably
-    from ringtune.transport.parties import NODE_ROLE, SUBMITTER_ROLE, Party, coordinator_trust
+    from ringtune.transport.parties import ADMINISTRATOR, NODE_ROLE, SUBMITTER_ROLE, Party, coordinator_trust
 
-    if role not in (NODE_ROLE, SUBMITTER_ROLE):
-        raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}")
+    if role not in (NODE_ROLE, SUBMITTER_ROLE, ADMINISTRATOR):
+        raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}, {ADMINISTRATOR}")
     if save is not None:
         require_absent(save)
         check_writable(save)
     ends_unix_s = time.time() + parse_seconds(ttl)
     made = make_token(
-        trust or coordinator_trust(), Party("node" if role == NODE_ROLE else "submitter", name), ends_unix_s
+        trust or coordinator_trust(),
+        Party("node" if role == NODE_ROLE else "submitter", name),
+        ends_unix_s,
+        is_administrator=role == ADMINISTRATOR,
     )
     if save is not None:
         write_durably(save, f"{made}\n".encode(), mode=0o600)

@@ -40,6 +40,7 @@ from ringtune.texts import RepeatCounter, printable, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
     BACKDATED_S,
+    OWN_RUNS,
     RENEW_LEFT_S,
     CertificateFacts,
     Identity,
@@ -59,6 +60,7 @@ from ringtune.transport.identity import (
 )
 from ringtune.transport.open_calls import RateLimit
 from ringtune.transport.parties import (
+    ADMINISTRATOR,
     ANY_MEMBER,
     AUTHORITY,
     COORDINATOR,
@@ -141,21 +143,23 @@ class Register:
 
     # ---- tokens -----------------------------------------------------------------------------------
 
-    def add_token(self, secret_sha256: str, party: Party, ends_unix_s: float) -> None:
+    def add_token(
+        self, secret_sha256: str, party: Party, ends_unix_s: float, *, is_administrator: bool = False
+    ) -> None:
         """Store a new token: the hash of its secret, its party, and the end of its validity."""
         with self._transaction() as database:
             database.execute(
                 "INSERT INTO tokens (secret_sha256, role, name, ends_unix_s) VALUES (?, ?, ?, ?)",
-                (secret_sha256, party.role, party.name, ends_unix_s),
+                (secret_sha256, ADMINISTRATOR if is_administrator else party.role, party.name, ends_unix_s),
             )
 
     def redeem(
-        self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party, int], bytes]
+        self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party, int, bool], bytes]
     ) -> bytes:
         """Return the certificate for a token; earlier certificates of its party are revoked.
 
         ``key_sha256`` is the hash of the public key for the certificate; ``issue`` makes the certificate, PEM, of a
-        party and generation.
+        party and generation, and for an administrator.
 
         Raises:
             TokenError: the token is wrong, used or expired; only the log says which.
@@ -168,14 +172,14 @@ class Register:
             if found is None:
                 return self._refuse("it is of no known token")
             role, name, ends_unix_s, used_by, certificate = found
-            party = Party(role, name)
+            party = Party(SUBMITTER_ROLE if role == ADMINISTRATOR else role, name)
             if now_unix_s > ends_unix_s:
                 return self._refuse(f"the token of {party} has expired")
             if used_by is not None:
                 return bytes(certificate) if used_by == key_sha256 else self._refuse(f"the token of {party} is used")
             _remove(database, party, f"{party} has joined again with a later token")
             _forget_expired(database, now_unix_s)
-            pem = issue(party, _removal_of(database, party).generation)
+            pem = issue(party, _removal_of(database, party).generation, role == ADMINISTRATOR)
             _write_down(database, pem)
             database.execute(
                 "UPDATE tokens SET key_sha256 = ?, certificate = ? WHERE secret_sha256 = ?",
@@ -222,11 +226,23 @@ class Register:
             TrustError: it never had any.
         """
         with self._transaction() as database:
-            database.execute("DELETE FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NULL", _key(party))
+            roles = (party.role, ADMINISTRATOR if party.role == SUBMITTER_ROLE else "")
+            database.execute(
+                "DELETE FROM tokens WHERE role IN (?, ?) AND name = ? AND key_sha256 IS NULL", (*roles, party.name)
+            )
             number = _remove(database, party, reason)
             if not number and not _is_known(database, party):
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
         return number
+
+    def has_certificate(self, party: Party, now_unix_s: float) -> bool:
+        """Whether a party has a certificate that is neither removed nor expired."""
+        with self._transaction() as database:
+            found = database.execute(
+                "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?",
+                (*_key(party), now_unix_s),
+            ).fetchone()
+        return found is not None
 
     def removed(self, now_unix_s: float) -> Removals:
         """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
@@ -401,10 +417,11 @@ class Authority:
         *,
         days: float = DAYS,
         generation: int = 0,
+        has_own_runs_only: bool = False,
     ) -> bytes:
         """Issue a certificate, PEM.
 
-        Valid for ``days``, but at most as long as the authority. ``generation``: see ``CertificateFacts``.
+        Valid for ``days``, but at most as long as the authority. For the other arguments see ``CertificateFacts``.
 
         Raises:
             TrustError: the authority has expired.
@@ -420,7 +437,7 @@ class Authority:
         names = [party.server_name, *([ANY_MEMBER] if party.serves else [])]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if party.serves else [])]
         certificate = (
-            _builder(_common_name(party.name, generation), own.subject, key, now_unix_s, days)
+            _builder(_subject(party, generation, has_own_runs_only), own.subject, key, now_unix_s, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -430,10 +447,25 @@ class Authority:
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    def identity(self, party: Party, now_unix_s: float, *, days: float = DAYS, generation: int = 0) -> Identity:
+    def identity(
+        self,
+        party: Party,
+        now_unix_s: float,
+        *,
+        days: float = DAYS,
+        generation: int = 0,
+        has_own_runs_only: bool = False,
+    ) -> Identity:
         """Make a new key and its certificate."""
         key = make_key()
-        certificate_pem = self.issue(party, key.public_key(), now_unix_s, days=days, generation=generation)
+        certificate_pem = self.issue(
+            party,
+            key.public_key(),
+            now_unix_s,
+            days=days,
+            generation=generation,
+            has_own_runs_only=has_own_runs_only,
+        )
         return Identity.of(key_pem(key), certificate_pem, self.certificate_pem)
 
     def own_identity(self, now_unix_s: float) -> Identity:
@@ -441,9 +473,14 @@ class Authority:
         return self.identity(COORDINATOR, now_unix_s, days=_AUTHORITY_DAYS)
 
 
-def _common_name(name: str, generation: int = 0) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _subject(party: Party, generation: int, has_own_runs_only: bool) -> x509.Name:
+    unit = [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, OWN_RUNS)] if has_own_runs_only else []
     later = [x509.NameAttribute(NameOID.GENERATION_QUALIFIER, str(generation))] if generation else []
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name), *later])
+    return x509.Name([*_common_name(party.name), *unit, *later])
 
 
 def _builder(
@@ -514,8 +551,10 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
     return authority
 
 
-def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
+def make_token(folder: Path, party: Party, ends_unix_s: float, *, is_administrator: bool = False) -> Token:
     """Make a join token; the register stores only the hash of its secret.
+
+    A user without ``is_administrator`` has a part in the own runs only.
 
     Raises:
         TrustError: the folder has no authority.
@@ -530,7 +569,7 @@ def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
         fingerprint(Authority.read(folder).certificate_pem),
         make_secret(),
     )
-    register.add_token(secret_hash(token.secret), party, ends_unix_s)
+    register.add_token(secret_hash(token.secret), party, ends_unix_s, is_administrator=is_administrator)
     return token
 
 
@@ -603,10 +642,16 @@ class TrustKeeper:
         """
         key, now_unix_s = requested_key(request_pem), self._clock()
 
-        def issue(party: Party, generation: int) -> bytes:
+        def issue(party: Party, generation: int, is_administrator: bool) -> bytes:
             _LOG.info("%s gets a certificate for its token", party)
-            days = _GUEST_DAYS if party.is_guest else DAYS
-            return self._authority.issue(party, key, now_unix_s, days=days, generation=generation)
+            return self._authority.issue(
+                party,
+                key,
+                now_unix_s,
+                days=_GUEST_DAYS if party.is_guest else DAYS,
+                generation=generation,
+                has_own_runs_only=party.role == SUBMITTER_ROLE and not is_administrator,
+            )
 
         pem = self._register.redeem(secret_hash(secret), key_fingerprint(key), now_unix_s, issue)
         self._look()
@@ -624,7 +669,14 @@ class TrustKeeper:
 
         def issue() -> bytes:
             days = left_days if caller.party.is_guest else DAYS
-            return self._authority.issue(caller.party, key, now_unix_s, days=days, generation=caller.generation)
+            return self._authority.issue(
+                caller.party,
+                key,
+                now_unix_s,
+                days=days,
+                generation=caller.generation,
+                has_own_runs_only=caller.has_own_runs_only,
+            )
 
         if not self._renewals.count(caller.party):
             raise BusyError(f"{caller.party} has renewed its certificate {_RENEWALS} times within an hour; try later")
@@ -635,10 +687,13 @@ class TrustKeeper:
 
         Raises:
             TrustError: the name is not one of such nodes (``GUEST``).
+            BusyError: another guest has the name.
         """
         party = node_party(node)
         if not party.is_guest:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
+        if self._register.has_certificate(party, self._clock()):  # joining would end that of another user's guest
+            raise BusyError(f"a guest {node} has joined already; take another name")
         return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
 
     def remove(self, party: Party, reason: str) -> int:

@@ -45,7 +45,7 @@ from ringtune.transport.open_calls import RateLimit
 from ringtune.v1 import control_pb2
 
 
-def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
+def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "", owner: str = "") -> RunRecord:
     """Make the record of a run that begins; ``takes_up`` is the interrupted run that it resumes, if any."""
     return RunRecord(
         run_id=run_id,
@@ -58,6 +58,7 @@ def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: 
         kept_step=request.resume.manifests[0].step if request.resume else -1,
         takes_up=takes_up,
         submission=request.submission,
+        owner=owner,
     )
 
 
@@ -280,6 +281,7 @@ class Coordinator:
         request: RunRequest,
         *,
         takes_up: str = "",
+        owner: str = "",
         replaces: RunDriver | None = None,
         without: frozenset[str] = frozenset(),
         num_in_vain: int = 0,
@@ -289,6 +291,7 @@ class Coordinator:
         Args:
             request: of the run.
             takes_up: the interrupted run that the coordinator resumes by itself.
+            owner: user in the certificate of its submitter.
             replaces: that run, while it ends.
             without: processes of nodes that take no part.
             num_in_vain: resumptions in a row, this one included, since the last checkpoint.
@@ -301,11 +304,11 @@ class Coordinator:
         lease_s = request.job.runtime.lease_s
 
         def make(run_id: str, on_end: Callable[[], None]) -> RunDriver:
-            driver = self._stored_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end)
+            driver = self._stored_driver(run_id, request, takes_up, owner, lease_s=lease_s, on_end=on_end)
             history = RunHistory(request, num_in_vain=num_in_vain)
             driver.listen(history)
             driver.without = without
-            driver.go_back = functools.partial(self._go_back, driver, request, history)
+            driver.go_back = functools.partial(self._go_back, driver, request, history, owner)
             return driver
 
         return self._begin(
@@ -318,7 +321,7 @@ class Coordinator:
         )
 
     def _go_back(
-        self, driver: RunDriver, request: RunRequest, history: RunHistory, lost: str, join_s: float
+        self, driver: RunDriver, request: RunRequest, history: RunHistory, owner: str, lost: str, join_s: float
     ) -> RunDriver:
         """Resume a run that ends with the loss of a node from its newest checkpoint.
 
@@ -326,6 +329,7 @@ class Coordinator:
             driver: of the run.
             request: began it.
             history: its events.
+            owner: user in the certificate of its submitter.
             lost: the process of the lost node.
             join_s: seconds to wait for owners of rows.
         """
@@ -334,18 +338,27 @@ class Coordinator:
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
         without, num_in_vain = driver.without | {lost}, history.num_in_vain + 1
-        after = self.run(resumed, takes_up=run_id, replaces=driver, without=without, num_in_vain=num_in_vain)
+        after = self.run(
+            resumed, takes_up=run_id, owner=owner, replaces=driver, without=without, num_in_vain=num_in_vain
+        )
         if self.kept is not None:
             self.kept.interrupt(run_id, "a node was lost")
         self.tell(f"run {run_id} has lost a node; {after.run_id} resumes it from its checkpoint")
         return after
 
     def _stored_driver(
-        self, run_id: str, request: RunRequest, takes_up: str, *, lease_s: float, on_end: Callable[[], None]
+        self,
+        run_id: str,
+        request: RunRequest,
+        takes_up: str,
+        owner: str,
+        *,
+        lease_s: float,
+        on_end: Callable[[], None],
     ) -> RunDriver:
         driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
         if self.kept is not None and request.is_training:
-            record = record_of(run_id, request, time.time(), takes_up=takes_up)
+            record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
             asked = run_request_to_proto(request).SerializeToString()
             driver.keep(self.kept.begin(record, request=asked, initial=request.initial, on_saved=driver.noted))
         return driver
@@ -366,7 +379,7 @@ class Coordinator:
         try:
             asked = with_initial(read_run_request(kept.request(found.run_id)), kept.initial_file(found.run_id))
             request = resume_request(asked, found, kept.events(found.run_id, wait=False))
-            driver = self.run(request, takes_up=found.run_id)
+            driver = self.run(request, takes_up=found.run_id, owner=found.owner)
             if request.resume is None:  # the run starts from the beginning, so the old events are not needed
                 kept.fetched(found.run_id)
         except RingTuneError as error:

@@ -45,6 +45,7 @@ class RunRecord:
         nodes: that take part or were inspected for it; empty before that.
         takes_up: the interrupted run that the coordinator resumes by this one; empty = a user submitted it.
         submission: random id, by which the submitter finds the run before it has the run's id.
+        owner: user in the certificate of its submitter; empty = there was none.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class RunRecord:
     nodes: tuple[str, ...] = ()
     takes_up: str = ""
     submission: str = ""
+    owner: str = ""
 
     def __post_init__(self) -> None:
         """Refuse ids that are unsafe in a path, and unknown states."""

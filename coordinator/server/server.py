@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import grpc
 
@@ -46,9 +46,12 @@ from ringtune.transport.endpoints import (
 )
 from ringtune.transport.open_calls import RateLimit, address_of
 from ringtune.transport.parties import SUBMITTER_ROLE, Party, node_party
-from ringtune.transport.status import answer, answer_stream
+from ringtune.transport.status import abort, answer, answer_stream
 from ringtune.transport.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc, weights_pb2_grpc
+
+if TYPE_CHECKING:
+    from ringtune.transport.identity import CertificateFacts
 
 _MAX_TEXT: Final = 300
 _SAID = tuple(field.name for field in dataclasses.fields(Member) if field.name not in ("seen_at_s", "rss_bytes"))
@@ -86,6 +89,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self._keeper = keeper
         self._lock = threading.Lock()
         self._uploads: Counter[str] = Counter()
+        self._owners: dict[str, str] = {}  # of the driven run, which may be none that is stored
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
@@ -157,7 +161,10 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             with _in_time(context):
                 folder = functools.partial(self._upload_folder, stack, context)
                 request = answer(context, lambda: receive_run_request(request_iterator, folder))
-            driver = answer(context, lambda: self._coordinator.run(request))
+            if request.resume is not None:
+                self._require_own(context, request.resume.run_id)
+            driver = answer(context, lambda: self._coordinator.run(request, owner=_user(context)))
+            self._owners = {driver.run_id: _user(context)}
             kept = self._coordinator.keeps(driver.run_id)
             if kept is None:
                 yield from _follow(driver, context)
@@ -170,14 +177,26 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         """List the stored runs."""
         records = answer(context, lambda: self._coordinator.require_kept().records())
         return control_pb2.RunsReply(
-            runs=[control_pb2.KeptRun(record_json=record.to_text()) for record in records.values()]
+            runs=[
+                control_pb2.KeptRun(record_json=record.to_text())
+                for record in records.values()
+                if _is_for(caller_of(context), record.owner)
+            ]
         )
+
+    def _require_own(self, context: grpc.ServicerContext, run_id: str) -> None:
+        """End the call of a user with own runs only if the run, stored or driven here, is of another one."""
+        record = self._coordinator.kept.records().get(run_id) if self._coordinator.kept is not None else None
+        owner = record.owner if record is not None else self._owners.get(run_id)
+        if owner is not None and not _is_for(caller_of(context), owner):
+            abort(context, TrustError(f"run {run_id} is of {owner or 'another user'}; ask them, or an administrator"))
 
     def Follow(
         self, request: control_pb2.FollowRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Send the events of a stored run."""
         kept = answer(context, self._coordinator.require_kept)
+        self._require_own(context, request.run_id)
         answer(context, lambda: kept.require(request.run_id))
         events = kept.events(
             request.run_id, wait=request.wait, whole=request.whole, is_over=lambda: not context.is_active()
@@ -188,6 +207,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def Fetched(self, request: control_pb2.RunRef, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Note that a user has all events of a run."""
+        self._require_own(context, request.run_id)
         answer(context, lambda: self._coordinator.require_kept().fetched(request.run_id))
         return control_pb2.Empty()
 
@@ -196,16 +216,19 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     ) -> Iterator[control_pb2.RunEvent]:
         """Start a measurement and follow it; it stops when its follower disconnects."""
         driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
+        self._owners = {driver.run_id: _user(context)}
         yield from _follow(driver, context)
 
     def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """End a run after the granted turns, or at once."""
+        self._require_own(context, request.run_id)
         end = self._coordinator.stop_run if request.now else self._coordinator.drain
         answer(context, lambda: end(request.run_id, request.reason))
         return control_pb2.Empty()
 
     def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Note that the submitter has the manifest of a checkpoint on disk."""
+        self._require_own(context, request.run_id)
         answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
         return control_pb2.Empty()
 
@@ -217,6 +240,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             with _in_time(context):
                 folder = functools.partial(self._upload_folder, stack, context)
                 driver = answer(context, lambda: self._evaluate(request_iterator, folder))
+            self._owners = {driver.run_id: _user(context)}
             yield from _follow(driver, context)
 
     def _upload_folder(self, stack: contextlib.ExitStack, context: grpc.ServicerContext) -> Path:
@@ -249,6 +273,17 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
         )
+
+
+def _user(context: grpc.ServicerContext) -> str:
+    """Return the caller's name; empty in plain text."""
+    caller = caller_of(context)
+    return caller.party.name if caller else ""
+
+
+def _is_for(caller: CertificateFacts | None, owner: str) -> bool:
+    """Whether a caller has a part in a run of ``owner``: this one, an administrator, or anybody in plain text."""
+    return caller is None or not caller.has_own_runs_only or caller.party.name == owner
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from ringtune.transport.parties import (
     SUBMITTER_ROLE,
     Party,
     find_permission,
+    permission_of,
     require_permission,
     require_sender,
 )
@@ -333,6 +334,10 @@ class Guard(grpc.ServerInterceptor):
             if removal := refusal(caller):
                 raise TrustError(f"the certificate of {caller.party} is refused: {removal}; join with a new token")
             require_permission(caller.party, method)
+            if caller.has_own_runs_only and permission_of(method).of_administrators:
+                raise TrustError(
+                    f"{caller.party} is no administrator; ask one, or for a token made with --role administrator"
+                )
         except TrustError as error:
             self._refuse(method, context, error)
         return caller

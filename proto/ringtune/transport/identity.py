@@ -30,6 +30,8 @@ BACKDATED_S: Final = 48 * 3600.0
 """A certificate is valid from this time before its issue, as boards without a battery start in the past."""
 RENEW_LEFT_S: Final = 90 * 86400.0
 """A certificate is renewed this time before its end, or when a third of its life is left, if that is less."""
+OWN_RUNS: Final = "own runs"
+"""Unit in the certificate of a user who is no administrator."""
 _UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -52,6 +54,7 @@ class CertificateFacts:
         begins_unix_s: begin of validity.
         ends_unix_s: end of validity.
         generation: number of removals of the party before its issue; of an earlier version 0.
+        has_own_runs_only: whether it is of a user who is no administrator; of an earlier version all users are.
     """
 
     party: Party
@@ -59,6 +62,7 @@ class CertificateFacts:
     begins_unix_s: float
     ends_unix_s: float
     generation: int = 0
+    has_own_runs_only: bool = False
 
     @property
     def renew_at_unix_s(self) -> float:
@@ -107,6 +111,10 @@ def facts_of(pem: bytes) -> CertificateFacts:
         begins_unix_s=certificate.not_valid_before_utc.timestamp(),
         ends_unix_s=certificate.not_valid_after_utc.timestamp(),
         generation=_generation_of(certificate),
+        has_own_runs_only=any(
+            each.value == OWN_RUNS
+            for each in certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 A certificate names a party by one DNS name::
 
     pi-4.node.ringtune                   the node pi-4
-    alice.submitter.ringtune             a user who submits jobs
+    alice.submitter.ringtune             a user: an administrator, or one with a part in the own runs only
     coordinator.coordinator.ringtune     the coordinator
     member.ringtune                      any server: coordinator and nodes
 
@@ -47,6 +47,8 @@ COORDINATOR_ROLE: Final = "coordinator"
 NODE_ROLE: Final = "node"
 SUBMITTER_ROLE: Final = "submitter"
 ROLES: Final[tuple[Role, ...]] = (COORDINATOR_ROLE, NODE_ROLE, SUBMITTER_ROLE)
+ADMINISTRATOR: Final = "administrator"
+"""Of a token: a submitter with a part in all runs, and in the membership."""
 ANY_MEMBER: Final = "member.ringtune"
 GUEST: Final = re.compile(r"eval-[0-9a-f]{8}")
 """Reserved names: those of nodes that a user's machine invites for one evaluation."""
@@ -108,12 +110,14 @@ class Permission:
     Attributes:
         roles: permitted roles.
         sender: field of the request that must be the caller's name; empty = none.
+        of_administrators: whether of users only administrators may make it.
         is_urgent: whether it has threads of its own, since a run would end without it.
         first_message_s: time limit of the first message; 256 s for 8 MiB at 32 KiB/s, 60 s for chunks of 1 MiB.
     """
 
     roles: frozenset[Role]
     sender: str = ""
+    of_administrators: bool = False
     is_urgent: bool = False
     first_message_s: float = 256.0
 
@@ -123,6 +127,7 @@ _NODES: Final = Permission(frozenset({NODE_ROLE}), first_message_s=60.0)
 _ITSELF: Final = Permission(frozenset({NODE_ROLE}), sender="node", is_urgent=True, first_message_s=10.0)
 _COORDINATOR_OR_NODES: Final = Permission(frozenset({COORDINATOR_ROLE, NODE_ROLE}), first_message_s=60.0)
 _USERS: Final = Permission(frozenset({SUBMITTER_ROLE}))
+_ADMINISTRATORS: Final = Permission(frozenset({SUBMITTER_ROLE}), of_administrators=True)
 _ANYBODY: Final = Permission(frozenset({NODE_ROLE, SUBMITTER_ROLE}))
 
 PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
@@ -142,7 +147,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Drain": _USERS,
         "Noted": _USERS,
     },
-    "Membership": {"Renew": _ANYBODY, "Invite": _USERS, "Remove": _USERS, "DrainNode": _USERS},
+    "Membership": {"Renew": _ANYBODY, "Invite": _USERS, "Remove": _ADMINISTRATORS, "DrainNode": _ADMINISTRATORS},
     "Agent": {
         "Inspect": _COORDINATOR,
         "Prepare": _COORDINATOR,

@@ -202,12 +202,12 @@ HOUR_S = 3600.0
 PI_NODE = node_party("pi")
 
 
-def issue(party: Party, generation: int) -> bytes:
+def issue(party: Party, generation: int, is_administrator: bool = False) -> bytes:
     """A certificate for somebody."""
     return AUTHORITY.issue(party, make_key().public_key(), NOW_S, generation=generation)
 
 
-def never(party: Party, generation: int) -> bytes:
+def never(party: Party, generation: int, is_administrator: bool = False) -> bytes:
     """Nobody may get a certificate here."""
     raise AssertionError(f"a certificate for {party}")
 
@@ -248,7 +248,7 @@ def test_register_refuses_tokens_with_one_text(
 def test_register_that_can_not_issue_keeps_the_token(register: Register) -> None:
     """A token is consumed with its certificate or not at all."""
 
-    def fail(party: Party, generation: int) -> bytes:
+    def fail(party: Party, generation: int, is_administrator: bool) -> bytes:
         raise TrustError("no")
 
     with pytest.raises(TrustError):
@@ -418,9 +418,9 @@ def running(folder: Path) -> Iterator[tuple[TrustKeeper, str]]:
         yield keeper, server.address
 
 
-def invited(folder: Path, party: Party = PI_NODE, ttl_s: float = HOUR_S) -> Token:
+def invited(folder: Path, party: Party = PI_NODE, ttl_s: float = HOUR_S, *, is_administrator: bool = False) -> Token:
     """A token of a running coordinator."""
-    return make_token(folder, party, time.time() + ttl_s)
+    return make_token(folder, party, time.time() + ttl_s, is_administrator=is_administrator)
 
 
 @contextlib.contextmanager
@@ -620,7 +620,8 @@ def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
     trust, folder = tmp_path / "trust", tmp_path / "node"
     with running(trust) as (keeper, address):
         speaker, user = (
-            Speaker(join(address, invited(trust, party), tmp_path / party.name)) for party in (PI_NODE, ALICE)
+            Speaker(join(address, invited(trust, party, is_administrator=party == ALICE), tmp_path / party.name))
+            for party in (PI_NODE, ALICE)
         )
         with membership(address, user) as stub:
             assert stub.Remove(trust_pb2.RemoveRequest(node="pi", reason="stolen")).certificates == 1
@@ -630,6 +631,35 @@ def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
         with membership(address, again) as stub:
             renew(stub, again, folder)
         assert TrustKeeper(trust).speaker.removed.entries == keeper.speaker.removed.entries != ()
+
+
+def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> None:
+    """By their token; also after a renewal. A user of an earlier version, whose certificate says nothing, has all."""
+    trust = tmp_path / "trust"
+    bob, carol = (Party("submitter", name) for name in ("bob", "carol"))
+    with running(trust) as (keeper, address):
+        users = {
+            party.name: Speaker(
+                join(address, invited(trust, party, is_administrator=party == bob), tmp_path / party.name)
+            )
+            for party in (ALICE, bob)
+        }
+        users["carol"] = Speaker(Authority.read(trust).identity(carol, time.time()))
+        invited(trust)
+        for name, user in users.items():
+            with membership(address, user) as stub:
+                renew(stub, user, tmp_path / name)
+                assert user.identity.facts.has_own_runs_only is (name == "alice")
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.Remove(trust_pb2.RemoveRequest(node="nobody"), timeout=30)
+                refused = "submitter alice is no administrator" in str(error_of_call(caught.value, peer="it"))
+                assert refused is (name == "alice")
+                parse_token(stub.Invite(trust_pb2.InviteRequest(node="eval-0123abcd"), timeout=30).token)
+        keeper.remove(bob, "left")
+        open_token = invited(trust, bob, is_administrator=True)
+        keeper.remove(bob, "left")
+        with pytest.raises(TokenError):
+            join(address, open_token, tmp_path / "bob")
 
 
 def test_joining_node_that_is_removed_meanwhile_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,6 +711,8 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
             keeper.invite("pi")
         identity = join(address, parse_token(keeper.invite(guest.name)), tmp_path / "guest")
         assert identity.party == guest
+        with pytest.raises(BusyError, match="take another name"):  # its certificate would end with the next one's
+            keeper.invite(guest.name)
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
         speaker = Speaker(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s

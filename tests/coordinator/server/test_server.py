@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import re
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,8 @@ from coordinator.screen.listing import node_lines, node_table
 from coordinator.screen.progress import Progress
 from coordinator.server import server as servicer
 from coordinator.server.coordinator import Coordinator, ShutdownSignals, model_folder
+from coordinator.server.run_record import RunRecord
+from coordinator.server.run_store import RunStore
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.errors import (
@@ -38,13 +42,15 @@ from ringtune.errors import (
 )
 from ringtune.job.job import Job, Model
 from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
+from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import CLIENT_OPTIONS
-from ringtune.transport.speaker import speaking_as
+from ringtune.transport.parties import COORDINATOR, Party
+from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.support.fake_agents import FakeCluster, job
 from tests.support.model_folder import write_model
-from tests.support.trust_parts import speaker_of
+from tests.support.trust_parts import AUTHORITY, speaker_of
 
 CALL_S = 30.0
 
@@ -234,6 +240,72 @@ def test_coordinator_answers_while_initial_values_are_written() -> None:
 
 
 RUN = "r20260101-000000-00000000"
+OF_BOB = "r20260101-000000-00000001"
+
+
+def refusals(stub: control_pb2_grpc.CoordinatorStub, run_id: str) -> list[str]:
+    """What each call about a run is answered with."""
+    resume = control_pb2.RunRequest(job_toml=run_id)
+    calls: list[Callable[[], object]] = [
+        lambda: list(stub.Follow(control_pb2.FollowRequest(run_id=run_id), timeout=CALL_S)),
+        lambda: list(stub.Run(iter([resume]), timeout=CALL_S)),
+        lambda: stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S),
+        lambda: stub.Noted(control_pb2.CheckpointNoted(run_id=run_id, step=1), timeout=CALL_S),
+        lambda: stub.Drain(control_pb2.DrainRequest(run_id=run_id), timeout=CALL_S),
+    ]
+    found = []
+    for each in calls:
+        try:
+            each()
+            found.append("")
+        except grpc.RpcError as error:
+            found.append(str(error_of(error)))
+    return found
+
+
+def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored ones, and a plan that is made right now; an administrator has all of them."""
+
+    def resumed(messages: Iterator[control_pb2.RunRequest], folder: object) -> RunRequest:
+        run_id = next(messages).job_toml
+        resume: Any = SimpleNamespace(run_id=run_id) if run_id else None
+        return RunRequest(job=job(), plan_only=True, num_nodes=9, resume=resume)
+
+    monkeypatch.setattr(servicer, "receive_run_request", resumed)
+    store = RunStore(tmp_path)
+    for run_id, owner in ((RUN, "alice"), (OF_BOB, "bob")):
+        about = {"model": "m", "method": "all", "submitted_by": "", "started_unix_s": time.time()}
+        done = RunRecord(run_id=run_id, first_run=run_id, owner=owner, **about)  # type: ignore[arg-type]
+        store.begin(done, on_saved=lambda step: None)(control_pb2.RunEvent(done=True))
+    users = {}
+    for name in ("alice", "bob", "root"):
+        party = Party("submitter", name)
+        users[name] = Speaker(AUTHORITY.identity(party, time.time(), has_own_runs_only=name != "root"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        with speaking_as(speaker_of("coordinator", "coordinator")):
+            server = stack.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=10))
+        server.coordinator.kept = store
+        stubs = {}
+        for name, who in users.items():
+            with speaking_as(who):
+                channel = stack.enter_context(open_channel(server.address, peer=COORDINATOR))
+            stubs[name] = control_pb2_grpc.CoordinatorStub(channel)
+
+        def listed(name: str) -> list[str]:
+            runs = stubs[name].Runs(control_pb2.Empty(), timeout=CALL_S).runs
+            return [RunRecord.parse(run.record_json).run_id for run in runs]
+
+        assert [listed(name) for name in users] == [[RUN], [OF_BOB], [RUN, OF_BOB]]
+        plan: Any = stubs["bob"].Run(iter([control_pb2.RunRequest()]), timeout=CALL_S)
+        planned = next(event.run_id for event in plan if event.run_id)
+        for run_id in (OF_BOB, planned):
+            told = refusals(stubs["alice"], run_id)
+            assert told == [f"run {run_id} is of bob; ask them, or an administrator"] * 5
+        for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
+            assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
+
+
 TIMEOUT_S = 30.0
 
 
