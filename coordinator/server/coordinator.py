@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from types import FrameType, TracebackType
 from typing import TypeVar
@@ -265,7 +265,7 @@ class Coordinator:
         *,
         takes_up: str = "",
         replaces: RunDriver | None = None,
-        without: frozenset[str] = frozenset(),
+        without: Mapping[str, str] = {},
         num_in_vain: int = 0,
     ) -> RunDriver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
@@ -274,7 +274,7 @@ class Coordinator:
             request: of the run.
             takes_up: the interrupted run that the coordinator resumes by itself.
             replaces: that run, while it ends.
-            without: processes of nodes that take no part.
+            without: lost processes, which take no part: by node its ``instance``.
             num_in_vain: resumptions in a row, this one included, since the last checkpoint.
 
         Raises:
@@ -302,7 +302,7 @@ class Coordinator:
         )
 
     def _go_back(
-        self, driver: RunDriver, request: RunRequest, history: RunHistory, lost: str, join_s: float
+        self, driver: RunDriver, request: RunRequest, history: RunHistory, lost: str, instance: str, join_s: float
     ) -> RunDriver:
         """Resume a run that ends with the loss of a node from its newest checkpoint.
 
@@ -310,14 +310,15 @@ class Coordinator:
             driver: of the run.
             request: began it.
             history: its events.
-            lost: the process of the lost node.
+            lost: the node.
+            instance: of its process.
             join_s: seconds to wait for owners of rows.
         """
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
-        without, num_in_vain = driver.without | {lost}, history.num_in_vain + 1
+        without, num_in_vain = {**driver.without, lost: instance}, history.num_in_vain + 1
         after = self.run(resumed, takes_up=run_id, replaces=driver, without=without, num_in_vain=num_in_vain)
         if self.kept is not None:
             self.kept.interrupt(run_id, "a node was lost")
