@@ -22,7 +22,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -191,13 +191,13 @@ class Driver(abc.ABC):
 
     Attributes:
         board: status of the work.
-        without: processes of nodes, by their random ``instance``, that take no part.
+        without: lost processes, which take no part: by node its random ``instance``.
         after: the work that goes on in place of this one, which has failed; None = there is none.
     """
 
     def __init__(self, run_id: str, members: Members, *, lease_s: float, on_end: Callable[[], None]) -> None:
         self.run_id = run_id
-        self.without: frozenset[str] = frozenset()
+        self.without: Mapping[str, str] = {}
         self.after: Driver | None = None
         self._stop_reason = ""
         self.board = StatusBoard(run_id)
@@ -258,7 +258,9 @@ class Driver(abc.ABC):
         """Note that a node has joined the coordinator during the work, for the first time or again."""
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
-        """Queue that a node has failed or ended."""
+        """Queue that a node has failed or ended, unless it was lost before."""
+        if node in self.without and node not in self._calls:
+            return
         self._queue.put(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
@@ -416,7 +418,7 @@ class Driver(abc.ABC):
     ) -> tuple[Member, ...]:
         deadline_s, is_told = self._started_s + join_s, False
         while True:
-            here = (member for member in self._members.living() if member.instance not in self.without)
+            here = (one for one in self._members.living() if one.instance != self.without.get(one.node))
             living = invited(tuple(here), evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:

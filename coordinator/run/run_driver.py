@@ -112,8 +112,8 @@ class RunDriver(Driver):
         awaits_nodes: whether lost nodes may return.
 
     Attributes:
-        go_back: begins the run that goes on from the last checkpoint of this one without a process, given by its
-            ``instance``, and waits so many seconds for owners of rows; None = no run does.
+        go_back: begins the run that goes on from the last checkpoint of this one without a node's process, given by
+            node and ``instance``, and waits so many seconds for owners of rows; None = no run does.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RunDriver(Driver):
         awaits_nodes: bool = True,
     ) -> None:
         super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
-        self.go_back: Callable[[str, float], Driver] | None = None
+        self.go_back: Callable[[str, str, float], Driver] | None = None
         self._job = request.job
         self._addresses: dict[str, str] = {}
         self._wires: dict[str, int] = {}
@@ -502,7 +502,7 @@ class RunDriver(Driver):
         try:
             self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
             self._finish_files()
-            return self.go_back(self._instances[self._lost], self._policy.awaits_s)
+            return self.go_back(self._lost, self._instances[self._lost], self._policy.awaits_s)
         except RingTuneError as error:
             failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {error}",)
             return None

@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from types import FrameType, TracebackType
 from typing import TypeVar
@@ -283,7 +283,7 @@ class Coordinator:
         takes_up: str = "",
         owner: str = "",
         replaces: RunDriver | None = None,
-        without: frozenset[str] = frozenset(),
+        without: Mapping[str, str] = {},
         num_in_vain: int = 0,
     ) -> RunDriver:
         """Start or resume a run, or evaluate a saved adapter; nodes measure unless the request has a profile.
@@ -293,7 +293,7 @@ class Coordinator:
             takes_up: the interrupted run that the coordinator resumes by itself.
             owner: user in the certificate of its submitter.
             replaces: that run, while it ends.
-            without: processes of nodes that take no part.
+            without: lost processes, which take no part: by node its ``instance``.
             num_in_vain: resumptions in a row, this one included, since the last checkpoint.
 
         Raises:
@@ -321,7 +321,14 @@ class Coordinator:
         )
 
     def _go_back(
-        self, driver: RunDriver, request: RunRequest, history: RunHistory, owner: str, lost: str, join_s: float
+        self,
+        driver: RunDriver,
+        request: RunRequest,
+        history: RunHistory,
+        owner: str,
+        lost: str,
+        instance: str,
+        join_s: float,
     ) -> RunDriver:
         """Resume a run that ends with the loss of a node from its newest checkpoint.
 
@@ -330,14 +337,15 @@ class Coordinator:
             request: began it.
             history: its events.
             owner: user in the certificate of its submitter.
-            lost: the process of the lost node.
+            lost: the node.
+            instance: of its process.
             join_s: seconds to wait for owners of rows.
         """
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
-        without, num_in_vain = driver.without | {lost}, history.num_in_vain + 1
+        without, num_in_vain = {**driver.without, lost: instance}, history.num_in_vain + 1
         after = self.run(
             resumed, takes_up=run_id, owner=owner, replaces=driver, without=without, num_in_vain=num_in_vain
         )

@@ -301,13 +301,14 @@ def losing_host(**changes: Any) -> Iterator[tuple[FakeCluster, Job]]:
             lose()
 
     def on_event(event: control_pb2.RunEvent) -> None:
-        if event.WhichOneof("event") == "checkpoint_json":
+        begun.extend([event.run_id] if event.run_id else [])
+        if event.WhichOneof("event") == "checkpoint_json" or (event.run_id and len(begun) > 1):  # told again late
             lose()
 
     def lose() -> None:
         cluster.server.coordinator.node_failed("c", PeerLostError("node c is lost"))
 
-    wanted = of_all_parameters(**changes)
+    wanted, begun = of_all_parameters(**changes), list[str]()
     stays = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
     agents = {"a": stays, "b": stays, "c": {"rows": 0, "on_grant": stop}}
     with FakeCluster(*agents, agents=agents) as cluster:
