@@ -33,7 +33,7 @@ def gradients(ids: list[list[int]], classes: list[int], names: tuple[str, ...]) 
     model(input_ids=torch.tensor(ids), labels=torch.tensor(classes)).loss.backward()
     unit = {name: model.get_parameter(name) for name in names}
     copy = {name: torch.nn.Parameter(torch.zeros_like(value)) for name, value in unit.items()}
-    load_grads(Pieces.of(bytes(grad_blob(unit, None))), copy, where="what came")
+    load_grads(Pieces.of(bytes(grad_blob(unit, ()))), copy, where="what came")
     return {name: value.grad for name, value in copy.items() if value.grad is not None}
 
 
