@@ -38,7 +38,7 @@ def make_parts() -> OwnerParts:
     family = types.SimpleNamespace(finish=lambda base, hidden, batch: (hidden, {}))
     layout = types.SimpleNamespace(blocks_path="blocks")
     skeleton: Any = types.SimpleNamespace(
-        base=torch.nn.Module(), family=family, layout=layout, blocks=[], invertible=None, full_parameters=False
+        base=torch.nn.Module(), family=family, layout=layout, blocks=[], full_parameters=False, invertible=None
     )
     return OwnerParts(skeleton, Decoder(), CausalLanguageModel(), Train())
 

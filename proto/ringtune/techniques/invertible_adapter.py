@@ -46,7 +46,7 @@ def check_job(job: Any) -> None:
     Raises:
         JobError: names both keys, and the remedy.
     """
-    if invertible_of(job.adapter.config) is not None and job.operations.is_any:
+    if job.operations.is_any and invertible_of(job.adapter.config) is not None:
         raise JobError(
             f"adapter.config = {job.adapter.config!r} and [operations] can't go together: operations choose among "
             "blocks, and none trains an invertible adapter; remove the section, or leave inv_adapter out"
