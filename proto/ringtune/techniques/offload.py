@@ -157,11 +157,6 @@ def check_job(job: Any) -> None:
     settings = job.offload
     if settings.is_on and (problem := _problem(job)):
         raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
-    if settings.is_on and job.train.keep_best:
-        raise JobError(
-            f"train.keep_best = true and offload.mode = {settings.mode!r} can't go together: what helpers have updated "
-            "comes later than the evaluation; leave one out"
-        )
     check_user_column(job.data, settings, task=job.model.task)
 
 
