@@ -274,7 +274,7 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
     placements = tuple(
         dataclasses.replace(one, helpers=helpers_of(free, one.hosts, helper_of)) for one in plan.placements
     )
-    offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in placements[0].helpers)
+    offload = settings.of_blocks({Range(one.start, one.stop) for each in placements for one in each.helpers})
     if (placements, offload) == (plan.placements, plan.course.offload):
         return plan
     return Plan(dataclasses.replace(plan.course, offload=offload), placements)
