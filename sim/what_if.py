@@ -400,7 +400,7 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
     placements = [_placement_without(part, name) for part in plan.parts]
     settings, first = course.helper_settings, placements[0]
-    ranges = [Range(one.start, one.stop) for one in first.helpers]
+    ranges = sorted({Range(one.start, one.stop) for each in placements for one in each.helpers})
     lone = [first.host_of(block) for block in course.trainable.blocks if not in_ranges(block, ranges)]
     if settings.has_users and lone:
         raise PlanError(

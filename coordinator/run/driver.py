@@ -144,8 +144,9 @@ class StatusBoard:
     def _take_plan(self, plan: Plan) -> None:
         self._now.num_steps = plan.course.num_steps
         self._now.ClearField("helpers")
-        for one in plan.placement.joined_helpers():
-            host = plan.placement.host_of(one.start)
+        placement = plan.placements[-1]
+        for one in placement.joined_helpers():
+            host = placement.host_of(one.start)
             self._now.helpers.add(node=one.node, host=host, start=one.start, stop=one.stop)
 
     def _end(self, phase: str) -> None:

@@ -128,7 +128,8 @@ class Reports:
         if request.error and recorder.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
-                message = with_role(message, request.lost_peer or request.node, recorder.plan)
+                parts = (part for part in recorder.plan.parts if part.placement.placement_number == placement_number)
+                message = with_role(message, request.lost_peer or request.node, next(parts, recorder.plan))
             failed = rd.NodeFailed(request.node, request.error, message, request.lost_peer)
             if request.lost_peer:
                 self._suspicions.add(failed, request.lost_peer, self._now_s())

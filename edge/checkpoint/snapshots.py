@@ -68,7 +68,7 @@ class TurnSnapshots:
         Args:
             run_id: of the run.
             step: optimizer steps done.
-            whose: the node that trained the blocks; for a part of its blocks, with the name of the part.
+            whose: the node that trained the blocks; for a part of its blocks, with the name of the part, as ``a/part``.
             file: the trained tensors.
             head: at that step; None = the node does not have it.
             placement_number: of the placement in which another node trained them; None = they are this node's own, or
@@ -86,7 +86,7 @@ class TurnSnapshots:
                 del self._files[old]
             oldest = min(self._files)
             self._heads = {at: content for at, content in self._heads.items() if at >= oldest}
-            save = self._saves.get(step) if whose != self._node else None
+            save = self._saves.get(step) if not self._is_own(whose) else None
         if save is not None:
             save(SnapshotFile(step, file, is_head=False))
 
@@ -110,12 +110,15 @@ class TurnSnapshots:
         with self._lock:
             newest = sorted({*self._saves, step})[-TURNS_KEPT:]
             self._saves = {at: self._saves.get(at, save) for at in newest}
-            files = [file for whose, file in self._files.get(step, {}).items() if whose != self._node]
+            files = [file for whose, file in self._files.get(step, {}).items() if not self._is_own(whose)]
             found = [SnapshotFile(step, file, is_head=False) for file in files]
             if with_head and step in self._heads:
                 found.append(SnapshotFile(step, self._heads[step], is_head=True))
         for each in found:
             save(each)
+
+    def _is_own(self, whose: str) -> bool:
+        return whose.partition("/")[0] == self._node
 
     def everything(self) -> tuple[str, tuple[SnapshotFile, ...]]:
         """Return the id of the active run (empty = none) and all of its files."""

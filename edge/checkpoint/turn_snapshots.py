@@ -241,14 +241,14 @@ class TurnSnapshotter:
         head = self._heads.pop(turn.index, None)
         if turn.owner == self._node and head is None:
             head = bytes(self._executor.head_blob())
-        file = self._file(blocks, step)
-        self._kept.keep(self._run_id, step, self._node, file, head)
         copies: list[tuple[bytes, str, bool]] = []
         if self._head_holder and head is not None:
             copies.append((head, self._head_holder, True))
-        for holder, wanted in self._copies.items():
-            if part := tuple(block for block in blocks if block in wanted):
-                copies.append((file if part == blocks else self._file(part, step), holder, False))
+        for holder, part in self._parts(blocks).items():
+            file = self._make_file(self._executor, part, metadata(self._run_id, step))
+            self._kept.keep(self._run_id, step, f"{self._node}/{holder}", file, head)
+            if holder and part:
+                copies.append((file, holder, False))
         head_unit = self._plan.course.head
 
         def arrived() -> None:
@@ -263,8 +263,14 @@ class TurnSnapshotter:
         if not copies:
             then({})
 
-    def _file(self, blocks: tuple[int, ...], step: int) -> bytes:
-        return self._make_file(self._executor, blocks, metadata(self._run_id, step))
+    def _parts(self, blocks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Divide trained blocks by the holder of their copy, so that each file is kept here and sent; one at least."""
+        holders = {block: holder for holder, wanted in self._copies.items() for block in wanted}
+        found: dict[str, tuple[int, ...]] = {}
+        for block in blocks:
+            holder = holders.get(block, "")
+            found[holder] = (*found.get(holder, ()), block)
+        return found or {"": ()}
 
     def close(self) -> None:
         """Stop the thread that sends copies."""

@@ -13,6 +13,7 @@ from ringtune.techniques.offload import helped, helpers_by_host
 from sim.prediction import predict
 from sim.what_if import change_all, drop_from_plan
 from tests.support.cases import cases
+from tests.support.moves import moving
 from tests.support.offloading import LINEAR_PARAMS, plan, profile
 from tests.support.plans import make_plan
 from tests.support.profiles import profile_of
@@ -109,6 +110,14 @@ def test_drop_of_a_helper_leaves_its_hosts_to_themselves() -> None:
     told = [(one.node, one.start, one.stop) for one in found.placement.joined_helpers()]
     assert told == [("z", 0, 1), ("z", 1, 4)]
     assert found.course.offload is not None and found.course.offload.interval == 2
+
+
+def test_drop_of_a_helper_leaves_the_others_in_every_placement() -> None:
+    """A plan that moves keeps who helps whom in each of its placements."""
+    before = helped(moving(THREE, (2, [("a", 0, 2), ("b", 2, 4)])), {"a": "z", "b": "y"}, HelperSettings(interval=2))
+    found = drop_from_plan(before, "z")
+    assert [helpers_by_host(part) for part in found.parts] == [{"b": "y"}, {"b": "y"}]
+    assert [[one.start for one in part.placement.helpers] for part in found.parts] == [[1, 2], [2, 3]]
 
 
 def test_change_to_collaboration_needs_adapters_that_can_be_merged() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from sim.ring import RingResult
@@ -28,7 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ringada": {},
     "private-blocks": {"private_blocks": 1},
     "whole-blocks": {"adapter": "full", "method": "all"},
+    "helpers": {"method": "all"},
 }
+HELPERS = (Helper(node="z", start=0, stop=1), Helper(node="c", start=2, stop=3), Helper(node="z", start=3, stop=4))
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +86,11 @@ def plan_of(case: Case) -> Plan:
 def test_best_result_is_that_of_a_run_which_ends_there(case: Case, name: str) -> None:
     """At any timing; a run that keeps none trains and evaluates alike."""
     case = dataclasses.replace(case, **CASES[name])
-    ring, _ = begun(case, plan_of(case), name)
+    plan = changed(plan_of(case), helpers=HELPERS if name == "helpers" else ())
+    ring, _ = begun(case, plan, name)
     ring.run()
     require_best(case, ring)
-    plain, _ = begun(case, plan_of(case), "another timing", rounds={"keeps_best": False})
+    plain, _ = begun(case, plan, "another timing", rounds={"keeps_best": False})
     told = [entry._replace(is_best=None) for entry in of(rd.LogEvaluation, ring.result)]
     assert of(rd.LogEvaluation, plain.run()) == told
 

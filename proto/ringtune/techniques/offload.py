@@ -157,11 +157,6 @@ def check_job(job: Any) -> None:
     settings = job.offload
     if settings.is_on and (problem := _problem(job)):
         raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
-    if settings.is_on and job.train.keep_best:
-        raise JobError(
-            f"train.keep_best = true and offload.mode = {settings.mode!r} can't go together: what helpers have updated "
-            "comes later than the evaluation; leave one out"
-        )
     check_user_column(job.data, settings, task=job.model.task)
 
 
@@ -275,7 +270,7 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
     placements = tuple(
         dataclasses.replace(one, helpers=helpers_of(free, one.hosts, helper_of)) for one in plan.placements
     )
-    offload = settings.of_blocks(Range(helper.start, helper.stop) for helper in placements[0].helpers)
+    offload = settings.of_blocks({Range(one.start, one.stop) for each in placements for one in each.helpers})
     if (placements, offload) == (plan.placements, plan.course.offload):
         return plan
     return Plan(dataclasses.replace(plan.course, offload=offload), placements)

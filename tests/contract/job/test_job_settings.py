@@ -120,7 +120,6 @@ def test_patience_counts_as_a_change_of_the_result() -> None:
     ("other", "message"),
     [
         ({"train.eval_every": 0}, r"train\.keep_best = true keeps the best .* train\.eval_every = 0 .* set eval_every"),
-        ({"offload.mode": "auto"}, r"keep_best = true and offload\.mode = 'auto' can't go together"),
         ({"recovery.owners": "skip"}, r"keep_best = true and recovery\.owners = 'skip' can't go together"),
     ],
 )
