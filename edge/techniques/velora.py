@@ -302,7 +302,7 @@ _COUNT: Final = "/count"
 
 def block_of(layer: str) -> int:
     """Block index of a layer, named with or without its kind of adapters."""
-    return int(layer.rpartition("/")[2].partition(".")[0])
+    return int(layer.removesuffix(_COUNT).rpartition("/")[2].partition(".")[0])
 
 
 class Vectors:

@@ -108,7 +108,7 @@ def plan_of(rng: random.Random) -> Plan:
         plan = moving_plan(rng)
         if rng.random() < 0.6:
             plan = plan.at(0)
-        if rng.random() < 0.3 and not (plan.course.may_skip or plan.placement.has_replicas):
+        if rng.random() < 0.3 and not (plan.course.may_skip or plan.placement.has_replicas or plan.course.invertible):
             helped = with_helpers(plan.at(0), rng, interval=rng.choice([1, 3]), overlap=rng.random() < 0.3)
             plan = moving_at_random(rng, helped) if plan.moves else helped
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
