@@ -274,7 +274,7 @@ class Coordinator:
             request: of the run.
             takes_up: the interrupted run that the coordinator resumes by itself.
             replaces: that run, while it ends.
-            without: lost processes, which take no part: by node its ``instance``.
+            without: lost processes, as for ``Driver``.
             num_in_vain: resumptions in a row, this one included, since the last checkpoint.
 
         Raises:
