@@ -192,7 +192,7 @@ class Driver(abc.ABC):
 
     Attributes:
         board: status of the work.
-        without: lost processes, which take no part: by node its random ``instance``.
+        without: lost processes, which are not taken during the first lease: by node its random ``instance``.
         after: the work that goes on in place of this one, which has failed; None = there is none.
     """
 
@@ -419,7 +419,9 @@ class Driver(abc.ABC):
     ) -> tuple[Member, ...]:
         deadline_s, is_told = self._started_s + join_s, False
         while True:
-            here = (one for one in self._members.living() if one.instance != self.without.get(one.node))
+            # by the end of a lease a process that is lost is no member any more, and one that came back is
+            gone = {} if time.monotonic() >= self._started_s + self._lease_s else self.without
+            here = (one for one in self._members.living() if one.instance != gone.get(one.node))
             living = invited(tuple(here), evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:

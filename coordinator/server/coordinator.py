@@ -293,7 +293,7 @@ class Coordinator:
             takes_up: the interrupted run that the coordinator resumes by itself.
             owner: user in the certificate of its submitter.
             replaces: that run, while it ends.
-            without: lost processes, which take no part: by node its ``instance``.
+            without: lost processes, as for ``Driver``.
             num_in_vain: resumptions in a row, this one included, since the last checkpoint.
 
         Raises:
