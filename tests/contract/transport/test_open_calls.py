@@ -129,7 +129,7 @@ class Node(control_pb2_grpc.CoordinatorServicer):
     """Answers heartbeats, and holds what others ask until the end."""
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.over, self.begun = threading.Event(), threading.Semaphore(0)
 
     def Heartbeat(
         self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
@@ -139,13 +139,14 @@ class Node(control_pb2_grpc.CoordinatorServicer):
 
     def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:
         """Hold the call."""
+        self.begun.release()
         self.over.wait(WAIT_S)
         return control_pb2.NodesReply()
 
 
 @contextlib.contextmanager
-def serving(max_workers: int = 1024) -> Iterator[tuple[Server, Speaker]]:
-    """An encrypted server, and the speaker that refuses who was removed."""
+def serving(max_workers: int = 1024) -> Iterator[tuple[Server, Speaker, Node]]:
+    """An encrypted server, the speaker that refuses who was removed, and what it serves."""
     node, who = Node(), Speaker(COORDINATOR.identity)
 
     def add(server: grpc.Server) -> None:
@@ -154,7 +155,7 @@ def serving(max_workers: int = 1024) -> Iterator[tuple[Server, Speaker]]:
     with speaking_as(who):
         server = Server("127.0.0.1:0", add, max_workers=max_workers)
     try:
-        yield server, who
+        yield server, who, node
     finally:
         node.over.set()
         server.stop(0.0)
@@ -201,7 +202,7 @@ def wait_for(number: int, calls: list[Any]) -> int:
 def test_silent_calls_of_a_certificate_are_few(method: str) -> None:
     """Of 300 at a server with 64 threads so many are left as a node may have; others are answered meanwhile."""
     most = _MOST_OPEN["node"]
-    with serving(max_workers=64) as (server, _), silent(server, "evil", method, 300) as calls:
+    with serving(max_workers=64) as (server, *_), silent(server, "evil", method, 300) as calls:
         assert heartbeat(server, "a") is None
         assert wait_for(most, calls) == most
         assert heartbeat(server, "a") is None
@@ -210,18 +211,19 @@ def test_silent_calls_of_a_certificate_are_few(method: str) -> None:
 
 def test_calls_without_end_leave_heartbeats_alone() -> None:
     """They take all threads of their kind; heartbeats have threads of their own."""
-    with serving(max_workers=8) as (server, _), contextlib.ExitStack() as stack:
+    with serving(max_workers=4) as (server, _, node), contextlib.ExitStack() as stack:
         with speaking_as(speaker_of("evil")):
             channel = stack.enter_context(open_channel(server.address, peer=COORDINATOR.identity.party))
         stub = control_pb2_grpc.CoordinatorStub(channel)
         calls: list[Any] = [stub.Nodes.future(control_pb2.Empty(), timeout=WAIT_S) for _ in range(20)]
-        assert wait_for(7, calls) == 7  # the eighth thread refuses what comes
+        assert all(node.begun.acquire(timeout=WAIT_S) for _ in range(4))
         assert heartbeat(server, "a") is None
+        assert not any(call.done() for call in calls[:4])
 
 
 def test_silent_calls_of_a_removed_certificate_are_refused_at_once() -> None:
     """Before their first message: they hold no thread, and those that were open before the removal are ended."""
-    with serving() as (server, who):
+    with serving() as (server, who, _):
         with silent(server, "evil", "Nodes", 20) as before:
             assert heartbeat(server, "evil") is None
             who.removed = Removals([Removal("node evil was removed", party=node_party("evil"), generation=1)])
@@ -235,7 +237,7 @@ def test_silent_calls_of_a_removed_certificate_are_refused_at_once() -> None:
 def test_call_without_a_request_is_told() -> None:
     """A client of another version that ends its stream of requests before the first one."""
     with (
-        serving() as (server, _),
+        serving() as (server, *_),
         speaking_as(speaker_of("a")),
         open_channel(server.address, peer=COORDINATOR.identity.party) as channel,
     ):
