@@ -17,7 +17,6 @@ from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
-from tests.features.models import INVERTIBLE
 from tests.features.offload import INTERVALS, WITH_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
@@ -91,7 +90,7 @@ def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **
 
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
-@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES, *INVERTIBLE, *WITH_HELPERS])
+@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES, *WITH_HELPERS])
 def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
     """Any host or helper at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)

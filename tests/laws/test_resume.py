@@ -113,7 +113,7 @@ def test_comparison_of_a_resumed_run_can_fail() -> None:
 
 
 @pytest.mark.parametrize("drain_at_s", [5.0, pytest.param(2.0, marks=pytest.mark.thorough)])
-@each_technique([*SHAPE, *HIFT, *PIPEADAPTER, *INVERTIBLE])
+@each_technique([*SHAPE, *HIFT, *PIPEADAPTER])
 def test_drained_run_goes_on_with_the_same_bits(feature: Feature, drain_at_s: float) -> None:
     """Ctrl-C at any moment: the rest gives what the whole run gives; before the first turn is through, it is all."""
     run = run_of(feature, feature.split)
