@@ -66,13 +66,12 @@ def copies_of(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
 
     Blocks that it trains for their host are copied to this host, its own ones to the ``copy_holder``.
     """
-    piece, found = placement.slice_of(node), dict[str, tuple[int, ...]]()
+    piece, next_holder, found = placement.slice_of(node), copy_holder(placement, node), dict[str, list[int]]()
     for block in placement.trained_at(node):
-        is_own = piece.start <= block < piece.stop
-        holder = copy_holder(placement, node) if is_own else placement.host_of(block)
+        holder = next_holder if piece.start <= block < piece.stop else placement.host_of(block)
         if holder:
-            found[holder] = (*found.get(holder, ()), block)
-    return found
+            found.setdefault(holder, []).append(block)
+    return {holder: tuple(blocks) for holder, blocks in found.items()}
 
 
 def copied_from(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:

@@ -286,10 +286,9 @@ class Placement:
         Example: with the slices a [0, 2) and b [2, 4), and z as the helper of block 1: a 0; b 2 and 3; z 1.
         """
         piece = self.slice_of(node)
-        own = {
-            block for block in range(piece.start, piece.stop) if not any(one.has_block(block) for one in self.helpers)
-        }
-        return tuple(sorted(own.union(*(range(one.start, one.stop) for one in self.helped_by(node)))))
+        lent = {block for one in self.helpers_of(node) for block in range(one.start, one.stop)}
+        fitted = (block for one in self.helped_by(node) for block in range(one.start, one.stop))
+        return tuple(sorted({*range(piece.start, piece.stop), *fitted} - lent))
 
     def held_at(self, node: str) -> tuple[int, ...]:
         """Return the blocks with adapters at a node, ascending: of its slice, and helped ones."""
